@@ -52,11 +52,11 @@ class Running:
         return [line for path in sorted(self.run_dir.glob("journal-*.jsonl")) for line in read(path)]
 
     async def tokens(
-        self, prompt: list[int], count: int, came: Callable[[int], None] = lambda token: None
+        self, prompt: list[int], count: int, came: Callable[[int], None] = lambda token: None, **sampling: Any
     ) -> list[int]:
         """Returns a request's tokens, and calls `came` with each. The client library resumes by itself."""
         tokens: list[int] = []
-        async for event in self.client.generate(prompt, max_new_tokens=count, ignore_eos=True):
+        async for event in self.client.generate(prompt, max_new_tokens=count, ignore_eos=True, **sampling):
             if isinstance(event, Token):
                 assert event.index == len(tokens)
                 tokens.append(event.token_id)

@@ -148,11 +148,13 @@ RULES = [
         ),
     ),
     Rule(
-        "orca_lab -> the scheduler's pure core, journal and members, orca_worker, orca_kernels, orca_client, orca.v1",
+        "orca_lab -> the scheduler's pure core, journal and members, orca_worker, orca_kernels, orca_client, "
+        "orca_common, orca.v1",
         "orca_lab",
         lambda i: ours(
             i,
-            *("orca_lab", "orca_worker", "orca_kernels", "orca_client", "orca_scheduler.master.journal", "orca.v1"),
+            *("orca_lab", "orca_worker", "orca_kernels", "orca_client", "orca_common", "orca.v1"),
+            "orca_scheduler.master.journal",
             *(f"orca_scheduler.{name}" for name in (*PURE, "ranks.members")),
         ),
     ),
@@ -169,13 +171,14 @@ RULES = [
         ),
     ),
     Rule(
-        "orca_bench -> the scheduler's pure core, members and ledger, the endpoint's delivery, orca_worker, "
+        "orca_bench -> the scheduler's pure core, journal, members and ledger, the endpoint's delivery, orca_worker, "
         "orca_kernels, orca_local, orca_lab, orca_client, orca_pool, orca_common, orca.v1; never orca_cli",
         "orca_bench",
         lambda i: ours(
             i,
             *("orca_bench", "orca_worker", "orca_kernels", "orca_local", "orca_lab", "orca_client", "orca_pool"),
             *("orca_common", "orca.v1", "orca_endpoint.calls.delivery", "orca_scheduler.master.ledger"),
+            "orca_scheduler.master.journal",
             *(f"orca_scheduler.{name}" for name in (*PURE, "ranks.members")),
         ),
     ),
@@ -198,6 +201,17 @@ RULES = [
             or (i.top in sys.stdlib_module_names and i.top not in IMPURE)
         ),
         modules=PURE,
+    ),
+    Rule(
+        "the scheduler's explain imports its pure modules, its journal, orca_pool.records, orca_common.reservation and "
+        "msgspec: no clock, no I/O",
+        "orca_scheduler",
+        lambda i: (
+            i.within("orca_scheduler.master.journal", "orca_pool.records", "orca_common.reservation", "msgspec")
+            or i.within("orca_scheduler.explain", *(f"orca_scheduler.{name}" for name in PURE))
+            or (i.top in sys.stdlib_module_names and i.top not in IMPURE)
+        ),
+        modules=("explain",),
     ),
     *[
         Rule(

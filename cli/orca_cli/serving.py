@@ -14,7 +14,7 @@ from typing import TextIO, cast
 from rich.console import Console
 from rich.text import Text
 
-from orca_common.checkpoint import resolve_model
+from orca_common.checkpoint import resolve_model, shape_names
 from orca_common.errors import Aborted, FailedPrecondition
 from orca_common.roles import Role
 from orca_common.service import in_thread
@@ -85,7 +85,7 @@ async def found(model: str | None) -> str | None:
     """A model's folder. One of the hub is downloaded first; the hub's library shows how far it is."""
     if model is None or Path(model).exists():
         return model
-    if not model.startswith((".", "/")):  # a path is never a name of the hub
+    if model not in shape_names() and not model.startswith((".", "/")):  # a path is never a name of the hub
         console.print(f"{model} is no folder here: asking the hub", style="dim", soft_wrap=True)
     return str(await in_thread(partial(resolve_model, model, check_type)))
 

@@ -34,7 +34,7 @@ class StackSettings(Settings):
     heading = "stack"
 
     model: str | None = None
-    """Checkpoint folder or hub name; the demo model if not given."""
+    """Checkpoint folder, hub name, or gpt3-13b and the like for random weights; the demo model if not given."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of the weights, and of keys and values; auto: the fastest on this machine."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -27,7 +27,7 @@ from orca_common.service import in_thread
 from orca_common.settings import variable
 from orca_common.tls import Certificates, transport_of
 from orca_worker.machine import check_gpus, compile_kernels, kernels_needed
-from orca_worker.models.families import check_partition, check_type, family_of, modules_of
+from orca_worker.models.families import check_partition, check_type, check_weights, family_of, modules_of
 from orca_worker.processes.beginning import POD, Begun, begin
 from orca_worker.processes.forks import Forks
 
@@ -172,6 +172,7 @@ class Stack:
         self._model = str(await in_thread(partial(resolve_model, self._model, check_type)))
         checkpoint = read_checkpoint(self._model)
         check_partition(checkpoint, settings.tp, settings.pp)
+        await in_thread(partial(check_weights, checkpoint))
         check_gpus(settings.device, 0, settings.tp * settings.pp * settings.engines)
         self._check_secrets()
         check_ports(settings)

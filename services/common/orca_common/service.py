@@ -12,7 +12,9 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from urllib.parse import parse_qsl
 
 from .listening import cannot_listen
 
@@ -26,12 +28,22 @@ STREAM_SECONDS = 0.1  # between two lines of a stream of the status port
 MOST_STREAMS = 8  # at a time; each has a thread
 
 
+class Answer(NamedTuple):
+    """An answer of the status port in JSON."""
+
+    status: int
+    body: Mapping[str, Any]
+
+
+Query = Mapping[str, str]  # the values of a URL's query by name; of several, the last
+
+
 class StatusPort:
     """Answers `/livez`, `/readyz` and `/metrics` over plain HTTP, in threads of its own: under any load.
 
     `ready` returns why the service is not ready, None when it is. `alive` returns whether its event loop still runs.
-    `more` returns what else `/readyz` tells, whether the service is ready or not. All are called in these threads, and
-    so are the readers of `metrics`.
+    `more` returns what else `/readyz` tells, whether the service is ready or not. `pages` answer further paths. All are
+    called in these threads, and so are the readers of `metrics`.
 
     `streams` are paths whose answers do not end: each makes a reader, which is called every STREAM_SECONDS for the next
     line, empty where there is nothing new, until the client or the service leaves.
@@ -45,6 +57,7 @@ class StatusPort:
         alive: Callable[[], bool],
         more: Callable[[], Mapping[str, Any]] = dict,
         metrics: "Metrics | None" = None,
+        pages: Mapping[str, Callable[[Query], Answer]] = MappingProxyType({}),
         streams: Mapping[str, Callable[[], Callable[[], bytes]]] | None = None,
         shared: bool = False,
     ) -> None:
@@ -65,15 +78,20 @@ class StatusPort:
                 if self.path in streams:
                     self.stream(streams[self.path]())
                     return
+                path, _, query = self.path.partition("?")
+                if path in pages:
+                    status, said = pages[path](dict(parse_qsl(query)))
+                    self.answer(status, json.dumps(said).encode(), "application/json")
+                    return
                 reason = None if alive() else "the service's event loop has not run for 10 s"
-                said: dict[str, Any] = {}
+                more_said: dict[str, Any] = {}
                 if self.path == "/readyz":
                     reason = reason or ready()
-                    said |= more()
+                    more_said |= more()
                 elif self.path != "/livez":
                     self.send_error(404)
                     return
-                body = json.dumps({"ok": reason is None, "reason": reason} | said).encode()
+                body = json.dumps({"ok": reason is None, "reason": reason} | more_said).encode()
                 self.answer(200 if reason is None else 503, body, "application/json")
 
             def answer(self, status: int, body: bytes, content_type: str) -> None:

@@ -234,6 +234,7 @@ class Endpoint:
             eos_token_ids=checkpoint.eos_token_ids,
             has_tokenizer=self.vocabulary is not None,
             has_chat_template=self.has_chat_template,
+            tool_syntax=self._chats.syntax,
             sampling_defaults=self.defaults.message(),
             engines=[
                 Engine(

@@ -69,6 +69,7 @@ from ..lifecycle.events import (
     LifeEvent,
     Model,
     NewEpoch,
+    Opened,
     Record,
     Recorded,
     Refused,
@@ -87,7 +88,7 @@ from ..ranks.members import put_members
 from ..ranks.ranks import Ranks
 from ..settings import SchedulerSettings
 from .feed import EngineFeed, Feed
-from .journal import Journal
+from .journal import Journal, Named, Recent, path_of
 from .ledger import CaughtUp, Deposed, EndedElsewhere, Ledger, News
 from .metrics import EngineMetrics
 from .output import Held
@@ -143,6 +144,7 @@ class EngineMaster:
         pulse: LoopPulse,
         transport: Transport,
         metrics: Metrics,
+        recent: Recent,
         feed: Feed,
     ) -> None:
         self.engine, self.term, self.shape = engine, term, settings.shape
@@ -176,10 +178,8 @@ class EngineMaster:
         self._failed: asyncio.Future[None] = self._loop.create_future()  # ends by the error of a task
         self._tracing = Tracing(telemetry.tracer, engine, settings.policy) if telemetry.enabled else None
         self._feed = EngineFeed(feed, engine, term)
-        self._journal: Journal | None = None
-        if settings.run_dir is not None:
-            path = Path(settings.run_dir) / f"journal-{engine}-{term}.jsonl"
-            self._journal = Journal(path, self.core, self.lifecycle)
+        path = None if settings.run_dir is None else path_of(Path(settings.run_dir), engine, term)
+        self._journal = Journal(path, self.core, self.lifecycle, term, self._names, recent)
 
     @property
     def unready(self) -> str | None:
@@ -201,6 +201,23 @@ class EngineMaster:
         """The engine's slots that are reserved, and all of them. May be asked in any thread."""
         memory = self.core.memory
         return memory.reserved, memory.n_slots
+
+    def requests(self) -> list[dict[str, Any]]:
+        """Returns the requests that the engine has, for people. May be asked in any thread."""
+        held = self._ledger.outputs.held.copy()
+        return [
+            {
+                "request": held[request.claim].claimed.request_id,
+                "engine": self.engine,
+                "submitted": held[request.claim].claimed.submitted / 1e6,
+                "tokens": request.generated,
+                "max_new_tokens": request.arrived.max_new_tokens,
+                "iterations": request.iterations,
+                "state": "waits" if request.row is None else "runs" if request.running else "between iterations",
+            }
+            for request in self.core.requests
+            if request.claim in held
+        ]
 
     def held(self) -> list[Held]:
         """The requests that it has claimed. May be asked in any thread."""
@@ -242,8 +259,7 @@ class EngineMaster:
             await asyncio.gather(*self._tasks, return_exceptions=True)
             if self._ranks is not None:
                 await self._ranks.close()  # a HangUp of the last step was cancelled before it began
-            if self._journal is not None:
-                self._journal.close()
+            self._journal.close()
 
     def _spawn(self, part: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Starts a task of this term. An error that ends it ends the master."""
@@ -270,15 +286,19 @@ class EngineMaster:
                     self._returned.append(returned)
                     await self._take_returned()
                 case CaughtUp():
-                    await self._take_returned()
+                    await self._take_returned(held_up=True)
                 case EndedElsewhere() as ended:
                     self._end_elsewhere(ended.claims)
                 case core.Tick() as tick:
                     self._step_core(tick)
                 case Claimed() as claimed:
-                    self._note_claims(claimed.claims)
+                    self._note_claims(claimed.now, claimed.claims)
+                    self._trace_claims(claimed.claims)
                     self._step_life(claimed)
                     self._ledger.admitted()
+                case Opened() as opened:
+                    self._note_claims(opened.now, opened.claims)
+                    self._step_life(opened)
                 case event:
                     self._step_life(event)
             life = self.lifecycle
@@ -292,8 +312,8 @@ class EngineMaster:
             if isinstance(life.state, Draining) and not self.core.in_flight:
                 self._step_life(Rested(self._now, life.life))
 
-    async def _take_returned(self) -> None:
-        """Gives the core what has returned, as far as the pool keeps up."""
+    async def _take_returned(self, held_up: bool = False) -> None:
+        """Gives the core what has returned, as far as the pool keeps up. held_up: it did not, until now."""
         while self._returned and self._ledger.keeps_up(self._returned[0].report.number):
             now, report = self._returned.popleft()
             if report.number not in self._in_flight:
@@ -304,6 +324,7 @@ class EngineMaster:
             for part in report.prompts:
                 self._ledger.outputs.scored(self._in_flight[report.number][part.index].claim, part.scores)
             event = BatchReturned(now, report.number, self._tokens_of(report), tuple(report.stuck))
+            late = self._now - now if held_up else 0.0
             began = time.perf_counter()
             actions = self.core.step(event)
             try:
@@ -313,7 +334,7 @@ class EngineMaster:
                 await asyncio.sleep(0)
                 self._settle(actions, report)
             finally:
-                self._record_step(event, actions)
+                self._record_step(event, actions, late)
             self._stepped()
             self._pace.returned(now, len(report.token_ids), running, not self.core.in_flight)
             self._metrics.returned(report.number, self._now - now, stepped, now)
@@ -373,12 +394,11 @@ class EngineMaster:
                 case ScheduleBatch():
                     pass
 
-    def _record_step(self, event: core.Event, actions: Sequence[core.Action]) -> None:
+    def _record_step(self, event: core.Event, actions: Sequence[core.Action], late: float = 0.0) -> None:
         """After the actions: the ranks wait for a batch, and where an action fails, this is the step to look for."""
         if actions or not isinstance(event, core.Tick):
             self._feed.step(event, actions)
-            if self._journal is not None:
-                self._journal.core_step(event, actions)
+            self._journal.core_step(event, actions, late)
 
     def _stepped(self) -> None:
         self._ledger.claimable()
@@ -389,8 +409,7 @@ class EngineMaster:
         """Steps the lifecycle and does what it says."""
         actions = self.lifecycle.step(event)
         self._feed.life_step(event, actions)
-        if self._journal is not None:
-            self._journal.life_step(event, actions)
+        self._journal.life_step(event, actions)
         for action in actions:
             self._perform(action)
         if self._wake is not None:
@@ -600,7 +619,7 @@ class EngineMaster:
             )
         put_members(message, action.members)
         if self._tracing is not None:
-            message.trace.update(self._tracing.scheduled(action, self.core.memory.n_slots))
+            message.trace.update(self._tracing.scheduled(action, self.core.memory.n_slots, self._epoch))
         return message
 
     def _commit(self, action: Commit, report: pb.IterationReport | None) -> None:
@@ -621,13 +640,23 @@ class EngineMaster:
 
     # -- for those who look on
 
-    def _note_claims(self, claims: tuple[int, ...]) -> None:
-        """The queue has given this engine requests."""
-        held = self._ledger.outputs.of(claims)
-        if self._journal is not None:
-            self._journal.note(claims={request.claimed.claim: request.claimed.request_id for request in held})
+    def _names(self) -> dict[int, Named]:
+        """The requests that the engine holds, by claim number."""
+        claimed = (held.claimed for held in self._ledger.outputs.held.values())
+        return {one.claim: Named(one.request_id, one.submitted) for one in claimed}
+
+    def _note_claims(self, now: float, claims: tuple[int, ...]) -> None:
+        """The queue has given this engine requests, or had given them to the term before."""
+        claimed = [held.claimed for held in self._ledger.outputs.of(claims)]
+        self._journal.note(
+            now=now,
+            claims={one.claim: one.request_id for one in claimed},
+            submitted={one.claim: one.submitted for one in claimed},
+        )
+
+    def _trace_claims(self, claims: tuple[int, ...]) -> None:
         if self._tracing is not None:
-            for request in held:
+            for request in self._ledger.outputs.of(claims):
                 self._tracing.claimed(request)
 
     def _trace_end(self, claims: Iterable[int], reason: str) -> None:
@@ -640,21 +669,18 @@ class EngineMaster:
         self._metrics.violated(len(found))
         for sentence in found:
             log.critical("invariant violated", extra={"engine": self.engine, "violation": sentence})
-        if self._journal is not None:
-            self._journal.flush()
+        self._journal.flush()
 
     def _note(self, **fields: Any) -> None:
         """A note that is in the file at once, with the moment on both clocks: the core's, and the wall's in ns."""
-        if self._journal is not None:
-            self._journal.note(**fields, now=self._now, wall=time.time_ns())
-            self._journal.flush()
+        self._journal.note(**fields, now=self._now, wall=time.time_ns())
+        self._journal.flush()
 
     def _times_came(self, iteration: int, times: list[pb.StageTimes]) -> None:
         """All ranks have told their times of an iteration."""
         self._metrics.timed(iteration, times)
         self._feed.timed(iteration, times)
-        if self._journal is not None:
-            self._journal.note(iteration=iteration, times=[times_of(one) for one in times])
+        self._journal.note(iteration=iteration, times=[times_of(one) for one in times])
 
     async def _ticking(self) -> None:
         """Deadlines of requests, as events."""
