@@ -16,6 +16,7 @@ ENDED = 150  # requests that are kept after their end
 EVENTS = 40  # of one request's story
 WINDOW = 5.0  # seconds over which rates and busy shares are counted
 LETTER_SECONDS = 10.0  # for which an ended request keeps its letter for itself
+HUES = 8
 GONE_SECONDS = 15.0  # after which an engine that no scheduler names any more is forgotten
 
 
@@ -25,6 +26,7 @@ class Request:
 
     number: int
     letter: str
+    hue: int  # which of HUES colours; those of the moment have different ones where there are enough
     id: str
     input: int
     max_new: int
@@ -51,6 +53,7 @@ class Request:
         return {
             "n": self.number,
             "letter": self.letter,
+            "hue": self.hue,
             "id": self.id,
             "input": self.input,
             "max_new": self.max_new,
@@ -268,7 +271,7 @@ class Picture:
             self._numbers += 1
             request = Request(
                 self._numbers,
-                self._next_letter(given["submitted"]),
+                *self._next_mark(given["submitted"]),
                 *(given["id"], given["input"], given["max_new"], given["made"], given["submitted"], engine),
             )
             request.prompt, request.tokens = given.get("prompt"), given.get("tokens")
@@ -389,9 +392,17 @@ class Picture:
     def _changed(self, request: Request) -> None:
         self._changed_requests[request.number] = request
 
-    def _next_letter(self, now: float) -> str:
-        """The next letter that no request of the moment has: A to Z, then AA, AB, ..."""
-        taken = {r.letter for r in self._requests.values() if r.ended is None or now - r.ended < LETTER_SECONDS}
+    def _next_mark(self, now: float) -> tuple[str, int]:
+        """The next letter that no request of the moment has, A to Z, then AA, AB, ...; and the colour that fewest
+        have."""
+        recent = [r for r in self._requests.values() if r.ended is None or now - r.ended < LETTER_SECONDS]
+        uses = [0] * HUES
+        for request in recent:
+            uses[request.hue] += 1
+        hue = min(range(HUES), key=lambda n: (uses[n], (n - self._numbers) % HUES))
+        return self._next_letter({request.letter for request in recent}), hue
+
+    def _next_letter(self, taken: set[str]) -> str:
         for n in range(1, 27):
             letter = chr(65 + (self._letter + n) % 26)
             if letter not in taken:
