@@ -151,7 +151,7 @@ def test_a_page_that_begins_to_look_later_counts_no_token_twice() -> None:
 
 
 def test_a_rest_forgets_all_but_failures_and_what_is_kept_comes_again() -> None:
-    """While no browser looks, feeds tell of failures alone; a reader in full then begins with what is kept."""
+    """While no browser looks, feeds report failures alone; a reader in full then begins with what is kept."""
     picture, feed, at = Picture(), Feed(), START
     first = [{"at": at, "claimed": [request(1, "one", at)]}, {"at": at + 1, "core": "BatchReturned", "made": [1]}]
     loss = [
@@ -168,7 +168,7 @@ def test_a_rest_forgets_all_but_failures_and_what_is_kept_comes_again() -> None:
     picture.line(ADDRESS, later | {"events": kept["events"] + later["events"], "held": {ENGINE: []}}, at + 3)
     whole = picture.whole(at + 3)
     assert [one["id"] for one in whole["requests"]] == ["one"]
-    assert len(whole["incidents"]) == 1, "failures are told once"
+    assert len(whole["incidents"]) == 1, "each failure counts once"
 
 
 STEPS = st.lists(st.sampled_from(["arrive", "batch", "return", "end", "lose", "tick", "again"]), max_size=60)
