@@ -47,6 +47,7 @@ SERVICES = {  # command -> the module with its main, and what it does
         "orca_worker.pod.supervisor",
         "Runs one worker pod: a supervisor, and below it a process for each rank.",
     ),
+    "ui": ("orca_ui.app", "Serves the live page: engines, requests and failures as they are, and a chat."),
 }
 # timeout(1) and other programs that start one signal it and then its whole group: that is no second Ctrl-C.
 SAME_SECONDS = 0.5
@@ -164,7 +165,8 @@ def config(context: typer.Context) -> None:
 @app.command(cls=Command)
 def topology(
     model: Annotated[
-        str | None, typer.Option(help="Checkpoint folder or hub name; the demo model if not given.")
+        str | None,
+        typer.Option(help="Checkpoint folder, hub name, or gpt3-13b and the like; the demo model if not given."),
     ] = None,
     tp: Annotated[int | None, typer.Option(help="Tensor ranks: how many share each layer of a stage.")] = None,
     pp: Annotated[int | None, typer.Option(help="Pipeline stages: how many share the layers of the model.")] = None,

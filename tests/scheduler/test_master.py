@@ -30,6 +30,7 @@ from orca_scheduler.discovery.candidates import Candidate
 from orca_scheduler.discovery.static import StaticDiscovery
 from orca_scheduler.lifecycle.events import Claimed, Opened
 from orca_scheduler.lifecycle.progress import Progress
+from orca_scheduler.master.feed import Feed
 from orca_scheduler.master.journal import CoreStep, Recent, parse, read, request_names
 from orca_scheduler.master.ledger import MAX_BEHIND, RESERVE, CaughtUp, Deposed, Ledger, News
 from orca_scheduler.master.master import EngineMaster, Returned
@@ -161,6 +162,7 @@ class Bench:
             *("engine-0", candidate, "me", term, False),
             *(self.pool, discovery, values, Telemetry("test"), self.pulse, Plaintext(), Metrics("scheduler")),
             self.recent,
+            Feed(False),
         )
         self.running = asyncio.create_task(self.master.run())
 

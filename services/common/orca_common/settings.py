@@ -43,7 +43,7 @@ kernels local_rank log_level max_batch_size max_body_bytes max_calls max_connect
 max_open_calls max_peer_calls max_peer_connections max_prompt_bytes max_prompts max_stop_bytes max_stop_strings
 max_stop_token_ids max_streams max_waiting max_waiting_bytes model other_models policy pool pool_patience port
 ports_kept pp rank_port ranks redis_password redis_url run_ahead run_dir schedulers served_model_name slots
-start_timeout status_port tenant_requests chat_tokens
+scheduler_status show_prompts start_timeout status_port tenant_requests chat_tokens max_viewers ui ui_port endpoint_url
 tenant_waiting_tokens threads tls_dir tp trace_share trace_slow trusted_proxies worker_namespace worker_port
 worker_statefulset workers write_timeout
 """

@@ -54,7 +54,15 @@ class SchedulerApp:
             self._pulse.alive,
             self._told,
             metrics,
-            {"/explain": self._explain, "/requests": lambda _: Answer(200, {"requests": self._scheduler.requests()})},
+            pages={
+                "/explain": self._explain,
+                "/requests": lambda _: Answer(200, {"requests": self._scheduler.requests()}),
+            },
+            streams={
+                "/live": lambda: self._scheduler.live.reader(lives_alone=False),
+                "/live/quiet": lambda: self._scheduler.live.reader(lives_alone=True),
+            },
+            shared=settings.ports_kept,
         )
 
     def _told(self) -> dict[str, Any]:

@@ -24,6 +24,8 @@ from .discovery.candidates import Candidate, Discovery
 from .explain.explanation import Explanation, explain
 from .explain.history import History
 from .gauges import report
+from .live import Live
+from .master.feed import Feed
 from .master.journal import Recent, parse
 from .master.master import EngineMaster
 from .settings import SchedulerSettings
@@ -59,8 +61,9 @@ class Scheduler:
     ) -> None:
         self._name, self._pool, self._discovery = name, pool, discovery
         self._settings, self._telemetry, self._pulse, self._transport = settings, telemetry, pulse, transport
-        self._metrics = metrics
-        report(metrics, lambda: [master for master, _ in list(self._masters.values())], self._queue)
+        self._metrics, self._feed = metrics, Feed(settings.show_prompts)
+        self.live = Live(name, self._feed, self._mastered, self._queue)
+        report(metrics, self._mastered, self._queue)
         self._candidates: dict[str, Candidate] | None = None  # None: not known yet
         self._masters: dict[str, tuple[EngineMaster, asyncio.Task[None]]] = {}
         self._recent: dict[str, Recent] = {}  # by engine, those included that it masters no more
@@ -112,6 +115,10 @@ class Scheduler:
     def not_finite(self) -> int:
         """Rows of logits with NaN or infinity since this process began. May be called in any thread."""
         return self._not_finite + sum(master.not_finite for master, _ in list(self._masters.values()))
+
+    def _mastered(self) -> list[EngineMaster]:
+        """May be called in any thread."""
+        return [master for master, _ in list(self._masters.values())]
 
     def _queue(self) -> tuple[int, float] | None:
         """How many requests wait, and the age of the first one in seconds; None while the pool does not answer.
@@ -278,6 +285,7 @@ class Scheduler:
             self._transport,
             self._metrics,
             self._recent.setdefault(engine, Recent(self._recent_share)),
+            self._feed,
         )
         self._masters[engine] = master, asyncio.create_task(master.run(), name=f"master of {engine}")
 

@@ -87,6 +87,7 @@ from ..lifecycle.lifecycle import Draining, Lifecycle, Running
 from ..ranks.members import put_members
 from ..ranks.ranks import Ranks
 from ..settings import SchedulerSettings
+from .feed import EngineFeed, Feed
 from .journal import Journal, Named, Recent, path_of
 from .ledger import CaughtUp, Deposed, EndedElsewhere, Ledger, News
 from .metrics import EngineMetrics
@@ -144,10 +145,11 @@ class EngineMaster:
         transport: Transport,
         metrics: Metrics,
         recent: Recent,
+        feed: Feed,
     ) -> None:
-        self.engine, self._term = engine, term
+        self.engine, self.term, self.shape = engine, term, settings.shape
         self._taken_over = taken_over  # from an owner who had not released it
-        self._pool, self._discovery, self._pulse, self._shape = pool, discovery, pulse, settings.shape
+        self._pool, self._discovery, self._pulse = pool, discovery, pulse
         self._transport = transport
         self.lifecycle = Lifecycle(
             engine, settings.shape, *_of_candidate(candidate), finish_seconds=settings.finish_seconds
@@ -175,6 +177,7 @@ class EngineMaster:
         self._loop = asyncio.get_running_loop()
         self._failed: asyncio.Future[None] = self._loop.create_future()  # ends by the error of a task
         self._tracing = Tracing(telemetry.tracer, engine, settings.policy) if telemetry.enabled else None
+        self._feed = EngineFeed(feed, engine, term)
         path = None if settings.run_dir is None else path_of(Path(settings.run_dir), engine, term)
         self._journal = Journal(path, self.core, self.lifecycle, term, self._names, recent)
 
@@ -215,6 +218,10 @@ class EngineMaster:
             for request in self.core.requests
             if request.claim in held
         ]
+
+    def held(self) -> list[Held]:
+        """The requests that it has claimed. May be asked in any thread."""
+        return list(self._ledger.outputs.held.values())
 
     def load(self) -> EngineLoad:
         """How loaded the engine is, for the pool's predictions."""
@@ -390,6 +397,7 @@ class EngineMaster:
     def _record_step(self, event: core.Event, actions: Sequence[core.Action], late: float = 0.0) -> None:
         """After the actions: the ranks wait for a batch, and where an action fails, this is the step to look for."""
         if actions or not isinstance(event, core.Tick):
+            self._feed.step(event, actions)
             self._journal.core_step(event, actions, late)
 
     def _stepped(self) -> None:
@@ -400,6 +408,7 @@ class EngineMaster:
     def _step_life(self, event: LifeEvent) -> None:
         """Steps the lifecycle and does what it says."""
         actions = self.lifecycle.step(event)
+        self._feed.life_step(event, actions)
         self._journal.life_step(event, actions)
         for action in actions:
             self._perform(action)
@@ -413,10 +422,10 @@ class EngineMaster:
             case Dial(life, pods):
                 self._ranks = Ranks(
                     self.engine,
-                    self._term,
+                    self.term,
                     life,
                     pods,
-                    self._shape,
+                    self.shape,
                     self._pulse,
                     self._transport,
                     self._spawn,
@@ -500,7 +509,7 @@ class EngineMaster:
         self._post(EpochGiven(self._now, life, await self._ledger.new_epoch(above)))
 
     async def _record(self, action: Record) -> None:
-        shape = self._shape
+        shape = self.shape
         policy, rule = self.core.policy, Reservation(shape.block_size, self.core.policy.reserves_output)
         info = EngineInfo(
             self.engine, shape.tp, shape.pp, action.slots, action.epoch, action.weights, policy.name, rule
@@ -535,7 +544,7 @@ class EngineMaster:
     def _tell_core(self, event: EngineReady | EngineLost | Drain) -> None:
         match event:
             case EngineReady(_, n_slots, _):
-                shape = self._shape
+                shape = self.shape
                 self._note(formed=self._epoch, slots=n_slots, tp=shape.tp, pp=shape.pp)
                 log.info("engine formed", extra={"engine": self.engine, "epoch": self._epoch, "slots": n_slots})
             case EngineLost():
@@ -560,6 +569,7 @@ class EngineMaster:
         if self._tracing is not None:
             for request in held:
                 self._tracing.admitted(request)
+        self._feed.admitted(held)
         if held:
             self._step_core(Arrived(self._now, tuple(arrival(request) for request in held)))
 
@@ -593,7 +603,7 @@ class EngineMaster:
     def _control_message(self, action: ScheduleBatch) -> pb.Iteration:
         """The iteration for the ranks: new requests in full, once; all members by row, positions and, unless the ranks
         have it, token."""
-        message = pb.Iteration(term=self._term, epoch=self._epoch, number=action.iteration)
+        message = pb.Iteration(term=self.term, epoch=self._epoch, number=action.iteration)
         message.free_rows.extend(self._stale_rows)
         self._stale_rows = ()
         message.free_rows.extend(action.free_rows)
@@ -669,6 +679,7 @@ class EngineMaster:
     def _times_came(self, iteration: int, times: list[pb.StageTimes]) -> None:
         """All ranks have told their times of an iteration."""
         self._metrics.timed(iteration, times)
+        self._feed.timed(iteration, times)
         self._journal.note(iteration=iteration, times=[times_of(one) for one in times])
 
     async def _ticking(self) -> None:
