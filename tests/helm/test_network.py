@@ -20,7 +20,7 @@ PORTS = {
 }
 Arrow = tuple[str, str, int]
 
-DNS = {(name, WORLD, 53) for name in ("endpoint", "scheduler", "worker")}
+DNS = {(name, WORLD, 53) for name in ("endpoint", "scheduler", "worker", "check")}
 ARROWS: set[Arrow] = {
     *((client, "endpoint", port) for client in (FOREIGN, "test") for port in (50051, 8000)),
     ("endpoint", "redis", 6379),
@@ -95,7 +95,7 @@ def test_spans_go_to_jaeger_and_nobody_reads_them_unasked() -> None:
 
 def test_init_steps_reach_what_they_fetch() -> None:
     hub = render(merged(SHAPE, {"model": {"hub": {"name": "openai-community/gpt2"}}}))
-    assert arrows(hub) == ARROWS | {("endpoint", WORLD, 443), ("worker", WORLD, 443)}
+    assert arrows(hub) == ARROWS | {(name, WORLD, 443) for name in ("endpoint", "worker", "check")}
     tokenizer = render(
         merged(SHAPE, {"model": {"claim": {"name": "c"}, "tokenizer": {"download": {"url": "http://h/m.tar"}}}})
     )
