@@ -23,7 +23,7 @@ PYTEST = $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test examples hostile test-kubernetes distributed fuzz matrix takeovers links sentinel restart overload soak lint audit docs
+.PHONY: help setup demo check test again examples page hostile test-kubernetes distributed fuzz matrix takeovers links sentinel restart overload soak lint audit docs
 .PHONY: simulate mutations bench bench-pool gpu protos locks images push release package publish
 
 help: ## Show this help.
@@ -57,9 +57,18 @@ check: lint ## Lint, and run the tests of about a minute: all but those marked s
 test: $(STAMP) ## Run all tests but those that need a cluster, and the long ones of the other targets.
 	$(PYTEST) -m 'not long and not kubernetes'
 
+again: $(STAMP) ## Run the tests that have just failed once more, alone, where they are three at most.
+	$(BIN)/python tests/again.py
+
 examples: $(STAMP) ## Compile and run the examples and gRPC's interop cases in Node, Go and Java, where their tools are.
 	$(BIN)/pytest tests/docs/test_examples.py
 	$(BIN)/pytest -m long tests/interop
+
+# Debian's Chromium must be installed: apt-get install chromium. The rest is not kept in the repository.
+page: $(STAMP) ## Look at the live page in Chromium: what moves, a killed rank, a chat, axe; pictures in build/page/shots.
+	$(BIN)/python -m uv pip install --quiet --target build/page/python playwright==1.61.0
+	npm pack --silent --pack-destination build/page axe-core@4.14.1 && tar -xzf build/page/axe-core-4.14.1.tgz -C build/page
+	PYTHONPATH=build/page/python $(BIN)/pytest -m long tests/e2e/test_live_page.py
 
 hostile: $(STAMP) ## Attack an endpoint from one host, at its door and through nginx and HAProxy where they are installed.
 	$(BIN)/pytest tests/hostile
@@ -73,6 +82,7 @@ distributed: $(STAMP) ## Run all of what `make test` samples: tokens of every tp
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS)
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --tp 1 --pp 3 --run-ahead 1
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --tp 1 --pp 2 --dtype bfloat16
+	$(PYTEST) -m long tests/worker
 
 simulate: $(STAMP) ## Simulate endpoints, schedulers and clients on a pool with faults: SEEDS=300, FIRST=0; first the protocol alone.
 	$(PYTEST) -m long tests/pool

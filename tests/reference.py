@@ -39,6 +39,10 @@ class Reference:
         torch.set_num_threads(1)
         self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
+    def sampling(self, prompt: Sequence[int]) -> dict[str, Any]:
+        """What a request must ask for so that its tokens are those of `continued`."""
+        return {}
+
     def greedy(self, prompt: Sequence[int], max_new_tokens: int) -> list[int]:
         """The greedy continuation of a prompt."""
         return self.continued(prompt, max_new_tokens)[0]

@@ -51,9 +51,9 @@ class Report:
             rows.append(f"| {label} | {times} | {len(found)} | {pause} | {beyond} |")
         return "\n".join(rows)
 
-    def longest(self) -> float:
-        """Seconds: the longest pause of a fault that was alone, beyond its own duration."""
-        return max((_beyond(*one) for found in self._alone().values() for one in found), default=0.0)
+    def longest(self) -> float | None:
+        """Seconds: the longest pause of a fault that was alone, beyond its own duration. None: no fault was."""
+        return max((_beyond(*one) for found in self._alone().values() for one in found), default=None)
 
     def _counted(self, hit: bool) -> Counter[str]:
         """Faults by label: those that hit something, or those that did not."""
@@ -73,7 +73,9 @@ class Report:
         together = max((one.pause for one in self.rounds if len(one.faults) > 1 and one.timed), default=0.0)
         lines = [f"{len(self.rounds)} rounds, {total} faults" + (f" ({missed} found nothing to hit)" if missed else "")]
         lines += ["", self.table(), ""]
-        lines.append(f"longest pause of one fault beyond its own time: {self.longest():.1f} s (the aim is {AIM:g} s)")
+        longest = self.longest()
+        measured = "not measured, because no fault was alone" if longest is None else f"{longest:.1f} s"
+        lines.append(f"longest pause of one fault beyond its own time: {measured} (the aim is {AIM:g} s)")
         lines.append(f"longest pause of rounds with several faults: {together:.1f} s")
         if late := sum(not one.timed for one in self.rounds):
             lines.append(f"{late} rounds tell no pause: this program itself was late by more than {WORTH_TELLING:g} s")

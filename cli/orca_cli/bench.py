@@ -23,7 +23,9 @@ errors = Console(stderr=True, highlight=False, markup=False)
 
 DTYPE: str = WorkerSettings.model_fields["dtype"].default
 
-Model = Annotated[str | None, typer.Option(help="Checkpoint folder or hub name; the demo model if not given.")]
+Model = Annotated[
+    str | None, typer.Option(help="Checkpoint folder, hub name, or gpt3-13b and the like; the demo model if not given.")
+]
 Dtype = Annotated[str, typer.Option(help="Type of the weights: float32 or bfloat16.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Threads = Annotated[int, typer.Option(min=0, help="Threads of a CPU's operations; 0: one for each core.")]

@@ -18,7 +18,7 @@ from .errors import Cancelled, InvalidArgument, OrcaError
 from .events import Accepted, Finished, FinishReason, Token
 from .many import Answer, Prompt
 from .patience import Patience
-from .request import generate_request
+from .request import ToolChoice, Tools, generate_request
 from .resumption import Resumption
 from .routing import routed
 from .tracing import Trace
@@ -112,6 +112,10 @@ class BaseClient(ABC, Generic[S]):
         regex: str | None = None,
         grammar: str | None = None,
         template_kwargs: Mapping[str, object] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+        tool_choice: ToolChoice = "auto",
+        tool_names: Sequence[str] = (),
+        one_tool_call: bool = False,
         timeout: float | None = None,
         detach_grace: float = 30.0,
         request_id: str | None = None,
@@ -124,9 +128,12 @@ class BaseClient(ABC, Generic[S]):
 
         prompt: text, token ids, or the messages of a chat, each with role and content, for the model's chat template.
         max_new_tokens: 0 with messages is as many as the model or the server says. template_kwargs: variables for the
-        template. temperature: 0 is greedy. top_logprobs: each Token has this number of the most probable tokens at its
-        place. prompt_logprobs: a Prompt comes before the first Token. logit_bias: token id -> what is added to its
-        logit. json_schema, regex, grammar: one form at most, which the answer follows; a schema may be an object.
+        template. tools: functions in OpenAI's form that the answer to messages may call; its text has the calls as the
+        model spells them. tool_choice: "none" and "required" leave the model no choice. tool_names: those that may be
+        called; empty: all. one_tool_call: one call at most. temperature: 0 is greedy. top_logprobs: each Token has this
+        number of the most probable tokens at its place. prompt_logprobs: a Prompt comes before the first Token.
+        logit_bias: token id -> what is added to its logit. json_schema, regex, grammar: one form at most, which the
+        answer follows; a schema may be an object.
         `orca.proto` says what each parameter does. timeout: seconds for the whole request, with all its
         resumptions. detach_grace: seconds for which the request lives on without a call, so that it can be resumed.
         request_id: made when absent; one that the server knows with the same body gives the stream of that request.
@@ -142,6 +149,7 @@ class BaseClient(ABC, Generic[S]):
             request_id or uuid.uuid4().hex,
             prompt,
             template_kwargs=template_kwargs,
+            tools=Tools(tools, tool_choice, tool_names, one_tool_call),
             max_new_tokens=max_new_tokens,
             sampling={
                 "temperature": temperature,

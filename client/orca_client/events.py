@@ -123,6 +123,7 @@ class Model:
     has_chat_template: bool = False  # False: a prompt cannot be messages
     # What its generation_config.json says of sampling: values of `generate`'s arguments, by their names.
     sampling_defaults: Mapping[str, float] = field(default_factory=dict[str, float])
+    tool_syntax: str = ""  # how it spells calls of tools; empty: messages cannot have tools
 
 
 _PREFIX = "FINISH_REASON_"
@@ -200,6 +201,7 @@ def model_of(message: pb.GetModelResponse) -> Model:
         ),
         has_chat_template=message.has_chat_template,
         sampling_defaults={one.name: value for one, value in message.sampling_defaults.ListFields()},
+        tool_syntax=message.tool_syntax,
     )
 
 

@@ -5,13 +5,14 @@ Pure: the clients (`client.py`, `aio.py`) run the prompts, this decides which on
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from .errors import InvalidArgument, OrcaError
 from .events import Finished, Token
 
 INTERVAL = 16  # tokens of a message: no reader follows it, and a stream that breaks has lost little
 
-Message = Mapping[str, str]  # role, content, and name or tool_call_id
+Message = Mapping[str, Any]  # role, content, and name, tool_call_id or tool_calls
 Prompt = str | Sequence[int] | Sequence[Message]  # text, token ids, or the messages of a chat
 Progress = Callable[[int, int | None], None]  # gets how many prompts have ended, and of how many (None: not known)
 

@@ -6,11 +6,12 @@ Only values that the message cannot hold are refused here; the server checks lim
 import json
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeGuard, cast
+from typing import Any, Literal, NamedTuple, TypeGuard, cast
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
 
+from orca.v1 import orca_pb2 as pb
 from orca.v1.orca_pb2 import Chat, ChatMessage, GenerateRequest, Sampling
 
 from .errors import InvalidArgument
@@ -23,7 +24,32 @@ HOLDS = {  # by protobuf's type of a field: its values in words
     FieldDescriptor.CPPTYPE_UINT64: f"a whole number from 0 to {2**64 - 1}",
 }
 MEMBERS = tuple(ChatMessage.DESCRIPTOR.fields_by_name)
+ToolChoice = Literal["auto", "none", "required"]
+CHOICES: Mapping[str, pb.ToolChoice] = {
+    "auto": pb.TOOL_CHOICE_UNSPECIFIED,
+    "none": pb.TOOL_CHOICE_NONE,
+    "required": pb.TOOL_CHOICE_REQUIRED,
+}
 SHOWN = 100  # characters of a wrong value in a sentence
+
+
+class Tools(NamedTuple):
+    """The tools of a chat, as `generate` has them."""
+
+    given: Sequence[Mapping[str, Any]] = ()
+    choice: ToolChoice = "auto"
+    names: Sequence[str] = ()
+    one_call: bool = False
+
+    def put(self, chat: Chat) -> None:
+        """Adds them to a chat. Raises InvalidArgument."""
+        if self.choice not in CHOICES:
+            raise InvalidArgument(f"tool_choice: must be one of {', '.join(CHOICES)}", "tool_choice")
+        with _field("tools", "values of JSON", self.given):
+            chat.tools = json.dumps(self.given) if self.given else ""
+        with _field("tool_names", "names of functions", self.names):
+            chat.tool_names.extend(self.names)
+        chat.tool_choice, chat.one_tool_call = CHOICES[self.choice], self.one_call
 
 
 def generate_request(
@@ -31,6 +57,7 @@ def generate_request(
     prompt: Prompt,
     *,
     template_kwargs: Mapping[str, object] | None,
+    tools: "Tools",
     max_new_tokens: int,
     sampling: Mapping[str, Any],
     stop: Sequence[str],
@@ -58,12 +85,15 @@ def generate_request(
             request.text = prompt
     elif _is_chat(prompt):
         request.chat.CopyFrom(_chat(prompt, template_kwargs))
+        tools.put(request.chat)
     else:
         with _field("token_ids.ids", "token ids", prompt):
             request.token_ids.SetInParent()  # so that no ids at all are still a prompt of token ids
             request.token_ids.ids.extend(cast(Sequence[int], prompt))
     if template_kwargs is not None and not request.HasField("chat"):
         raise InvalidArgument("template_kwargs: are for a chat; the prompt is no list of messages", "template_kwargs")
+    if tools != Tools() and not request.HasField("chat"):
+        raise InvalidArgument("tools: are for a chat; the prompt is no list of messages", "tools")
     with _field("max_new_tokens", COUNT, max_new_tokens):
         request.max_new_tokens = max_new_tokens
     with _field("top_logprobs", COUNT, top_logprobs):
@@ -105,7 +135,8 @@ def _chat(messages: Sequence[Message], variables: Mapping[str, object] | None) -
             if name not in ChatMessage.DESCRIPTOR.fields_by_name:
                 raise InvalidArgument(f"{field}: is not known; a message has {', '.join(MEMBERS)}", field)
             with _field(field, "text", value):
-                setattr(message, name, value)
+                is_list = name == "tool_calls" and not isinstance(value, str)
+                setattr(message, name, json.dumps(value) if is_list else value)
     if variables is not None:
         with _field("template_kwargs", "values of JSON", variables):
             chat.template_kwargs = json.dumps(variables)

@@ -129,8 +129,10 @@ http://{{ include "orca.name" (list . "jaeger") }}:4317
   value: "0.0.0.0"
 - name: ORCA_STATUS_PORT
   value: "9090"
+{{- with $workload.drainSeconds }}
 - name: ORCA_DRAIN_SECONDS
-  value: {{ include "orca.text" $workload.drainSeconds | quote }}
+  value: {{ include "orca.text" . | quote }}
+{{- end }}
 {{- if include "orca.tls" $root }}
 - name: ORCA_TLS_DIR
   value: /etc/orca/tls
@@ -177,10 +179,10 @@ http://{{ include "orca.name" (list . "jaeger") }}:4317
 {{ include "orca.installsRedis" . | empty | ternary $holders (append $holders "redis") | toJson }}
 {{- end -}}
 
-{{/* The Secret with a holder's certificate: one that is given, or the one that cert-manager fills. Sentinels show Redis's. */}}
+{{/* The Secret with a holder's certificate: one that is given, or the one that cert-manager fills. Sentinels show Redis's, the live page the client's. */}}
 {{- define "orca.tlsSecret" -}}
 {{- $tls := (first .).Values.tls -}}
-{{- $holder := last . | eq "sentinel" | ternary "redis" (last .) -}}
+{{- $holder := get (dict "sentinel" "redis" "ui" "client") (last .) | default (last .) -}}
 {{- if not (has $holder (include "orca.tlsHolders" (first .) | fromJsonArray)) -}}
 {{- else if $tls.issuer -}}
 {{ include "orca.name" (list (first .) $holder) }}-tls

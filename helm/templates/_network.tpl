@@ -30,6 +30,16 @@ spec:
 {{- end }}
 {{- end -}}
 
+{{/* The live page, at one port: (list $ PORT). */}}
+{{- define "orca.fromUi" -}}
+{{- if (first .).Values.ui.enabled }}
+- ports:
+    - port: {{ last . }}
+  from:
+    {{- include "orca.podsOf" (list (first .) "ui") | nindent 4 }}
+{{- end }}
+{{- end -}}
+
 {{- define "orca.toDns" -}}
 - ports:
     - {port: 53, protocol: UDP}

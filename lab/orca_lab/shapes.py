@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from orca_common.checkpoint import read_checkpoint, resolve_model
 from orca_worker.models.gpt2.configuration import GPT2Config
 
 
@@ -32,13 +33,11 @@ def gpt(layers: int, hidden: int, heads: int, positions: int = 2048, vocab_size:
     )
 
 
+PARTITIONS = {"gpt3-13b": (1, 1), "gpt3-101b": (8, 1), "gpt3-175b": (8, 2), "gpt3-341b": (8, 4)}
 SHAPES = {
-    shape.name: shape
-    for shape in (
-        Shape("gpt2-124m", gpt(12, 768, 12, positions=1024), 1, 1),  # not of the paper: small enough for a CPU
-        Shape("gpt3-13b", gpt(40, 5120, 40), 1, 1),
-        Shape("gpt3-101b", gpt(80, 10240, 80), 8, 1),
-        Shape("gpt3-175b", gpt(96, 12288, 96), 8, 2),
-        Shape("gpt3-341b", gpt(120, 15360, 120), 8, 4),
-    )
+    "gpt2-124m": Shape("gpt2-124m", gpt(12, 768, 12, positions=1024), 1, 1),  # not of the paper: small enough for a CPU
+    **{
+        name: Shape(name, GPT2Config.read(read_checkpoint(resolve_model(name))), *cut)
+        for name, cut in PARTITIONS.items()
+    },
 }

@@ -19,7 +19,7 @@ import json
 import random
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -40,8 +40,8 @@ from orca_worker.models.families import topology
 from orca_worker.models.gpt2.configuration import GPT2Config
 from orca_worker.models.gpt2.layers import record
 from orca_worker.models.plain import TorchStage
-from orca_worker.models.weights import WeightSource
-from orca_worker.partition import ITEM_BYTES, Place, RankShare, Slice
+from orca_worker.models.random_weights import RandomWeights
+from orca_worker.partition import ITEM_BYTES, Place, RankShare
 from orca_worker.rank.app import open_device
 from orca_worker.sampling.sampling import HiddenModel, SamplingModel
 from orca_worker.stage.stage import Stage
@@ -55,32 +55,13 @@ DEFAULT = Compute()
 WARM_UP = 3  # iterations: libraries are loaded and kernels chosen in the first
 
 
-class RandomWeights(WeightSource):
-    """A `WeightSource` without a checkpoint. `spread` is the standard deviation; GPT-2's training begins with 0.02."""
-
-    def __init__(
-        self, slices: Mapping[str, Slice], dtype: torch.dtype, device: torch.device, spread: float = 0.02
-    ) -> None:
-        self._slices, self._dtype, self._device, self._spread = slices, dtype, device, spread
-        self.bytes_made = 0
-
-    def find(self, name: str) -> Tensor | None:
-        part = self._slices.get(name)
-        if part is None:
-            return None
-        tensor = torch.empty(part.size, dtype=self._dtype, device=self._device).normal_(std=self._spread)
-        self.bytes_made += tensor.nbytes
-        is_norm = name.endswith(".weight") and len(part.shape) == 1
-        return tensor + 1 if is_norm else tensor
-
-
 def load_random(
     config: GPT2Config, place: Place, dtype: str, device: torch.device, compute: Compute
 ) -> tuple[Model, int]:
     """A model with random weights, and the bytes of its weights. The counterpart of `load_model`."""
     kind = getattr(torch, dtype)
     recording = record(config, place)
-    weights = RandomWeights(recording.slices, kind, device)
+    weights = RandomWeights(0, recording.slices, kind, device)
     stage = TorchStage(recording, weights, kind, device)
     if device.type == "cuda" and torch.cuda.is_available() and compute.kernels != "torch":
         from orca_worker.models.cuda import on_cuda

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import json
 import socket
 import struct
 from collections import Counter
@@ -124,16 +125,29 @@ async def test_messages(stage: Stage, face: Face, connect: Connect) -> None:
     """A chat is a prompt like another one: its request resumes, and many can run at once."""
     script = Script(Act(upto=3, end="die"))
     first, second = await stage.endpoint(script, "a"), await stage.endpoint(script, "b")
-    messages = [{"role": "system", "content": "é"}, {"role": "user", "content": "hi", "name": "Ann"}]
+    messages: list[Any] = [{"role": "system", "content": "é"}, {"role": "user", "content": "hi", "name": "Ann"}]
     client = connect(first.address, second.address)
-    stream = client.generate(messages, max_new_tokens=0, template_kwargs={"enable_thinking": False})
+    tool = {"type": "function", "function": {"name": "f"}}
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages += [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "c", "content": "5"}]
+    tools = {"tools": [tool], "tool_choice": "required", "tool_names": ["f"], "one_tool_call": True}
+    stream = client.generate(messages, max_new_tokens=0, template_kwargs={"enable_thinking": False}, **tools)
     assert indexes(await rest(face, stream)) == ALL
     generate, resume = script.calls
     assert isinstance(generate.request, pb.GenerateRequest)
     assert isinstance(resume.request, pb.ResumeRequest)
     assert generate.request.chat == pb.Chat(
-        messages=[pb.ChatMessage(role="system", content="é"), pb.ChatMessage(role="user", content="hi", name="Ann")],
+        messages=[
+            pb.ChatMessage(role="system", content="é"),
+            pb.ChatMessage(role="user", content="hi", name="Ann"),
+            pb.ChatMessage(role="assistant", tool_calls=json.dumps([call])),
+            pb.ChatMessage(role="tool", tool_call_id="c", content="5"),
+        ],
         template_kwargs='{"enable_thinking": false}',
+        tools=json.dumps([tool]),
+        tool_choice=pb.TOOL_CHOICE_REQUIRED,
+        tool_names=["f"],
+        one_tool_call=True,
     )
 
 
@@ -717,6 +731,9 @@ async def test_started_before_it_is_read(stage: Stage, face: Face, connect: Conn
         ("messages[0].weight", {"prompt": [{"role": "user", "content": "a", "weight": "1"}]}),
         ("messages[1]", {"prompt": [{"role": "user", "content": "a"}, 5]}),
         ("template_kwargs", {"template_kwargs": {"a": 1}}),
+        ("tools", {"tools": [{}]}),
+        ("tools", {"prompt": [{"role": "user", "content": "a"}], "tools": [object()]}),
+        ("tool_choice", {"prompt": [{"role": "user", "content": "a"}], "tool_choice": "any"}),
         ("template_kwargs", {"prompt": [{"role": "user", "content": "a"}], "template_kwargs": {"a": object()}}),
         ("token_ids.ids", {"prompt": [1, -1]}),
         ("detach_grace", {"detach_grace": float("inf")}),

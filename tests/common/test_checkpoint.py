@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from orca_common.checkpoint import Checkpoint, read_checkpoint
+from orca_common.errors import FailedPrecondition
 
 CONFIG = {"model_type": "gpt2", "vocab_size": 500, "n_positions": 256, "eos_token_id": 7}
 
@@ -58,3 +59,17 @@ def test_the_end_tokens_are_those_of_the_generation(read: Make, generation: Any,
 def test_an_end_token_beyond_the_vocabulary_is_left_out(read: Make) -> None:
     """Published models have such ids, for sizes of an embedding that was padded. No rank can choose them."""
     assert read(eos_token_id=[499, 500, -1, 0]).eos_token_ids == (499, 0)
+
+
+@pytest.mark.parametrize("head", ["GPT2ForSequenceClassification", "LlamaForTokenClassification", "T5EncoderModel"])
+def test_a_head_that_makes_no_text_is_refused(read: Make, head: str) -> None:
+    """It was served as a language model without a word."""
+    with pytest.raises(FailedPrecondition, match=f"is of a '{head}', which generates no text"):
+        read(architectures=[head])
+
+
+@pytest.mark.parametrize(
+    "head", ["GPT2LMHeadModel", "MistralForCausalLM", "T5ForConditionalGeneration", "GPT2Model", 7]
+)
+def test_a_head_that_makes_text_is_read(read: Make, head: object) -> None:
+    assert read(architectures=[head]).model_type == "gpt2"

@@ -1,7 +1,7 @@
 """Kills and freezes ranks under load, at random moments: no request's tokens change, no other process ends.
 
     python tests/e2e/kill_rounds.py --rounds 30 [--seed 1] [--tp 2] [--pp 2] [--run-ahead 1] [--dtype bfloat16]
-                                    [--family t5 --pp 1]
+                                    [--family llama]
 
 A round streams requests, sends SIGKILL or SIGSTOP to one rank or to two at once at a random moment, and waits until all
 streams have ended. In float32 the tokens must be those of transformers, in bfloat16 those that the stack itself makes
@@ -29,7 +29,7 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parents[1])]
 
-from checkpoints import make_gpt2  # noqa: E402
+from checkpoints import make_gpt2, make_shape  # noqa: E402
 from encoder_decoders import Seq2Seq, make_t5  # noqa: E402
 from reference import Reference  # noqa: E402
 from stacks import Running, running  # noqa: E402
@@ -169,6 +169,8 @@ async def main(rounds: int, seed: int, tp: int, pp: int, run_ahead: int, dtype: 
         if family == "t5":
             make_t5(model, seed=7, tied=False, num_heads=6, num_layers=3, vocab_size=VOCAB)
             of = Seq2Seq
+        elif family == "llama":
+            make_shape(model, "llama, 2 K/V heads", num_hidden_layers=4, max_position_embeddings=96)
         else:
             make_model(model)
         numbers: dict[str, Any] = {"tp": tp, "pp": pp, "max_batch_size": MAX_BS, "run_ahead": run_ahead}
@@ -204,7 +206,7 @@ if __name__ == "__main__":
     parser.add_argument("--run-ahead", type=int, default=0)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--kernels", default="auto", help="those of a rank; device-loop: the loop of a GPU")
-    parser.add_argument("--family", choices=("gpt2", "t5"), default="gpt2")
+    parser.add_argument("--family", choices=("gpt2", "llama", "t5"), default="gpt2")
     given = parser.parse_args()
     numbers = given.rounds, given.seed, given.tp, given.pp, given.run_ahead
     asyncio.run(main(*numbers, given.dtype, given.kernels, given.family))

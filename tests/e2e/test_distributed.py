@@ -94,6 +94,8 @@ CASES = [
     token_grid.Case("odd", 2, 2, 1),
     token_grid.Case("llama", 2, 2),
     token_grid.Case("qwen3", 1, 2, max_bs=8),
+    token_grid.Case("t5", 2, 2),
+    token_grid.Case("marian", 1, 3, run_ahead=1),
 ]
 
 

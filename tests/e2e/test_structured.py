@@ -11,33 +11,40 @@ from typing import Any
 import jsonschema
 import pytest
 from checkpoints import make_gpt2
+from openai import AsyncOpenAI
 from schemas import a_schema
 from stacks import Running, running
+from tool_templates import HERMES, some_tools
 
 from orca_client import FinishReason
 
 END = 256
+MARKS = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]")
 LIMIT = 700  # tokens of an answer: more than any of the schemas needs
 
 
-def make_model(folder: Path) -> Path:
-    return make_gpt2(
+def make_model(folder: Path, template: str = HERMES) -> Path:
+    """A model of random weights with a token for each byte, which takes tools; the marks of its calls are tokens."""
+    make_gpt2(
         folder,
         heads=2,
         layers=2,
         hidden=16,
         vocab=261,
-        positions=768,
+        positions=8192,
         seed=3,
         tokenizer=True,
-        special=["</s>"],
+        special=["</s>", *(mark for mark in MARKS if mark in template)],
         eos_token_id=END,
     )
+    config = {"chat_template": template, "bos_token": "", "eos_token": "</s>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
 
 
 @pytest.fixture
 async def stack(tmp_path: Path) -> AsyncIterator[Running]:
-    async with running(tmp_path / "run", make_model(tmp_path / "model"), slots=16384) as stack:
+    async with running(tmp_path / "run", make_model(tmp_path / "model"), slots=65536) as stack:
         yield stack
 
 
@@ -73,3 +80,51 @@ async def test_answers_match_their_regular_expressions(stack: Running) -> None:
     for regex, form in asked:
         for text in await asyncio.gather(*(answer(stack, seed, **form) for seed in range(8))):
             assert re.fullmatch(regex, text), text
+
+
+async def calls(client: AsyncOpenAI, seed: int, tools: list[Any], stream: bool) -> list[tuple[str, str]]:
+    """Names and arguments of the calls of a forced answer, to its end. OpenAI's own client gathers a stream."""
+    asked: dict[str, Any] = {
+        "model": "model",
+        "messages": [{"role": "user", "content": f"{seed}"}],
+        "tools": tools,
+        "tool_choice": "required",
+        "parallel_tool_calls": seed % 2 == 0,
+        "max_completion_tokens": 4000,
+        "temperature": 1.0,
+        "seed": seed,
+    }
+    if stream:
+        async with client.chat.completions.stream(**asked) as events:
+            async for _ in events:
+                pass
+            answer: Any = await events.get_final_completion()
+    else:
+        answer = await client.chat.completions.create(**asked)
+    (choice,) = answer.choices
+    assert choice.finish_reason == "tool_calls", choice
+    assert not choice.message.content
+    found = [(call.function.name, call.function.arguments) for call in choice.message.tool_calls]
+    assert found
+    assert len(found) == 1 or asked["parallel_tool_calls"]
+    return found
+
+
+def judge(tools: list[Any], found: list[tuple[str, str]]) -> None:
+    """Each call names a tool, and its arguments are JSON by the schema of this tool."""
+    schemas = {tool["function"]["name"]: tool["function"].get("parameters") for tool in tools}
+    for name, arguments in found:
+        schema = schemas[name] or {"type": "object", "maxProperties": 0}
+        jsonschema.Draft202012Validator(schema).validate(json.loads(arguments))
+
+
+async def test_forced_calls_of_random_tools_are_valid(stack: Running) -> None:
+    """Streamed and not they are the same."""
+    draw = random.Random(6)
+    tools = [some_tools(draw) for _ in range(10)]
+    async with AsyncOpenAI(base_url=f"http://{stack.http}/v1", api_key="none", max_retries=0) as client:
+        whole = await asyncio.gather(*(calls(client, n, one, False) for n, one in enumerate(tools)))
+        streamed = await asyncio.gather(*(calls(client, n, one, True) for n, one in enumerate(tools)))
+    assert streamed == whole
+    for one, found in zip(tools, whole, strict=True):
+        judge(one, found)

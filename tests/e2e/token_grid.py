@@ -1,8 +1,9 @@
-"""Greedy float32 tokens of whole stacks equal transformers'.
+"""Float32 tokens of whole stacks equal transformers': greedy ones, and Marian's as they are drawn from its logits.
 
-GPT-2 for tp x pp in {1, 2, 3} x {1, 2, 4}, run-ahead 0 and 1; the other families for {1, 2} x {1, 2}, max_bs 1, 3, 8.
+GPT-2 for tp x pp in {1, 2, 3} x {1, 2, 4}, run-ahead 0 and 1; the other families for {1, 2} x {1, 2}, max_bs 1, 3, 8,
+and those with an encoder for three stages and a run-ahead too.
 
-    python tests/e2e/token_grid.py [--sample N] [--seed 1]
+    python tests/e2e/token_grid.py [--sample N] [--seed 1] [--model t5]
 
 The models are the demo model and random ones, whose sizes no number of ranks divides. Requests arrive at random.
 """
@@ -13,6 +14,7 @@ import random
 import sys
 import tempfile
 import time
+from functools import partial
 from itertools import accumulate, product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +22,7 @@ from typing import Any, NamedTuple
 sys.path[:0] = [str(Path(__file__).parents[1])]
 
 from checkpoints import make_gpt2, make_shape  # noqa: E402
+from encoder_decoders import Drawn, Seq2Seq, make_marian, make_t5  # noqa: E402
 from reference import Known, Reference  # noqa: E402
 from stacks import Running, running  # noqa: E402
 
@@ -35,6 +38,14 @@ SHAPES = {  # of checkpoints.py
     "neox": "neox",
     "gptj": "gptj",
 }
+WITH_ENCODER = {  # more layers in the decoder, and more in the encoder
+    "t5": partial(
+        make_t5, seed=3, tied=False, num_heads=6, num_layers=3, num_decoder_layers=4, feed_forward_proj="gated-gelu"
+    ),
+    "marian": partial(
+        make_marian, seed=3, encoder_layers=5, decoder_layers=3, encoder_attention_heads=6, decoder_attention_heads=6
+    ),
+}
 ONE_RANK = ("llama-10-heads", "mistral")  # 5 and 3 K/V heads: no two ranks share them
 
 
@@ -47,23 +58,26 @@ class Case(NamedTuple):
 
     @property
     def requests(self) -> int:
-        return 40 if self.model in SHAPES else 16
+        return 16 if self.model in MODELS else 40
 
 
 class Asked(NamedTuple):
-    """A request, and the second at which it is sent."""
+    """A request, the second at which it is sent, and how its tokens are drawn."""
 
     known: Known
     at: float
+    sampling: dict[str, Any]
 
 
 GRID = [
     *(Case(*case) for case in product(MODELS, (1, 2, 3), (1, 2, 4), (0, 1))),
     *(
         Case(model, tp, pp, max_bs=max_bs)
-        for model, tp, pp, max_bs in product(SHAPES, (1, 2), (1, 2), (1, 3, 8))
+        for model, tp, pp, max_bs in product((*SHAPES, *WITH_ENCODER), (1, 2), (1, 2), (1, 3, 8))
         if tp == 1 or model not in ONE_RANK
     ),
+    *(Case(model, 1, 3, ahead, max_bs) for model, ahead, max_bs in product(WITH_ENCODER, (0, 1), (1, 3, 8))),
+    *(Case(model, 2, 2, run_ahead=1) for model in WITH_ENCODER),
 ]
 
 
@@ -75,17 +89,20 @@ def make_odd(folder: Path) -> Path:
 def requests_for(reference: Reference, draw: random.Random, count: int) -> list[Asked]:
     """Random requests at random moments."""
     moments = accumulate(draw.expovariate(1 / 0.02) for _ in range(count))
-    return [Asked(known, at) for known, at in zip(reference.random(draw, (1, 40), (1, 24)), moments, strict=False)]
+    known = reference.random(draw, (1, 40), (1, 24))
+    return [Asked(one, at, reference.sampling(one.prompt)) for at, one in zip(moments, known, strict=False)]
 
 
 async def check(case: Case, folder: Path, seed: int) -> None:
     """Runs one case on a stack of its own. Raises AssertionError when a token differs."""
-    draw = random.Random(f"{seed} {case}")
-    if case.model in SHAPES:
+    draw, of = random.Random(f"{seed} {case}"), Reference
+    if case.model in WITH_ENCODER:
+        model, of = WITH_ENCODER[case.model](folder / "model"), Drawn if case.model == "marian" else Seq2Seq
+    elif case.model in SHAPES:
         model = make_shape(folder / "model", SHAPES[case.model])
     else:
         model = make_odd(folder / "model") if case.model == "odd" else DEMO_MODEL
-    asked = requests_for(Reference(model), draw, case.requests)
+    asked = requests_for(of(model), draw, case.requests)
     run = folder / "run"
     numbers: dict[str, Any] = {"max_batch_size": case.max_bs, "block_size": 4, "run_ahead": case.run_ahead}
     async with running(run, model, tp=case.tp, pp=case.pp, **numbers) as stack:
@@ -97,11 +114,12 @@ async def check(case: Case, folder: Path, seed: int) -> None:
 async def answer(stack: Running, request: Asked) -> list[int]:
     """Sends a request at its moment. Returns its tokens."""
     await asyncio.sleep(request.at)
-    return await stack.tokens(request.known.prompt, len(request.known.tokens))
+    return await stack.tokens(request.known.prompt, len(request.known.tokens), **request.sampling)
 
 
-async def main(sample: int | None, seed: int) -> None:
-    cases = GRID if sample is None else random.Random(seed).sample(GRID, sample)
+async def main(sample: int | None, seed: int, model: str | None) -> None:
+    grid = [case for case in GRID if model in (None, case.model)]
+    cases = grid if sample is None else random.Random(seed).sample(grid, sample)
     for case in cases:
         started = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="orca-grid-") as folder:
@@ -110,12 +128,13 @@ async def main(sample: int | None, seed: int) -> None:
         where = f"tp {case.tp} x pp {case.pp}, max_bs {case.max_bs}{ahead}"
         print(f"{case.model} model, {where}: {case.requests} requests equal", end=" ")
         print(f"({time.monotonic() - started:.1f} s)", flush=True)
-    print(f"{len(cases)} of {len(GRID)} passed")
+    print(f"{len(cases)} of {len(grid)} passed")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sample", type=int, help="how many cases to run, chosen by the seed; all if not given")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--model", help="the cases of one model alone")
     arguments = parser.parse_args()
-    asyncio.run(main(arguments.sample, arguments.seed))
+    asyncio.run(main(arguments.sample, arguments.seed, arguments.model))

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 from endpoint.harness import make_tokenizer
+from tool_templates import TEMPLATES as TOOL_TEMPLATES
 from transformers import PreTrainedTokenizerFast
 
 from orca_common.errors import FailedPrecondition
 from orca_endpoint.text.chat_template import CannotRender, ChatTemplate, read_chat_template
+from orca_endpoint.text.tool_calls import syntax_in
 
 SPECIAL = {"bos_token": "<|end|>", "eos_token": "</s>", "pad_token": "<pad>"}
 NOW = datetime(2026, 7, 4, 12, 0)
@@ -269,12 +271,41 @@ def one_date(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_it_renders_as_transformers_does(name: str) -> None:
     seen = set()
+    assert syntax_in(TEMPLATES[name]) is None, "no calls come by these"
     for messages in CHATS.values():
         for variables in ({}, {"tools": TOOLS}, {"enable_thinking": False, "date_string": "1 Jan"}):
             text = ours(TEMPLATES[name], messages, **variables)
             assert text == theirs(TEMPLATES[name], messages, **variables)
             seen.add(text)
     assert len(seen) > len(CHATS) / 2, "it says something"
+
+
+# Messages with calls, their arguments as objects.
+CALLED: list[dict[str, Any]] = [
+    {"role": "user", "content": "4"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {"id": "abcdefgh1", "type": "function", "function": {"name": "weather", "arguments": {"b": ["é<", 1.5]}}}
+        ],
+    },
+    {"role": "tool", "content": '{"a": "ü"}', "tool_call_id": "abcdefgh1"},
+    {"role": "assistant", "content": "5"},
+    {"role": "user", "content": "6"},
+]
+
+
+@pytest.mark.parametrize("name", TOOL_TEMPLATES)
+def test_tools_and_calls_are_rendered_as_transformers_renders_them(name: str) -> None:
+    seen = set()
+    for messages in (CALLED, CALLED[:1], CALLED[:3]):
+        for variables in ({}, {"tools": TOOLS}):
+            text = ours(TOOL_TEMPLATES[name], messages, **variables)
+            assert text == theirs(TOOL_TEMPLATES[name], messages, **variables)
+            assert text != "an error"
+            seen.add(text)
+    assert len(seen) == 6
 
 
 def test_the_families_differ() -> None:
@@ -311,6 +342,8 @@ def test_where_a_template_is(tmp_path: Path, case: str) -> None:
         assert template is reference.chat_template is None
         return
     assert template is not None
+    with_tools = reference.apply_chat_template(CHATS["one"], tools=TOOLS, tokenize=False)
+    assert template.tool_use.render(CHATS["one"], {"tools": TOOLS}, 100) == with_tools
     text = template.render(CHATS["one"], {}, 100)
     assert text == used + ("<|end|>" if files else "")
     assert text == reference.apply_chat_template(CHATS["one"], tokenize=False)

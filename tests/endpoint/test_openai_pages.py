@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from orca_common.release import VERSION
 from orca_endpoint.openai.chat.fields import FIELDS as CHAT_FIELDS
-from orca_endpoint.openai.chat.request import CALL, MEMBERS, NO_MEMBERS
+from orca_endpoint.openai.chat.request import MEMBER_OF, MEMBERS, NO_MEMBERS
 from orca_endpoint.openai.completions.request import FIELDS
 from orca_endpoint.openai.fields import Field, markdown
 from orca_endpoint.openai.openapi import PATHS
@@ -58,7 +58,7 @@ def test_every_member_of_a_message_is_supported_or_refused() -> None:
         chat.ChatCompletionAssistantMessageParam,
         chat.ChatCompletionToolMessageParam,
     )
-    assert {name for kind in kinds for name in get_type_hints(kind)} == {*MEMBERS, CALL, *NO_MEMBERS}
+    assert {name for kind in kinds for name in get_type_hints(kind)} == {*MEMBERS, *MEMBER_OF.values(), *NO_MEMBERS}
 
 
 async def test_every_field_is_read(orca: World, http: httpx.AsyncClient) -> None:

@@ -26,7 +26,9 @@ fi
 
 {
     nvidia-smi
-    "$PYTHON" -c 'import torch; print(torch.__version__, torch.cuda.get_device_name(), torch.cuda.nccl.version())'
+    # A machine's own versions may be others than ours: whoever reads the results must know.
+    "$PYTHON" -c 'import torch, triton; print("torch", torch.__version__, "triton", triton.__version__)
+print(torch.cuda.get_device_name(), "NCCL", torch.cuda.nccl.version())'
 } 2>&1 | tee "$OUT/device.txt" || exit 1
 
 status=0

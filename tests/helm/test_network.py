@@ -15,6 +15,7 @@ PORTS = {
     "redis": (6379,),
     "sentinel": (26379,),
     "jaeger": (4317, 16686),
+    "ui": (8001, 9090),
     FOREIGN: (8080,),
     WORLD: (53, 443, 6443, 80),
 }
@@ -91,6 +92,19 @@ def test_spans_go_to_jaeger_and_nobody_reads_them_unasked() -> None:
     everybody = {"networkPolicy": {"jaegerClients": [{"podSelector": {"matchLabels": {}}}]}}
     reads = {(name, "jaeger", 16686) for name in (FOREIGN, "test")}
     assert arrows(render(merged(closed, everybody))) == ARROWS | spans | reads
+
+
+def test_the_live_page_reads_schedulers_and_chats_and_nobody_looks_unasked() -> None:
+    calls = {("ui", "scheduler", 9090), ("ui", "endpoint", 8000), ("ui", WORLD, 53)}
+    closed = merged(DEMO, SHAPE, {"ui": {"enabled": True}})
+    doors = {("ui", "endpoint", 50051)}  # open to everybody, but it may not go there
+    assert arrows(render(closed)) == ARROWS | calls
+    assert not arrows(render(closed)) & doors
+    few = {"networkPolicy": {"clients": [{"podSelector": {"matchLabels": {"app": "ours"}}}]}}
+    assert calls <= arrows(render(merged(closed, few)))
+    everybody = {"networkPolicy": {"uiClients": [{"podSelector": {"matchLabels": {}}}]}}
+    looks = {(name, "ui", 8001) for name in (FOREIGN, "test")}
+    assert arrows(render(merged(closed, everybody))) == ARROWS | calls | looks
 
 
 def test_init_steps_reach_what_they_fetch() -> None:

@@ -132,6 +132,8 @@ SHAPES: dict[str, Callable[[], None]] = {
     "grouped-bf16": lambda: attention(32, 8, 128, torch.bfloat16),
     "llama8b-bf16": lambda: attention(32, 8, 128, torch.bfloat16, window=4096, turned=True),
     "gpt2-bf16": lambda: attention(12, 12, 64, torch.bfloat16),
+    "d256-bf16": lambda: attention(8, 4, 256, torch.bfloat16),
+    "d128-fp32": lambda: attention(32, 8, 128, torch.float32),
     "gpt2-fp32": lambda: attention(12, 12, 64, torch.float32),
 }
 

@@ -18,13 +18,14 @@ REGISTERS = {"mixed": 255, "increments": 255, "merge_splits": 64}
 FEW = 64  # of the others
 # The kernel of mixed batches keeps two sums of values. One is touched only once a split: what spills is part of it.
 SPILLED = {"mixed": 128}
+SPILLED_OF_256 = {"mixed": 512}  # of heads of 256 elements: two sums of twice the width, in four warps
 INCREMENTS_OF_13B = 192  # registers: where speed counts most
 TENSOR_CORES = ("increments", "mixed")
 
 
 @pytest.mark.parametrize(
     ("capability", "shapes"),
-    [("90", ["13b-fp16", "13b-rest", "gpt2-fp32", "llama8b-bf16"]), ("80", ["13b-fp16"])],
+    [("90", ["13b-fp16", "13b-rest", "gpt2-fp32", "llama8b-bf16", "d256-bf16", "d128-fp32"]), ("80", ["13b-fp16"])],
 )
 def test_budgets(capability: str, shapes: list[str], tmp_path: Path) -> None:
     script = Path(__file__).with_name("compile_triton.py")
@@ -46,7 +47,8 @@ def test_budgets(capability: str, shapes: list[str], tmp_path: Path) -> None:
 def check(needs: dict[str, Any], shared: int) -> None:
     shape, kernel = needs["kernel"].split()
     assert needs["registers"] <= REGISTERS.get(kernel, FEW), needs
-    assert needs["spilled"] <= SPILLED.get(kernel, 0), needs
+    spilled = SPILLED_OF_256 if shape.startswith("d256") else SPILLED
+    assert needs["spilled"] <= spilled.get(kernel, 0), needs
     assert needs["shared"] <= shared, needs
     done = needs["instructions"]
     assert not done["ATOM"] + done["ATOMG"] + done["RED"], needs  # sums would depend on who comes first

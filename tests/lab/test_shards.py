@@ -15,10 +15,11 @@ from worker.driver import Sampled, TinyEngine
 from orca_lab import shards
 from orca_lab.roofline import IN_TABLES, Work, accelerator, work
 from orca_lab.shapes import SHAPES, Shape, gpt
-from orca_lab.shards import BLOCK_SIZE, INCREMENT, INITIATION, Case, RandomWeights, Row, formed, measure_place, places
+from orca_lab.shards import BLOCK_SIZE, INCREMENT, INITIATION, Case, Row, formed, measure_place, places
 from orca_worker.iteration.model import Compute, Model
 from orca_worker.models.gpt2.layers import record
 from orca_worker.models.plain import TorchStage
+from orca_worker.models.random_weights import RandomWeights
 from orca_worker.partition import SINGLE, Place
 from orca_worker.sampling.sampling import SamplingModel
 from orca_worker.stage.stage import Stage
@@ -82,8 +83,7 @@ class Kept(RandomWeights):
 
 def test_random_weights_make_the_model_that_transformers_knows() -> None:
     config = gpt(3, HIDDEN, 4, positions=64, vocab_size=101)
-    torch.manual_seed(5)
-    kept = Kept(record(config, SINGLE).slices, torch.float32, DEVICE, spread=0.5)
+    kept = Kept(5, record(config, SINGLE).slices, torch.float32, DEVICE, spread=0.5)
     kept.given = {}
 
     def load(place: Place) -> tuple[Model, int]:

@@ -1,10 +1,12 @@
 """What `orca serve` can know before it starts a process ends it at once, with the setting's name."""
 
+import re
 import socket
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from checkpoints import make_gpt2
 from servers import RedisServer, redis_server
 
 from orca_common.errors import FailedPrecondition
@@ -89,6 +91,30 @@ async def test_another_architecture(tmp_path: Path) -> None:
         sentence = await refusal(tmp_path / "run", model=str(tmp_path), port=taken.getsockname()[1], tp=7)
     served = "gpt2, gpt_neox, gptj, llama, mistral, qwen2, qwen3, t5, marian"
     assert sentence == f"model: {tmp_path.name} is of type bloom; Orca has {served}"
+
+
+def pointer(file: Path) -> None:
+    file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 7\n")
+
+
+def cut_off(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize(
+    ("harm", "sentence"),
+    [
+        (Path.unlink, r"lacks weights in safetensors \(model.safetensors\)"),
+        (lambda file: file.rename(file.with_name("pytorch_model.bin")), r"pytorch_model.bin, a pickle"),
+        (pointer, r"model.safetensors: it is a pointer of git-lfs: git lfs pull gets the file"),
+        (cut_off, r"model.safetensors: it ends after \d+ of \d+ bytes"),
+    ],
+)
+async def test_wrong_weights(tmp_path: Path, harm: Callable[[Path], object], sentence: str) -> None:
+    """A rank said it, when the whole stack had started."""
+    folder = make_gpt2(tmp_path / "model", heads=1, layers=1, hidden=16, vocab=97, positions=48, seed=2)
+    harm(folder / "model.safetensors")
+    assert re.search(sentence, await refusal(tmp_path / "run", model=str(folder)))
 
 
 @pytest.fixture(scope="module")

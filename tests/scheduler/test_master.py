@@ -30,6 +30,7 @@ from orca_scheduler.discovery.candidates import Candidate
 from orca_scheduler.discovery.static import StaticDiscovery
 from orca_scheduler.lifecycle.events import Claimed, Opened
 from orca_scheduler.lifecycle.progress import Progress
+from orca_scheduler.master.feed import Feed
 from orca_scheduler.master.journal import CoreStep, read
 from orca_scheduler.master.ledger import MAX_BEHIND, RESERVE, CaughtUp, Deposed, Ledger, News
 from orca_scheduler.master.master import EngineMaster, Returned
@@ -158,7 +159,16 @@ class Bench:
         candidate, discovery = Candidate("engine-0", (self.rank.address,)), StaticDiscovery([self.rank.address], 1)
         self.master = EngineMaster(
             *("engine-0", candidate, "me", term, False),
-            *(self.pool, discovery, values, Telemetry("test"), self.pulse, Plaintext(), Metrics("scheduler")),
+            *(
+                self.pool,
+                discovery,
+                values,
+                Telemetry("test"),
+                self.pulse,
+                Plaintext(),
+                Metrics("scheduler"),
+                Feed(False),
+            ),
         )
         self.running = asyncio.create_task(self.master.run())
 

@@ -244,7 +244,7 @@ async def serve(folder: Path, slots: int | None = None) -> InProcess:
     device = torch.device("cpu") if family_of(checkpoint).needs_torch else None
     stage = Stage(checkpoint, "float32", device, slots, Compute(1))
     failures: list[str] = []
-    rendezvous = Rendezvous("127.0.0.1", device)
+    rendezvous = Rendezvous("127.0.0.1", device, returns_encoded=checkpoint.has_encoder)
     controller = Controller(checkpoint, stage, Telemetry("test"), rendezvous, Plaintext(), failures.append)
     server = controller.server()
     address = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
@@ -272,7 +272,7 @@ async def in_process(
 class Process:
     """A rank as a process of its own, made by a fork server as a supervisor's ranks are."""
 
-    def __init__(self, forks: ForkServer, folder: Path, slots: int) -> None:
+    def __init__(self, forks: ForkServer, folder: Path, slots: int, kernels: str) -> None:
         self._forks, self._port = forks, reserve_port("port", LOOPBACK)
         self._settings = RankSettings(
             model=str(folder),
@@ -280,6 +280,7 @@ class Process:
             device="cpu",
             threads=1,
             slots=slots,
+            kernels=kernels,
             port=self._port.getsockname()[1],
         )
         self.address = f"{LOOPBACK}:{self._settings.port}"
@@ -323,9 +324,11 @@ async def fork_server(folder: Path) -> AsyncIterator[ForkServer]:
 
 
 @asynccontextmanager
-async def processes(forks: ForkServer, folders: Sequence[Path], slots: int = 600) -> AsyncIterator[list[Process]]:
+async def processes(
+    forks: ForkServer, folders: Sequence[Path], slots: int = 600, kernels: str = "auto"
+) -> AsyncIterator[list[Process]]:
     """Starts a rank for each folder."""
-    ranks = [Process(forks, folder, slots) for folder in folders]
+    ranks = [Process(forks, folder, slots, kernels) for folder in folders]
     try:
         await asyncio.gather(*(rank.start() for rank in ranks))
         yield ranks

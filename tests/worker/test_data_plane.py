@@ -16,7 +16,7 @@ from orca_worker.data_plane.rendezvous import Rendezvous
 from orca_worker.iteration.model import Output
 from orca_worker.partition import SINGLE, Place
 
-RENDEZVOUS = Rendezvous("127.0.0.1", torch.device("cpu"))
+RENDEZVOUS = Rendezvous("127.0.0.1", torch.device("cpu"), returns_encoded=True)
 Pool = ThreadPoolExecutor
 
 
@@ -79,6 +79,11 @@ def test_operations(pool: Pool) -> None:
     assert nothing is None
     assert logits is not None
     assert torch.equal(logits, torch.arange(10.0).view(2, 5))
+    for rank, plane in enumerate(second):  # the output of two iterations' encoders
+        plane.return_encoded(torch.tensor([[20.0 + rank, 0.0]]))
+        plane.return_encoded(torch.tensor([[30.0 + rank]]))
+    assert [plane.receive_encoded((1, 2), torch.float32).tolist() for plane in first] == [[[20, 0]], [[21, 0]]]
+    assert [plane.receive_encoded((1, 1), torch.float32).tolist() for plane in first] == [[[30]], [[31]]]
     for plane in first:
         plane.expect_tokens(3)
         plane.expect_tokens(1)
@@ -117,20 +122,21 @@ def test_a_sum_does_not_depend_on_the_rest_of_the_batch(pool: Pool) -> None:
 
 
 @pytest.mark.parametrize(
-    "wait",
+    ("rank", "wait"),
     [
-        lambda plane: plane.all_reduce(torch.ones(2)),
-        lambda plane: plane.receive((2,), torch.float32),
-        lambda plane: plane.gather(torch.ones(2, 1), [1, 1]),
+        (2, lambda plane: plane.all_reduce(torch.ones(2))),
+        (2, lambda plane: plane.receive((2,), torch.float32)),
+        (2, lambda plane: plane.gather(torch.ones(2, 1), [1, 1])),
+        (0, lambda plane: plane.receive_encoded((2,), torch.float32)),
     ],
-    ids=["all_reduce", "receive", "gather"],
+    ids=["all_reduce", "receive", "gather", "receive_encoded"],
 )
-def test_an_abort_wakes_who_waits_for_a_silent_peer(pool: Pool, wait: Callable[[DataPlane], object]) -> None:
+def test_an_abort_wakes_who_waits_for_a_silent_peer(pool: Pool, rank: int, wait: Callable[[DataPlane], object]) -> None:
     """The peers have joined and send nothing, like frozen processes. Then the next epoch works in this process."""
     store = RENDEZVOUS.open_store()
     silent = planes(2, 2, 1, store.port)
     join(pool, silent)
-    plane = silent[2]
+    plane = silent[rank]
     waiting = pool.submit(wait, plane)
     with pytest.raises(TimeoutError):
         waiting.result(0.05)

@@ -10,6 +10,7 @@ from worker.driver import Sampled, TinyEngine, make_stage
 
 from orca_kernels.triton.plan import Plan
 from orca_worker.device import model as device_model
+from orca_worker.device.replay import Calls
 from orca_worker.iteration.batch import HERE
 from orca_worker.iteration.device_tokens import DeviceTokens
 from orca_worker.models import cuda
@@ -45,8 +46,18 @@ def same(mine: list[Sampled], theirs: list[Sampled]) -> None:
         assert (len(one.scored_prompt), len(one.tops)) == (len(other.scored_prompt), len(other.tops))
 
 
-def test_the_loop_makes_the_tokens_of_plain_torch(folder: Path) -> None:
+def test_the_loop_makes_the_tokens_of_plain_torch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replayed = 0
+
+    def replay(calls: Calls) -> None:
+        nonlocal replayed
+        replayed += 1
+        plain(calls)
+
+    plain = Calls.replay
+    monkeypatch.setattr(Calls, "replay", replay)
     same(run(folder, "device-loop"), run(folder, "torch"))
+    assert replayed
 
 
 @pytest.mark.parametrize("piece", [1, 8])

@@ -12,6 +12,7 @@ from torch import Tensor
 from worker.borders import tokens_near
 from worker.driver import Sampled, TinyEngine, make_stage
 from worker.engines import Master, fork_server, processes
+from worker.logits import seen_by
 
 from orca_common.checkpoint import read_checkpoint
 from orca_common.errors import FailedPrecondition
@@ -140,6 +141,24 @@ def test_the_papers_three_unbatchable_cases_in_one_batch(
         assert x.made == reference.greedy(x.prompt, len(x.made))
 
 
+@pytest.mark.parametrize("kernels", instruction_sets())
+@pytest.mark.parametrize("family", ["t5", "marian"])
+def test_bfloat16_is_as_near_as_that_of_transformers(tmp_path: Path, family: str, kernels: str) -> None:
+    """Against float64 with the same rounded weights, over some shapes."""
+    ours, theirs = 0.0, 0.0  # squares of all errors
+    make, shapes = (make_t5, T5_SHAPES) if family == "t5" else (make_marian, MARIAN_SHAPES)
+    for n, shape in enumerate(shapes):
+        folder = make(tmp_path / str(n), seed=1, **shape)
+        right, other = (Seq2Seq(folder, dtype, torch.bfloat16) for dtype in (torch.float64, torch.bfloat16))
+        requests = [Sampled(prompt, 1, {"logprobs": True}) for prompt in prompts_of(8, 8)]
+        for tokens, seen in seen_by(make_stage(folder, 400, 16, "bfloat16", kernels), requests):
+            wanted = right.logits(tokens, [])[0]
+            keep = wanted.isfinite()  # the others are never made
+            ours += float((seen - wanted)[keep].square().sum())
+            theirs += float((other.logits(tokens, [])[0].double() - wanted)[keep].square().sum())
+    assert 0 < ours <= theirs, (ours, theirs)
+
+
 @pytest.fixture
 def logits(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """The logits that each iteration samples from: [B, V] in the batch's order."""
@@ -213,17 +232,23 @@ def test_a_recovery_in_plain_torch(tmp_path: Path) -> None:
     assert request.made == reference.greedy(prompt, 12)
 
 
-@pytest.mark.parametrize("family", ["t5", "marian"])
-async def test_two_tensor_ranks_in_processes(tmp_path: Path, family: str) -> None:
+RANKS = [("t5", 2, 1, "auto"), ("marian", 2, 1, "auto"), ("t5", 1, 3, "auto"), ("marian", 2, 2, "auto")]
+
+
+@pytest.mark.parametrize(("family", "tp", "pp", "kernels"), [*RANKS, ("t5", 2, 2, "torch")])
+async def test_several_ranks_in_processes(tmp_path: Path, family: str, tp: int, pp: int, kernels: str) -> None:
+    """With several stages the encoder's output returns to the first, while other iterations are in flight. In one case
+    a stage has no layer of the encoder."""
     if family == "t5":
-        folder = make_t5(tmp_path, seed=1, num_heads=6, vocab_size=97, feed_forward_proj="gated-gelu", tied=False)
+        shape: dict[str, Any] = {"num_heads": 6, "num_decoder_layers": 4, "feed_forward_proj": "gated-gelu"}
+        folder = make_t5(tmp_path, seed=1, tied=False, **shape)
     else:
         heads: dict[str, Any] = {"encoder_attention_heads": 6, "decoder_attention_heads": 6}
-        folder = make_marian(tmp_path, seed=1, never=[[96], [5]], **heads)
+        folder = make_marian(tmp_path, seed=1, never=[[96], [5]], encoder_layers=3, **heads)
     known = list(Seq2Seq(folder).known((prompt, 3 + n) for n, prompt in enumerate(prompts_of(4, 8))))
     assert len(known) > 5
-    async with fork_server(folder) as forks, processes(forks, [folder] * 2) as ranks:
-        master = Master([rank.address for rank in ranks], 2, 1, 600)
+    async with fork_server(folder) as forks, processes(forks, [folder] * tp * pp, kernels=kernels) as ranks:
+        master = Master([rank.address for rank in ranks], tp, pp, 600)
         try:
             await master.form()
             requests = [Sampled(prompt, len(tokens)) for prompt, tokens in known]
@@ -268,7 +293,7 @@ def test_a_slot_has_the_bytes_of_the_decoders_layers(tmp_path: Path) -> None:
 
 
 REFUSED: list[tuple[str, dict[str, Any], int, int, str]] = [
-    ("t5", {}, 1, 2, "pp 2: a model with an encoder runs in one stage"),
+    ("t5", {}, 1, 3, "pp 3: 2 layers are too few for 3 stages"),
     ("t5", {}, 2, 1, "tp 2: 3 heads cannot be shared evenly"),
     ("t5", {"feed_forward_proj": "gated-step"}, 1, 1, "asks for feed_forward_proj 'gated-step'"),
     ("t5", {"relative_attention_num_buckets": 7}, 1, 1, "has 7 buckets"),

@@ -12,10 +12,8 @@ import pytest
 import torch
 from iterations import begins, iteration_of
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
+from worker.fake_cuda import CUDA, Watch, fake_cuda
 
 from orca.v1.sampling_pb2 import SamplingParams
 from orca_kernels.transfer import to_device
@@ -26,51 +24,13 @@ from orca_worker.partition import Place
 from orca_worker.sampling.sampling import HiddenModel, SamplingModel
 from orca_worker.stage.stage import Stage
 
-CUDA = torch.device("cuda", 0)
 TINY = Shape("tiny", gpt(4, 48, 4, positions=64, vocab_size=101), 2, 3)
 
 
-class Watch(TorchDispatchMode):
-    """Notes operations that make the host wait for the device: blocking copies between the two."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.waits: list[str] = []
-        self.current: torch.device | None = None  # of the thread
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        tensors = [x for x in tree_leaves((args, kwargs, result)) if isinstance(x, Tensor) and x.dim()]
-        if len({x.device.type for x in tensors}) > 1 and not kwargs.get("non_blocking"):
-            self.waits.append(str(func))
-        return result
-
-
 @pytest.fixture(autouse=True)
-def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
-    """Replaces all tensors by fake ones, and answers for the driver."""
-    watch = Watch()
-
-    def tolist(x: Tensor) -> Any:
-        watch.waits.append("tolist")
-        return zeros(x.shape)
-
-    monkeypatch.setattr(FakeTensor, "tolist", tolist)
-    monkeypatch.setattr(
-        Tensor, "pin_memory", lambda x: torch.empty(x.shape, dtype=x.dtype)
-    )  # x itself may be a known number
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: setattr(watch, "current", device))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # no Triton kernels: they would need the data
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (78 << 30, 80 << 30))
-    with FakeTensorMode(allow_non_fake_inputs=True):
+def watch() -> Iterator[Watch]:
+    with fake_cuda() as watch:
         yield watch
-
-
-def zeros(shape: tuple[int, ...]) -> Any:
-    """A list of lists."""
-    return [zeros(shape[1:]) for _ in range(shape[0])] if shape else 0
 
 
 def model_of(stage: Stage) -> TorchStage:

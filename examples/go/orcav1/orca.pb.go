@@ -24,6 +24,56 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// Whether an answer calls functions.
+type ToolChoice int32
+
+const (
+	ToolChoice_TOOL_CHOICE_UNSPECIFIED ToolChoice = 0 // as the model likes
+	ToolChoice_TOOL_CHOICE_NONE        ToolChoice = 1 // it does not, though the model sees the tools
+	ToolChoice_TOOL_CHOICE_REQUIRED    ToolChoice = 2 // it does, from its first token on
+)
+
+// Enum value maps for ToolChoice.
+var (
+	ToolChoice_name = map[int32]string{
+		0: "TOOL_CHOICE_UNSPECIFIED",
+		1: "TOOL_CHOICE_NONE",
+		2: "TOOL_CHOICE_REQUIRED",
+	}
+	ToolChoice_value = map[string]int32{
+		"TOOL_CHOICE_UNSPECIFIED": 0,
+		"TOOL_CHOICE_NONE":        1,
+		"TOOL_CHOICE_REQUIRED":    2,
+	}
+)
+
+func (x ToolChoice) Enum() *ToolChoice {
+	p := new(ToolChoice)
+	*p = x
+	return p
+}
+
+func (x ToolChoice) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ToolChoice) Descriptor() protoreflect.EnumDescriptor {
+	return file_orca_v1_orca_proto_enumTypes[0].Descriptor()
+}
+
+func (ToolChoice) Type() protoreflect.EnumType {
+	return &file_orca_v1_orca_proto_enumTypes[0]
+}
+
+func (x ToolChoice) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ToolChoice.Descriptor instead.
+func (ToolChoice) EnumDescriptor() ([]byte, []int) {
+	return file_orca_v1_orca_proto_rawDescGZIP(), []int{0}
+}
+
 // Why a generation ended.
 type FinishReason int32
 
@@ -67,11 +117,11 @@ func (x FinishReason) String() string {
 }
 
 func (FinishReason) Descriptor() protoreflect.EnumDescriptor {
-	return file_orca_v1_orca_proto_enumTypes[0].Descriptor()
+	return file_orca_v1_orca_proto_enumTypes[1].Descriptor()
 }
 
 func (FinishReason) Type() protoreflect.EnumType {
-	return &file_orca_v1_orca_proto_enumTypes[0]
+	return &file_orca_v1_orca_proto_enumTypes[1]
 }
 
 func (x FinishReason) Number() protoreflect.EnumNumber {
@@ -80,7 +130,7 @@ func (x FinishReason) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use FinishReason.Descriptor instead.
 func (FinishReason) EnumDescriptor() ([]byte, []int) {
-	return file_orca_v1_orca_proto_rawDescGZIP(), []int{0}
+	return file_orca_v1_orca_proto_rawDescGZIP(), []int{1}
 }
 
 // A prompt as token ids.
@@ -134,8 +184,16 @@ type Chat struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	Messages       []*ChatMessage         `protobuf:"bytes,1,rep,name=messages,proto3" json:"messages,omitempty"`                                   // at least one
 	TemplateKwargs string                 `protobuf:"bytes,2,opt,name=template_kwargs,json=templateKwargs,proto3" json:"template_kwargs,omitempty"` // variables for the template as a JSON object, as {"enable_thinking": false}
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// The functions that the answer may call, as a JSON list of {"type": "function", "function": {"name": .., "description":
+	// .., "parameters": a JSON schema}}: at most 128, and 65536 bytes. For models whose template takes tools and spells calls
+	// in a known way (GetModelResponse.tool_syntax). The arguments of a call follow the schema. Token.text is the answer as
+	// the model spells it, calls and all. Of the forms, json_schema alone may come with tools: it is that of a text.
+	Tools         string     `protobuf:"bytes,3,opt,name=tools,proto3" json:"tools,omitempty"`
+	ToolChoice    ToolChoice `protobuf:"varint,4,opt,name=tool_choice,json=toolChoice,proto3,enum=orca.v1.ToolChoice" json:"tool_choice,omitempty"`
+	ToolNames     []string   `protobuf:"bytes,5,rep,name=tool_names,json=toolNames,proto3" json:"tool_names,omitempty"`          // the functions that may be called; empty: all
+	OneToolCall   bool       `protobuf:"varint,6,opt,name=one_tool_call,json=oneToolCall,proto3" json:"one_tool_call,omitempty"` // one at most
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Chat) Reset() {
@@ -182,13 +240,44 @@ func (x *Chat) GetTemplateKwargs() string {
 	return ""
 }
 
+func (x *Chat) GetTools() string {
+	if x != nil {
+		return x.Tools
+	}
+	return ""
+}
+
+func (x *Chat) GetToolChoice() ToolChoice {
+	if x != nil {
+		return x.ToolChoice
+	}
+	return ToolChoice_TOOL_CHOICE_UNSPECIFIED
+}
+
+func (x *Chat) GetToolNames() []string {
+	if x != nil {
+		return x.ToolNames
+	}
+	return nil
+}
+
+func (x *Chat) GetOneToolCall() bool {
+	if x != nil {
+		return x.OneToolCall
+	}
+	return false
+}
+
 // One message of a conversation.
 type ChatMessage struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Role          string                 `protobuf:"bytes,1,opt,name=role,proto3" json:"role,omitempty"` // system, developer, user, assistant or tool, as far as the model's template knows it
-	Content       string                 `protobuf:"bytes,2,opt,name=content,proto3" json:"content,omitempty"`
-	Name          string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`                                 // of who speaks; empty: without one
-	ToolCallId    string                 `protobuf:"bytes,4,opt,name=tool_call_id,json=toolCallId,proto3" json:"tool_call_id,omitempty"` // of a tool's message: the call that it answers
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Role       string                 `protobuf:"bytes,1,opt,name=role,proto3" json:"role,omitempty"` // system, developer, user, assistant or tool, as far as the model's template knows it
+	Content    string                 `protobuf:"bytes,2,opt,name=content,proto3" json:"content,omitempty"`
+	Name       string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`                                 // of who speaks; empty: without one
+	ToolCallId string                 `protobuf:"bytes,4,opt,name=tool_call_id,json=toolCallId,proto3" json:"tool_call_id,omitempty"` // of a tool's message: the call that it answers
+	// Of an assistant's message: the calls that it made, as a JSON list of {"id": .., "type": "function", "function":
+	// {"name": .., "arguments": an object, or its JSON as a string}}.
+	ToolCalls     string `protobuf:"bytes,5,opt,name=tool_calls,json=toolCalls,proto3" json:"tool_calls,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -247,6 +336,13 @@ func (x *ChatMessage) GetName() string {
 func (x *ChatMessage) GetToolCallId() string {
 	if x != nil {
 		return x.ToolCallId
+	}
+	return ""
+}
+
+func (x *ChatMessage) GetToolCalls() string {
+	if x != nil {
+		return x.ToolCalls
 	}
 	return ""
 }
@@ -1473,8 +1569,10 @@ type GetModelResponse struct {
 	// What the model's generation_config.json says of sampling. The OpenAI methods use it where a request says nothing;
 	// Generate does not: an absent field means there what its comment says.
 	SamplingDefaults *Sampling `protobuf:"bytes,12,opt,name=sampling_defaults,json=samplingDefaults,proto3" json:"sampling_defaults,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// How the model spells calls of tools: hermes, llama, mistral or mistral-args. Empty: a Chat cannot have tools.
+	ToolSyntax    string `protobuf:"bytes,13,opt,name=tool_syntax,json=toolSyntax,proto3" json:"tool_syntax,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GetModelResponse) Reset() {
@@ -1591,6 +1689,13 @@ func (x *GetModelResponse) GetSamplingDefaults() *Sampling {
 	return nil
 }
 
+func (x *GetModelResponse) GetToolSyntax() string {
+	if x != nil {
+		return x.ToolSyntax
+	}
+	return ""
+}
+
 // One copy of the model, on pipeline_parallel x tensor_parallel ranks.
 type Engine struct {
 	state            protoimpl.MessageState `protogen:"open.v1"`
@@ -1693,16 +1798,24 @@ const file_orca_v1_orca_proto_rawDesc = "" +
 	"\n" +
 	"\x12orca/v1/orca.proto\x12\aorca.v1\x1a\x1egoogle/protobuf/duration.proto\"\x1c\n" +
 	"\bTokenIds\x12\x10\n" +
-	"\x03ids\x18\x01 \x03(\rR\x03ids\"a\n" +
+	"\x03ids\x18\x01 \x03(\rR\x03ids\"\xf0\x01\n" +
 	"\x04Chat\x120\n" +
 	"\bmessages\x18\x01 \x03(\v2\x14.orca.v1.ChatMessageR\bmessages\x12'\n" +
-	"\x0ftemplate_kwargs\x18\x02 \x01(\tR\x0etemplateKwargs\"q\n" +
+	"\x0ftemplate_kwargs\x18\x02 \x01(\tR\x0etemplateKwargs\x12\x14\n" +
+	"\x05tools\x18\x03 \x01(\tR\x05tools\x124\n" +
+	"\vtool_choice\x18\x04 \x01(\x0e2\x13.orca.v1.ToolChoiceR\n" +
+	"toolChoice\x12\x1d\n" +
+	"\n" +
+	"tool_names\x18\x05 \x03(\tR\ttoolNames\x12\"\n" +
+	"\rone_tool_call\x18\x06 \x01(\bR\voneToolCall\"\x90\x01\n" +
 	"\vChatMessage\x12\x12\n" +
 	"\x04role\x18\x01 \x01(\tR\x04role\x12\x18\n" +
 	"\acontent\x18\x02 \x01(\tR\acontent\x12\x12\n" +
 	"\x04name\x18\x03 \x01(\tR\x04name\x12 \n" +
 	"\ftool_call_id\x18\x04 \x01(\tR\n" +
-	"toolCallId\"\xcd\x03\n" +
+	"toolCallId\x12\x1d\n" +
+	"\n" +
+	"tool_calls\x18\x05 \x01(\tR\ttoolCalls\"\xcd\x03\n" +
 	"\bSampling\x12 \n" +
 	"\vtemperature\x18\x01 \x01(\x01R\vtemperature\x12\x18\n" +
 	"\x05top_k\x18\x02 \x01(\rH\x00R\x04topK\x88\x01\x01\x12\x18\n" +
@@ -1814,7 +1927,7 @@ const file_orca_v1_orca_proto_rawDesc = "" +
 	"request_id\x18\x01 \x01(\tR\trequestId\"&\n" +
 	"\x0eCancelResponse\x12\x14\n" +
 	"\x05alive\x18\x01 \x01(\bR\x05alive\"\x11\n" +
-	"\x0fGetModelRequest\"\xdc\x03\n" +
+	"\x0fGetModelRequest\"\xfd\x03\n" +
 	"\x10GetModelResponse\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06digest\x18\x02 \x01(\tR\x06digest\x12\x1d\n" +
@@ -1829,7 +1942,9 @@ const file_orca_v1_orca_proto_rawDesc = "" +
 	"\aengines\x18\n" +
 	" \x03(\v2\x0f.orca.v1.EngineR\aengines\x12*\n" +
 	"\x11has_chat_template\x18\v \x01(\bR\x0fhasChatTemplate\x12>\n" +
-	"\x11sampling_defaults\x18\f \x01(\v2\x11.orca.v1.SamplingR\x10samplingDefaults\"\xcc\x01\n" +
+	"\x11sampling_defaults\x18\f \x01(\v2\x11.orca.v1.SamplingR\x10samplingDefaults\x12\x1f\n" +
+	"\vtool_syntax\x18\r \x01(\tR\n" +
+	"toolSyntax\"\xcc\x01\n" +
 	"\x06Engine\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12'\n" +
 	"\x0ftensor_parallel\x18\x02 \x01(\rR\x0etensorParallel\x12+\n" +
@@ -1837,7 +1952,12 @@ const file_orca_v1_orca_proto_rawDesc = "" +
 	"\x05slots\x18\x04 \x01(\x04R\x05slots\x12\x14\n" +
 	"\x05epoch\x18\x05 \x01(\x04R\x05epoch\x12\x18\n" +
 	"\aweights\x18\x06 \x01(\tR\aweights\x12\x16\n" +
-	"\x06policy\x18\a \x01(\tR\x06policy*\xb1\x01\n" +
+	"\x06policy\x18\a \x01(\tR\x06policy*Y\n" +
+	"\n" +
+	"ToolChoice\x12\x1b\n" +
+	"\x17TOOL_CHOICE_UNSPECIFIED\x10\x00\x12\x14\n" +
+	"\x10TOOL_CHOICE_NONE\x10\x01\x12\x18\n" +
+	"\x14TOOL_CHOICE_REQUIRED\x10\x02*\xb1\x01\n" +
 	"\fFinishReason\x12\x1d\n" +
 	"\x19FINISH_REASON_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14FINISH_REASON_LENGTH\x10\x01\x12\x15\n" +
@@ -1865,72 +1985,74 @@ func file_orca_v1_orca_proto_rawDescGZIP() []byte {
 	return file_orca_v1_orca_proto_rawDescData
 }
 
-var file_orca_v1_orca_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_orca_v1_orca_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
 var file_orca_v1_orca_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
 var file_orca_v1_orca_proto_goTypes = []any{
-	(FinishReason)(0),            // 0: orca.v1.FinishReason
-	(*TokenIds)(nil),             // 1: orca.v1.TokenIds
-	(*Chat)(nil),                 // 2: orca.v1.Chat
-	(*ChatMessage)(nil),          // 3: orca.v1.ChatMessage
-	(*Sampling)(nil),             // 4: orca.v1.Sampling
-	(*GenerateRequest)(nil),      // 5: orca.v1.GenerateRequest
-	(*ResumeRequest)(nil),        // 6: orca.v1.ResumeRequest
-	(*GenerateResponse)(nil),     // 7: orca.v1.GenerateResponse
-	(*Accepted)(nil),             // 8: orca.v1.Accepted
-	(*Token)(nil),                // 9: orca.v1.Token
-	(*TopToken)(nil),             // 10: orca.v1.TopToken
-	(*PromptToken)(nil),          // 11: orca.v1.PromptToken
-	(*Finished)(nil),             // 12: orca.v1.Finished
-	(*Timings)(nil),              // 13: orca.v1.Timings
-	(*GenerateTextResponse)(nil), // 14: orca.v1.GenerateTextResponse
-	(*CancelRequest)(nil),        // 15: orca.v1.CancelRequest
-	(*CancelResponse)(nil),       // 16: orca.v1.CancelResponse
-	(*GetModelRequest)(nil),      // 17: orca.v1.GetModelRequest
-	(*GetModelResponse)(nil),     // 18: orca.v1.GetModelResponse
-	(*Engine)(nil),               // 19: orca.v1.Engine
-	nil,                          // 20: orca.v1.Sampling.LogitBiasEntry
-	(*durationpb.Duration)(nil),  // 21: google.protobuf.Duration
+	(ToolChoice)(0),              // 0: orca.v1.ToolChoice
+	(FinishReason)(0),            // 1: orca.v1.FinishReason
+	(*TokenIds)(nil),             // 2: orca.v1.TokenIds
+	(*Chat)(nil),                 // 3: orca.v1.Chat
+	(*ChatMessage)(nil),          // 4: orca.v1.ChatMessage
+	(*Sampling)(nil),             // 5: orca.v1.Sampling
+	(*GenerateRequest)(nil),      // 6: orca.v1.GenerateRequest
+	(*ResumeRequest)(nil),        // 7: orca.v1.ResumeRequest
+	(*GenerateResponse)(nil),     // 8: orca.v1.GenerateResponse
+	(*Accepted)(nil),             // 9: orca.v1.Accepted
+	(*Token)(nil),                // 10: orca.v1.Token
+	(*TopToken)(nil),             // 11: orca.v1.TopToken
+	(*PromptToken)(nil),          // 12: orca.v1.PromptToken
+	(*Finished)(nil),             // 13: orca.v1.Finished
+	(*Timings)(nil),              // 14: orca.v1.Timings
+	(*GenerateTextResponse)(nil), // 15: orca.v1.GenerateTextResponse
+	(*CancelRequest)(nil),        // 16: orca.v1.CancelRequest
+	(*CancelResponse)(nil),       // 17: orca.v1.CancelResponse
+	(*GetModelRequest)(nil),      // 18: orca.v1.GetModelRequest
+	(*GetModelResponse)(nil),     // 19: orca.v1.GetModelResponse
+	(*Engine)(nil),               // 20: orca.v1.Engine
+	nil,                          // 21: orca.v1.Sampling.LogitBiasEntry
+	(*durationpb.Duration)(nil),  // 22: google.protobuf.Duration
 }
 var file_orca_v1_orca_proto_depIdxs = []int32{
-	3,  // 0: orca.v1.Chat.messages:type_name -> orca.v1.ChatMessage
-	20, // 1: orca.v1.Sampling.logit_bias:type_name -> orca.v1.Sampling.LogitBiasEntry
-	1,  // 2: orca.v1.GenerateRequest.token_ids:type_name -> orca.v1.TokenIds
-	2,  // 3: orca.v1.GenerateRequest.chat:type_name -> orca.v1.Chat
-	4,  // 4: orca.v1.GenerateRequest.sampling:type_name -> orca.v1.Sampling
-	21, // 5: orca.v1.GenerateRequest.detach_grace:type_name -> google.protobuf.Duration
-	8,  // 6: orca.v1.GenerateResponse.accepted:type_name -> orca.v1.Accepted
-	9,  // 7: orca.v1.GenerateResponse.tokens:type_name -> orca.v1.Token
-	12, // 8: orca.v1.GenerateResponse.finished:type_name -> orca.v1.Finished
-	11, // 9: orca.v1.GenerateResponse.prompt:type_name -> orca.v1.PromptToken
-	21, // 10: orca.v1.Accepted.starts_in:type_name -> google.protobuf.Duration
-	10, // 11: orca.v1.Token.top:type_name -> orca.v1.TopToken
-	10, // 12: orca.v1.PromptToken.top:type_name -> orca.v1.TopToken
-	0,  // 13: orca.v1.Finished.reason:type_name -> orca.v1.FinishReason
-	13, // 14: orca.v1.Finished.timings:type_name -> orca.v1.Timings
-	21, // 15: orca.v1.Timings.claimed:type_name -> google.protobuf.Duration
-	21, // 16: orca.v1.Timings.first_token:type_name -> google.protobuf.Duration
-	21, // 17: orca.v1.Timings.finished:type_name -> google.protobuf.Duration
-	0,  // 18: orca.v1.GenerateTextResponse.reason:type_name -> orca.v1.FinishReason
-	13, // 19: orca.v1.GenerateTextResponse.timings:type_name -> orca.v1.Timings
-	9,  // 20: orca.v1.GenerateTextResponse.tokens:type_name -> orca.v1.Token
-	11, // 21: orca.v1.GenerateTextResponse.prompt:type_name -> orca.v1.PromptToken
-	19, // 22: orca.v1.GetModelResponse.engines:type_name -> orca.v1.Engine
-	4,  // 23: orca.v1.GetModelResponse.sampling_defaults:type_name -> orca.v1.Sampling
-	5,  // 24: orca.v1.Orca.Generate:input_type -> orca.v1.GenerateRequest
-	5,  // 25: orca.v1.Orca.GenerateText:input_type -> orca.v1.GenerateRequest
-	6,  // 26: orca.v1.Orca.Resume:input_type -> orca.v1.ResumeRequest
-	15, // 27: orca.v1.Orca.Cancel:input_type -> orca.v1.CancelRequest
-	17, // 28: orca.v1.Orca.GetModel:input_type -> orca.v1.GetModelRequest
-	7,  // 29: orca.v1.Orca.Generate:output_type -> orca.v1.GenerateResponse
-	14, // 30: orca.v1.Orca.GenerateText:output_type -> orca.v1.GenerateTextResponse
-	7,  // 31: orca.v1.Orca.Resume:output_type -> orca.v1.GenerateResponse
-	16, // 32: orca.v1.Orca.Cancel:output_type -> orca.v1.CancelResponse
-	18, // 33: orca.v1.Orca.GetModel:output_type -> orca.v1.GetModelResponse
-	29, // [29:34] is the sub-list for method output_type
-	24, // [24:29] is the sub-list for method input_type
-	24, // [24:24] is the sub-list for extension type_name
-	24, // [24:24] is the sub-list for extension extendee
-	0,  // [0:24] is the sub-list for field type_name
+	4,  // 0: orca.v1.Chat.messages:type_name -> orca.v1.ChatMessage
+	0,  // 1: orca.v1.Chat.tool_choice:type_name -> orca.v1.ToolChoice
+	21, // 2: orca.v1.Sampling.logit_bias:type_name -> orca.v1.Sampling.LogitBiasEntry
+	2,  // 3: orca.v1.GenerateRequest.token_ids:type_name -> orca.v1.TokenIds
+	3,  // 4: orca.v1.GenerateRequest.chat:type_name -> orca.v1.Chat
+	5,  // 5: orca.v1.GenerateRequest.sampling:type_name -> orca.v1.Sampling
+	22, // 6: orca.v1.GenerateRequest.detach_grace:type_name -> google.protobuf.Duration
+	9,  // 7: orca.v1.GenerateResponse.accepted:type_name -> orca.v1.Accepted
+	10, // 8: orca.v1.GenerateResponse.tokens:type_name -> orca.v1.Token
+	13, // 9: orca.v1.GenerateResponse.finished:type_name -> orca.v1.Finished
+	12, // 10: orca.v1.GenerateResponse.prompt:type_name -> orca.v1.PromptToken
+	22, // 11: orca.v1.Accepted.starts_in:type_name -> google.protobuf.Duration
+	11, // 12: orca.v1.Token.top:type_name -> orca.v1.TopToken
+	11, // 13: orca.v1.PromptToken.top:type_name -> orca.v1.TopToken
+	1,  // 14: orca.v1.Finished.reason:type_name -> orca.v1.FinishReason
+	14, // 15: orca.v1.Finished.timings:type_name -> orca.v1.Timings
+	22, // 16: orca.v1.Timings.claimed:type_name -> google.protobuf.Duration
+	22, // 17: orca.v1.Timings.first_token:type_name -> google.protobuf.Duration
+	22, // 18: orca.v1.Timings.finished:type_name -> google.protobuf.Duration
+	1,  // 19: orca.v1.GenerateTextResponse.reason:type_name -> orca.v1.FinishReason
+	14, // 20: orca.v1.GenerateTextResponse.timings:type_name -> orca.v1.Timings
+	10, // 21: orca.v1.GenerateTextResponse.tokens:type_name -> orca.v1.Token
+	12, // 22: orca.v1.GenerateTextResponse.prompt:type_name -> orca.v1.PromptToken
+	20, // 23: orca.v1.GetModelResponse.engines:type_name -> orca.v1.Engine
+	5,  // 24: orca.v1.GetModelResponse.sampling_defaults:type_name -> orca.v1.Sampling
+	6,  // 25: orca.v1.Orca.Generate:input_type -> orca.v1.GenerateRequest
+	6,  // 26: orca.v1.Orca.GenerateText:input_type -> orca.v1.GenerateRequest
+	7,  // 27: orca.v1.Orca.Resume:input_type -> orca.v1.ResumeRequest
+	16, // 28: orca.v1.Orca.Cancel:input_type -> orca.v1.CancelRequest
+	18, // 29: orca.v1.Orca.GetModel:input_type -> orca.v1.GetModelRequest
+	8,  // 30: orca.v1.Orca.Generate:output_type -> orca.v1.GenerateResponse
+	15, // 31: orca.v1.Orca.GenerateText:output_type -> orca.v1.GenerateTextResponse
+	8,  // 32: orca.v1.Orca.Resume:output_type -> orca.v1.GenerateResponse
+	17, // 33: orca.v1.Orca.Cancel:output_type -> orca.v1.CancelResponse
+	19, // 34: orca.v1.Orca.GetModel:output_type -> orca.v1.GetModelResponse
+	30, // [30:35] is the sub-list for method output_type
+	25, // [25:30] is the sub-list for method input_type
+	25, // [25:25] is the sub-list for extension type_name
+	25, // [25:25] is the sub-list for extension extendee
+	0,  // [0:25] is the sub-list for field type_name
 }
 
 func init() { file_orca_v1_orca_proto_init() }
@@ -1954,7 +2076,7 @@ func file_orca_v1_orca_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_orca_v1_orca_proto_rawDesc), len(file_orca_v1_orca_proto_rawDesc)),
-			NumEnums:      1,
+			NumEnums:      2,
 			NumMessages:   20,
 			NumExtensions: 0,
 			NumServices:   1,

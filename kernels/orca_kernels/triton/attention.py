@@ -52,18 +52,21 @@ LOG2_E = 1.4426950408889634
 
 @dataclass(frozen=True)
 class Tiling:
-    """The keys that a program takes at a time, and the stages of its loads. Not tuned: no GPU was at hand."""
+    """The keys that a program takes at a time, the stages of its loads, its warps. Not tuned: no GPU was at hand."""
 
     keys: int
     stages: int
+    warps: int
 
 
 def tiling(head_size: int, item_size: int) -> Tiling:
     """By the size of a head and of an element: a function of the model alone, because `keys` decides bits.
 
-    More keys at a time do not fit in the registers of two warps (tests/kernels/test_triton_compiled.py counts them).
+    More keys at a time do not fit in the registers of two warps, nor do rows of more than 256 bytes
+    (tests/kernels/test_triton_compiled.py counts them).
     """
-    return Tiling(keys=32 if item_size == 2 and head_size <= 128 else 16, stages=3)
+    warps = 2 if head_size * item_size <= 256 else 4
+    return Tiling(keys=32 if item_size == 2 and head_size <= 128 else 16, stages=3, warps=warps)
 
 
 @triton.jit
@@ -343,12 +346,13 @@ def split_attention(q: Tensor, keys: Tensor, values: Tensor, plan: Plan, scale: 
         "SPLIT": SPLIT,
         "WINDOW": window,
         "num_stages": how.stages,
+        "num_warps": how.warps,
     }
     work = (plan.tiles, plan.table, plan.table.stride(0), scale * LOG2_E)
     if not bounds.increments_only:
         launch(
             mixed, (bounds.tiles, kv_heads), q, q.stride(0), keys, values, out, *work,
-            FEW=INCREMENT_ROWS, MANY=INITIATION_ROWS, num_warps=2, **common,
+            FEW=INCREMENT_ROWS, MANY=INITIATION_ROWS, **common,
         )  # fmt: skip
         return out
     direct = bounds.splits == 1
@@ -356,7 +360,7 @@ def split_attention(q: Tensor, keys: Tensor, values: Tensor, plan: Plan, scale: 
     statistics = torch.empty((len(partial), bounds.splits, 2), dtype=torch.float32, device=q.device)
     launch(
         increments, (bounds.tiles, kv_heads, bounds.splits), q, q.stride(0), keys, values, out,
-        partial, statistics, *work, DIRECT=direct, M=INCREMENT_ROWS, num_warps=2, **common,
+        partial, statistics, *work, DIRECT=direct, M=INCREMENT_ROWS, **common,
     )  # fmt: skip
     if not direct:
         launch(

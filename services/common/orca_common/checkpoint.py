@@ -1,6 +1,7 @@
 """What a service must know of a Hugging Face checkpoint folder, without torch."""
 
 import hashlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,6 +23,10 @@ WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
 CONFIG_BYTES, TOKENIZER_BYTES = 1 << 20, 64 << 20
 LARGEST = 1 << 24  # tokens of a vocabulary, positions
 MAX_END_TOKENS = 1024
+SHAPES = Path(__file__).with_name("shapes")  # folders of models that have a name, a config.json and no weights
+RANDOM_WEIGHTS = "orca_random_weights"
+# Heads of transformers that are no language model's, as in LlamaForSequenceClassification.
+OTHER_HEAD = re.compile(r"For(?!CausalLM$|ConditionalGeneration$|PreTraining$)\w+$|EncoderModel$")
 WITH_ENCODER = ("t5", "marian")  # types of models
 
 
@@ -42,6 +47,15 @@ class Checkpoint:
     def has_encoder(self) -> bool:
         """Whether a prompt is the input of an encoder: its tokens have no logits."""
         return self.model_type in WITH_ENCODER
+
+    @property
+    def random_weights(self) -> int | None:
+        """The seed by which the weights are made; None: they are in files. Raises FailedPrecondition."""
+        seed = self.config.get(RANDOM_WEIGHTS)
+        if seed is not None and not (type(seed) is int and 0 <= seed < 1 << 63):
+            problem = f"gives {RANDOM_WEIGHTS} {shown(seed)}, not a seed from 0 to {(1 << 63) - 1}"
+            raise FailedPrecondition(f"model: config.json of {self.name} {problem}")
+        return seed
 
     @property
     def tokenizer_file(self) -> Path | None:
@@ -101,6 +115,10 @@ def _type(config: Mapping[str, Any], path: Path) -> str:
     found = config.get("model_type")
     if not isinstance(found, str):
         raise FailedPrecondition(f"model: {path} has a missing or wrong field (model_type is {shown(found)})")
+    heads = config.get("architectures")
+    for head in heads if isinstance(heads, list) else []:
+        if isinstance(head, str) and OTHER_HEAD.search(head):
+            raise FailedPrecondition(f"model: {path} is of a {shown(head)}, which generates no text")
     return found
 
 
@@ -143,10 +161,11 @@ def _end_tokens(folder: Path, config: Mapping[str, Any], vocab_size: int) -> tup
 
 
 def resolve_model(model: str, accept: Callable[[Path], None] = lambda folder: None) -> Path:
-    """The folder of a model. `model` is that folder, or a name on the hub; then its files are downloaded first.
+    """The folder of a model. `model` is that folder, one of `shape_names`, or a name on the hub; then its files are
+    downloaded first.
 
     accept: raises FailedPrecondition for a model that is not wanted. It is given a folder with config.json, before
-    gigabytes of weights are downloaded. Raises FailedPrecondition also when `model` is neither.
+    gigabytes of weights are downloaded. Raises FailedPrecondition also when `model` is none of them.
     """
     try:
         here, there = (Path(model) / "config.json").exists(), Path(model).exists()
@@ -155,6 +174,9 @@ def resolve_model(model: str, accept: Callable[[Path], None] = lambda folder: No
     if here:
         accept(Path(model))
         return Path(model)
+    if not there and model in shape_names():
+        accept(SHAPES / model)
+        return SHAPES / model
     if not there and model.startswith((".", "/")):
         raise FailedPrecondition(f"model: {model}: there is no such folder")
     if there:
@@ -166,6 +188,11 @@ def resolve_model(model: str, accept: Callable[[Path], None] = lambda folder: No
         raise FailedPrecondition(f"model: {model} is no folder here, and {why}") from None
     accept(config)
     return download_from_hub(model, (*TOKENIZER_FILES, *WEIGHT_FILES))
+
+
+def shape_names() -> list[str]:
+    """The models of the paper's Table 1, with random weights."""
+    return sorted(path.name for path in SHAPES.iterdir() if path.is_dir())
 
 
 def download_from_hub(

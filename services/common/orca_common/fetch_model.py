@@ -227,7 +227,7 @@ class _Download:
 
 
 def _unpack(stream: Any, part: Path, patterns: Sequence[str], most: int | None = None) -> None:
-    """Unpacks the files whose names match; with `most`, the first so many of them."""
+    """Unpacks the files whose names match; with `most`, at most this number of them."""
     unpacked = 0
     with tarfile.open(fileobj=stream, mode="r|*") as archive:
         for member in archive:

@@ -74,6 +74,12 @@ class Forms:
         if self._tokenizer is None:
             self._tokenizer = self._opened()
 
+    def token(self, name: str) -> int | None:
+        """The token that a grammar must name by its id, since llguidance gives it no text; None for a plain text."""
+        assert self._tokenizer is not None
+        ids = self._tokenizer.tokenize_str(name, parse_special=True)
+        return ids[0] if len(ids) == 1 and self._tokenizer.is_special_token(ids[0]) else None
+
     def check(self, grammar: str) -> None:
         """Compiles a form, makes its first mask, and drops it. Raises FormError."""
         self._compiled(grammar)

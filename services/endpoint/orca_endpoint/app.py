@@ -77,7 +77,9 @@ class EndpointApp:
         self._checkpoint, self.vocabulary, template, defaults = await service.in_thread(
             self._read_model  # perhaps a download
         )
-        telemetry = Telemetry("orca-endpoint", secrets.token_hex(4))
+        telemetry = Telemetry(
+            "orca-endpoint", secrets.token_hex(4), share=settings.trace_share, slow=settings.trace_slow
+        )
         self._open.callback(telemetry.close)
         self._pool = Pool.of(settings)
         self.delivery = Delivery(self._pool)

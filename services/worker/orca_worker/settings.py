@@ -16,7 +16,7 @@ class WorkerSettings(ServiceSettings):
     heading = "workers"
 
     model: str
-    """Checkpoint folder or hub name."""
+    """Checkpoint folder, hub name, or gpt3-13b and the like for random weights."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of the weights, and of keys and values; auto: the fastest on this machine."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

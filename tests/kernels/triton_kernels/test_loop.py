@@ -1,12 +1,13 @@
 """The GPU loop: iterations in buckets, as graphs run them, against iterations of the batch's own size.
 
-Without a GPU a graph is the same call once more (`CalledAgain`). All else is what a GPU runs: static inputs, padding,
-the token table, sampling, increments that are launched before the host knows their tokens.
+Without a GPU a graph is the log of its calls and launches (`Replayed`). All else is what a GPU runs: static inputs,
+padding, the token table, sampling, increments that are launched before the host knows their tokens.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 import pytest
@@ -16,13 +17,17 @@ from kernels.triton_device import DEVICE
 from worker.driver import Sampled, TinyEngine
 
 from orca.v1 import worker_pb2
+from orca_kernels.triton import activation, attention, norm, write_kv
+from orca_kernels.triton import sampling as triton_sampling
+from orca_kernels.triton.launch import launch
 from orca_kernels.triton.sampling import sample
 from orca_lab.shapes import Shape, gpt
 from orca_lab.shards import formed
 from orca_worker.device import graphs
 from orca_worker.device import model as device_model
-from orca_worker.device.graphs import BUCKETS, CalledAgain, CudaGraphs, Recorder, bucket_of
+from orca_worker.device.graphs import BUCKETS, CudaGraphs, Recorder, bucket_of
 from orca_worker.device.model import DeviceModel, Made
+from orca_worker.device.replay import Replayed
 from orca_worker.iteration.model import Compute
 from orca_worker.models.cuda import FusedStage, TritonKernels
 from orca_worker.models.plain import TorchStage
@@ -35,7 +40,17 @@ SLOTS, BLOCK = 960, 16
 
 
 def recorder() -> Recorder:
-    return CalledAgain() if DEVICE.type == "cpu" else CudaGraphs(DEVICE)
+    return Replayed() if DEVICE.type == "cpu" else CudaGraphs(DEVICE)
+
+
+def keep_launches(recorder: Replayed, patch: pytest.MonkeyPatch) -> None:
+    """Lets a recording keep each launch of a Triton kernel as one call."""
+
+    def kept(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
+        recorder.launch(partial(launch, kernel, grid, **options), *args)
+
+    for module in (activation, attention, norm, triton_sampling, write_kv):
+        patch.setattr(module, "launch", kept)
 
 
 @contextmanager
@@ -55,6 +70,8 @@ def stage_with(
         assert isinstance(held, SamplingModel | HiddenModel)
         assert isinstance(held.model, TorchStage)
         recorder = make() if make is not None else None
+        if isinstance(recorder, Replayed):
+            keep_launches(recorder, patch)
         model = stage._model = DeviceModel(FusedStage(held.model, TritonKernels), place, recorder, sample)
         stage.allocate(SLOTS, BLOCK)
         yield stage, model
@@ -140,7 +157,7 @@ def test_an_iteration_is_launched_before_the_tokens_of_the_one_before_are_read()
 
 
 def test_a_capture_that_fails_leaves_the_iterations_without_graphs(caplog: pytest.LogCaptureFixture) -> None:
-    class Broken(CalledAgain):
+    class Broken(Replayed):
         def record(self, run: Callable[[], T]) -> Callable[[], T]:
             raise RuntimeError("operation not permitted when stream is capturing")
 
@@ -156,7 +173,7 @@ def test_an_engine_that_forms_again_offers_as_many_slots(monkeypatch: pytest.Mon
     """The recordings of the epoch before take memory, which is measured before there are new ones."""
     alive: WeakSet[Callable[[], object]] = WeakSet()
 
-    class Counted(CalledAgain):
+    class Counted(Replayed):
         def record(self, run: Callable[[], T]) -> Callable[[], T]:
             alive.add(run)
             return run

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from orca_pool.records import Reason, Times
 
+from ..text.tool_calls import Said
+
 
 class Accepted(NamedTuple):
     """The request is on the pool's disk."""
@@ -52,6 +54,7 @@ class Token(NamedTuple):
     iteration: int
     engine: str
     top: tuple[TopToken, ...] = ()  # the most probable tokens at this place, where asked for
+    said: Said | None = None  # the text without calls, and the calls, for a request whose answer may have some
 
 
 class Finished(NamedTuple):
@@ -61,6 +64,8 @@ class Finished(NamedTuple):
     output_tokens: int  # of the whole request
     text: str  # characters that were held back
     times: Times | None
+    said: Said | None = None  # as a token's, of the text that was held back
+    called: bool = False  # the answer has calls, and all of them are whole
 
 
 Event = Accepted | Prompted | Token | Finished

@@ -21,6 +21,7 @@ from orca_common.scores import TOP, Top, unpack_prompt, unpack_tops
 from orca_common.telemetry import trace_id_of
 from orca_pool.records import Attached, CommittedToken, Finish, Packet, Reason, Times
 
+from ..text.tool_calls import SYNTAXES, CallReader, Said
 from ..text.vocabulary import TextStream, Vocabulary
 from .events import Accepted, Event, Finished, Prompted, PromptToken, Token, TopToken
 from .refusals import end_error
@@ -57,6 +58,7 @@ class Transcript:
         self._vocabulary = vocabulary
         self._from_index, self._digest = from_index, digest
         self._text = TextStream(None, ())
+        self._calls: CallReader | None = None  # of an answer that may call functions
         self._ids = array("I")  # every token from 0
         self._top_count = 0  # most probable tokens that come with each token
         self._wants_prompt = False  # the client is still to be shown the prompt's logprobs
@@ -81,7 +83,9 @@ class Transcript:
         if not self.accepted:
             self.accepted = True
             self.record = PoolRequest.FromString(attached.record)
-            self._text = TextStream(self._vocabulary, self.record.stop)
+            syntax = SYNTAXES.get(self.record.tool_syntax)
+            self._text = TextStream(self._vocabulary, self.record.stop, syntax.marks if syntax is not None else ())
+            self._calls = CallReader(syntax, self.request_id) if syntax is not None else None
             asked = self.record.sampling
             self._top_count = asked.top_logprobs
             self._wants_prompt = asked.prompt_logprobs and not self._from_index
@@ -127,7 +131,7 @@ class Transcript:
     def stopped(self) -> Finished:
         """The end that a stop string makes, once the pool has recorded it. Its times are the pool's to tell."""
         self.next, self.finished = "end", Reason.STOP
-        return Finished(Reason.STOP, len(self._ids), "", None)
+        return self._finished(Reason.STOP, "", None)
 
     def digest(self) -> bytes:
         """The digest of all tokens so far."""
@@ -173,19 +177,20 @@ class Transcript:
             raise self.changed()
         logprobs = self.record.sampling.logprobs
         places = iter(unpack_tops(tops, self._top_count)[known:]) if tops else None
-        push, new = self._text.push, tuple.__new__
+        push, new, calls = self._text.push, tuple.__new__, self._calls
         for token in tokens[known:] if known else tokens:
             token_id, logprob, iteration = self.last = token
             index = len(ids)
             ids.append(token_id)
             text, stopped = push(token_id)
+            said = None if calls is None else calls.push(text)
             if stopped:
                 self.next = "stop"
             if index >= self._from_index:
                 shown = logprob if logprobs and not math.isnan(logprob) else None
                 top = () if places is None else self._spelled(next(places))
                 # Token(...) itself would take twice as long.
-                yield new(Token, (index, token_id, text, shown, iteration, engine, top))
+                yield new(Token, (index, token_id, text, shown, iteration, engine, top, said))
             elif places is not None:
                 next(places)
             if stopped:
@@ -226,7 +231,16 @@ class Transcript:
         if finish.reason > Reason.CANCELLED:
             raise end_error(finish.reason, self.request_id, trace_id_of(self.record.trace))
         self.finished = finish.reason
-        yield Finished(finish.reason, finish.output_tokens, self._text.flush(), finish.times)
+        yield self._finished(finish.reason, self._text.flush(), finish.times)
+
+    def _finished(self, reason: Reason, text: str, times: Times | None) -> Finished:
+        """The event of the end. text: what was held back."""
+        calls = self._calls
+        if calls is None:
+            return Finished(reason, len(self._ids), text, times)
+        said, rest = calls.push(text), calls.flush()
+        said = Said(said.content + rest.content, said.calls)
+        return Finished(reason, len(self._ids), text, times, said, calls.called)
 
 
 def digest_of(ids: "array[int]") -> bytes:

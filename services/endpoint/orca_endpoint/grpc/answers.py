@@ -25,7 +25,7 @@ class Encoder:
             if event.top:
                 return GenerateResponse(tokens=[token_message(event)]).SerializeToString()
             token = self._token
-            token.index, token.token_id, text, logprob, token.iteration, engine, _ = event
+            token.index, token.token_id, text, logprob, token.iteration, engine, _, _ = event
             if text != self._text:
                 token.text = self._text = text
             if engine != self._engine:
@@ -91,7 +91,7 @@ def timings(times: Times) -> Timings:
 
 def token_message(event: events.Token) -> TokenMessage:
     """A token with the most probable ones at its place."""
-    index, token_id, text, logprob, iteration, engine, top = event
+    index, token_id, text, logprob, iteration, engine, top, _ = event
     return TokenMessage(
         index=index,
         token_id=token_id,

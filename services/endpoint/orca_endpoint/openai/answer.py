@@ -7,12 +7,15 @@ from orca_common.errors import Cancelled
 from orca_pool.records import Reason
 
 from ..calls.events import Accepted, Event, Finished, Prompted, PromptToken, Token
+from ..text.tool_calls import CallPart
 
 Numbered = AsyncIterator[tuple[int, list[Event]]]  # events that are there together, with the number of their choice
 
 
-def finish_reason(reason: Reason) -> str:
-    return "length" if reason is Reason.LENGTH else "stop"
+def finish_reason(event: Finished) -> str:
+    if event.reason is Reason.LENGTH:
+        return "length"
+    return "tool_calls" if event.called else "stop"
 
 
 def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
@@ -29,6 +32,7 @@ class Choice:
     def __init__(self, echoed: str | None = None) -> None:
         self.echoed = echoed  # the prompt's text, for a request with echo
         self.texts: list[str] = [echoed or ""]
+        self.calls: list[CallPart] = []  # of a chat's answer
         self.tokens: list[PromptToken | Token] = []  # with echo the prompt's come first
         self.offset = 0  # characters given out
         self.input_tokens = self.output_tokens = 0
@@ -41,10 +45,18 @@ class Choice:
         logprobs = [token.logprob for token in self.tokens if isinstance(token, Token) and token.logprob is not None]
         return sum(logprobs) / len(logprobs) if logprobs else -math.inf
 
+    def add(self, event: Token | Finished) -> None:
+        """The text, or the calls, of a choice that is not streamed."""
+        if event.said is None:
+            self.texts.append(event.text)
+        else:
+            self.texts.append(event.said.content)
+            self.calls += event.said.calls
+
     def end(self, event: Finished) -> None:
         """The end of a choice that is not streamed."""
-        self.texts.append(event.text)
-        self.output_tokens, self.finish = event.output_tokens, finish_reason(event.reason)
+        self.add(event)
+        self.output_tokens, self.finish = event.output_tokens, finish_reason(event)
 
 
 def finite(logprob: float) -> float:
@@ -62,7 +74,7 @@ async def gather(events: Numbered, choices: Sequence[Choice], name: str, keep: b
         choice = choices[n]
         for event in piece:
             if isinstance(event, Token):
-                choice.texts.append(event.text)
+                choice.add(event)
                 if keep:
                     choice.tokens.append(event)
             elif isinstance(event, Accepted):

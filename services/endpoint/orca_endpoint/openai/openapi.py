@@ -7,6 +7,7 @@ from typing import Any
 from orca_common.release import VERSION
 
 from .chat.fields import FIELDS as CHAT_FIELDS
+from .chat.tools import CALL
 from .completions.request import FIELDS
 from .fields import BOOLEAN, IDS, INTEGER, STRING, Field
 
@@ -98,7 +99,7 @@ USAGE = parameter("include_usage", "query", "A last chunk with the usage.", BOOL
 MODEL = parameter("model", "query", "The answer's model, for proxies that choose a release by it.", STRING)
 ID = parameter("id", "path", "The answer's id; of one with several choices with -K behind it.", STRING, True)
 
-FINISH = {"enum": ["stop", "length", None]}
+FINISH = {"enum": ["stop", "length", "tool_calls", None]}
 SCORED = {"token": STRING, "logprob": {"type": "number"}, "bytes": {"type": "array", "items": INTEGER}}
 
 PATHS: dict[str, Schema] = {
@@ -162,10 +163,26 @@ SCHEMAS: dict[str, Schema] = {
     "Chat": answers("chat.completion", "ChatChoice"),
     "ChatChoice": choice_of("ChatLogprobs", message=reference("Message")),
     "Message": thing(
-        ("role", "content", "refusal"), role={"const": "assistant"}, content=STRING, refusal={"type": "null"}
+        ("role", "content", "refusal"),
+        role={"const": "assistant"},
+        content={"type": ["string", "null"]},
+        refusal={"type": "null"},
+        tool_calls={"type": "array", "items": CALL},
     ),
     "ChatChunk": answers("chat.completion.chunk", "ChatDelta"),
-    "ChatDelta": choice_of("ChatLogprobs", delta=thing(role={"const": "assistant"}, content=STRING)),
+    "ChatDelta": choice_of("ChatLogprobs", delta=reference("Delta")),
+    "Delta": thing(
+        role={"const": "assistant"},
+        content=STRING,
+        tool_calls={"type": "array", "items": reference("CallDelta")},
+    ),
+    "CallDelta": thing(
+        ("index", "function"),
+        index=INTEGER,
+        id=STRING,
+        type={"const": "function"},
+        function=thing(("arguments",), name=STRING, arguments=STRING),
+    ),
     "ChatLogprobs": thing(
         ("content", "refusal"),
         content={"type": "array", "items": reference("ChatToken")},
@@ -200,6 +217,7 @@ SCHEMAS: dict[str, Schema] = {
         created=INTEGER,
         owned_by=STRING,
         max_model_len=INTEGER,
+        chat_template=BOOLEAN,
     ),
     "TokenizeRequest": thing(
         ("prompt",), model=STRING, prompt=STRING, add_special_tokens=BOOLEAN, return_token_strs=BOOLEAN

@@ -1,21 +1,26 @@
 """Conversations as prompts: checked, and made a text by the model's chat template in a thread."""
 
-import json
-from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from orca.v1.orca_pb2 import Chat
 from orca_common.errors import ErrorReason, FailedPrecondition, InvalidArgument
 
 from ..text.chat_template import CannotRender, ChatTemplate
 from .threads import Threads
+from .tools import Tools, calls_of, json_in, tools_of
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 # Variables that a request cannot give: the template itself is the model's, and the others have fields of their own.
 RESERVED = ("chat_template", "messages", "tools")
 
-Error = Callable[..., InvalidArgument]  # of a field, what is wrong with it, and the position in it
+
+class Names(Protocol):
+    """Makes errors that name the request's fields as the caller does: `validation.Fields`."""
+
+    def name(self, field: str) -> str: ...
+
+    def error(self, field: str, problem: str, position: int | None = None, place: str = "") -> InvalidArgument: ...
 
 
 class Chats:
@@ -32,48 +37,88 @@ class Chats:
         """Whether the model has a chat template."""
         return self._template is not None
 
-    async def text(self, chat: Chat, error: Error, field: str) -> str:
+    @property
+    def syntax(self) -> str:
+        """How the model spells calls of tools; empty where a chat cannot have them."""
+        syntax = self._template.tool_use.syntax if self._template is not None else None
+        return syntax.name if syntax is not None else ""
+
+    def tools(self, chat: Chat, names: Names) -> Tools | None:
+        """The tools of a chat; None where it has none. Raises InvalidArgument, and FailedPrecondition for a model that
+        cannot have them."""
+        if not chat.tools:
+            for field in ("tool_choice", "tool_names", "one_tool_call"):
+                if getattr(chat, field):
+                    raise names.error(f"chat.{field}", "is allowed only with tools")
+            return None
+        template, field = self._given(names, "chat.tools").tool_use, names.name("chat.tools")
+        if template.syntax is None:
+            problem = "takes tools, but in no way that is known here" if template.takes_tools else "takes no tools"
+            raise FailedPrecondition(
+                f"{field}: this model's chat template {problem}", field, reason=ErrorReason.NO_TOOLS
+            )
+        return tools_of(chat, template.syntax, names.error)
+
+    async def text(self, chat: Chat, tools: Tools | None, names: Names) -> str:
         """The text of a prompt. Raises InvalidArgument, FailedPrecondition without a template, ResourceExhausted.
 
-        error: makes the error of a field. field: the caller's name of the messages.
+        tools: those of the chat.
         """
+        template = self._given(names, "chat.messages")
+        if tools is not None:
+            template = template.tool_use
+        if not chat.messages:
+            raise names.error("chat.messages", "is missing: a chat has at least one message")
+        return await self._threads.run(partial(self._rendered, chat, tools, template, names))
+
+    def _rendered(self, chat: Chat, tools: Tools | None, template: ChatTemplate, names: Names) -> str:
+        variables = variables_of(chat.template_kwargs, names)
+        if tools is not None:
+            variables["tools"] = tools.given
+        messages = [message_of(chat, n, template, names) for n in range(len(chat.messages))]
+        try:
+            return template.render(messages, variables, self._max_bytes)
+        except CannotRender as refusal:
+            raise names.error("chat.messages", str(refusal)) from None
+
+    def _given(self, names: Names, needed_for: str) -> ChatTemplate:
+        """The model's template. Raises FailedPrecondition without one."""
         if self._template is None:
+            field = names.name(needed_for)
             problem = f"{field}: this model has no chat template; give the prompt as text"
             raise FailedPrecondition(problem, field, reason=ErrorReason.NO_CHAT_TEMPLATE)
-        if not chat.messages:
-            raise error("chat.messages", "is missing: a chat has at least one message")
-        variables = variables_of(chat.template_kwargs, error)
-        messages = [self._message(chat, n, error) for n in range(len(chat.messages))]
-        try:
-            return await self._threads.run(partial(self._template.render, messages, variables, self._max_bytes))
-        except CannotRender as refusal:
-            raise error("chat.messages", str(refusal)) from None
-
-    def _message(self, chat: Chat, n: int, error: Error) -> dict[str, Any]:
-        """One message as the template sees it. A template that knows no developer sees a system message."""
-        assert self._template is not None
-        one = chat.messages[n]
-        if one.role not in ROLES:
-            raise error("chat.messages", f"has the role {one.role[:20]!r}; the roles are {', '.join(ROLES)}", n)
-        role = "system" if one.role == "developer" and not self._template.knows_developer else one.role
-        given = {"role": role, "content": one.content}
-        return given | {name: value for name in ("name", "tool_call_id") if (value := getattr(one, name))}
+        return self._template
 
 
-def variables_of(raw: str, error: Error) -> dict[str, Any]:
+def message_of(chat: Chat, n: int, template: ChatTemplate, names: Names) -> dict[str, Any]:
+    """One message as the template sees it. A template that knows no developer sees a system message."""
+    one = chat.messages[n]
+    if one.role not in ROLES:
+        raise names.error("chat.messages", f"has the role {one.role[:20]!r}; the roles are {', '.join(ROLES)}", n)
+    role = "system" if one.role == "developer" and not template.knows_developer else one.role
+    message: dict[str, Any] = {"role": role, "content": one.content}
+    message |= {name: value for name in ("name", "tool_call_id") if (value := getattr(one, name))}
+    if one.tool_calls:
+        place = f"[{n}].tool_calls"
+        if role != "assistant":
+            raise names.error("chat.messages", "is allowed only in a message of the assistant", place=place)
+        if not template.knows_calls:  # it would leave them out without a word
+            raise names.error("chat.messages", "is refused: this model's chat template knows no calls", place=place)
+        message["tool_calls"] = calls_of(one.tool_calls, n, names.error)
+    return message
+
+
+def variables_of(raw: str, names: Names) -> dict[str, Any]:
     """The variables of a JSON object."""
     if not raw:
         return {}
     field = "chat.template_kwargs"
-    try:
-        variables = json.loads(raw)
-    except (ValueError, RecursionError) as wrong:
-        raise error(field, f"is not JSON ({wrong})") from None
+    variables = json_in(raw, field, names.error)
     if not isinstance(variables, dict):
-        raise error(field, "must be a JSON object")
+        raise names.error(field, "must be a JSON object")
     for name in RESERVED:
         if name in variables:
-            raise error(field, f"cannot hold {name}: {reserved(name)}")
+            raise names.error(field, f"cannot hold {name}: {reserved(name)}")
     return variables
 
 

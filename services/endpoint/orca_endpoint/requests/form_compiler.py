@@ -18,6 +18,9 @@ from typing import Any
 from orca_common.checkpoint import read_checkpoint
 from orca_common.forms import FormError, Forms, as_grammar
 
+from .tool_grammar import ToolForm, tool_grammar
+from .tools import TOOLS
+
 SECONDS = 0.5  # of CPU time for one form; 60 fields of a schema take 7 ms. The rank that samples needs it once more
 BYTES = 1 << 30  # of memory
 STACK = 4 << 20  # less than a rank's thread has
@@ -44,6 +47,8 @@ def main(folder: str) -> None:
 
 def compiled(forms: Forms, kind: str, text: str) -> dict[str, str]:
     """The answer to one form."""
+    if kind == TOOLS:
+        return compiled_tools(forms, json.loads(text))
     schema: object = None
     try:
         if kind == "json_schema":
@@ -58,6 +63,20 @@ def compiled(forms: Forms, kind: str, text: str) -> dict[str, str]:
     except (FormError, ValueError) as error:
         place = place_of(forms, schema, str(error)) if kind == "json_schema" and isinstance(schema, dict) else ""
         return {"problem": str(error), "place": place}
+    return {"grammar": grammar}
+
+
+def compiled_tools(forms: Forms, form: ToolForm) -> dict[str, str]:
+    """The answer to the form of tools. The schema of a text was compiled before."""
+    try:
+        grammar = tool_grammar(form, forms.token)
+        forms.check(grammar)
+    except (FormError, ValueError) as error:
+        for function in form["functions"]:
+            alone = compiled(forms, "json_schema", json.dumps(function["parameters"]))
+            if "problem" in alone:
+                return {**alone, "place": f"[{function['at']}].function.parameters{alone['place']}"}
+        return {"problem": str(error), "place": ""}
     return {"grammar": grammar}
 
 

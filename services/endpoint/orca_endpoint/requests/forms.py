@@ -16,6 +16,8 @@ from orca_common.errors import ErrorReason, FailedPrecondition, InvalidArgument
 from orca_common.sampling import MAX_FORM_BYTES
 
 from .limits import full
+from .tool_grammar import ToolForm
+from .tools import TOOLS
 
 WAITING = 64  # forms that may wait for the compiler
 KEPT = 256  # forms that were compiled last; they need not be compiled again
@@ -53,6 +55,13 @@ class FormCompiler:
             raise names.error(kind, "is empty", place="")
         if size > MAX_FORM_BYTES:
             raise names.error(kind, f"has {size} bytes; at most {MAX_FORM_BYTES} are allowed", place="")
+        return await self._answer(kind, text, names)
+
+    async def tools(self, form: ToolForm, names: Names) -> str:
+        """The grammar of an answer that may call functions. Raises as `grammar` does."""
+        return await self._answer(TOOLS, json.dumps(form), names)
+
+    async def _answer(self, kind: str, text: str, names: Names) -> str:
         answer = await self._outcome(kind, text)
         if "lacking" in answer:
             field = names.name(kind)

@@ -5,6 +5,7 @@ raised, or FailedPrecondition for what this model cannot do.
 """
 
 import hashlib
+import json
 import re
 import secrets
 import time
@@ -25,6 +26,7 @@ from .chats import Chats
 from .forms import FormCompiler
 from .sampling import sampling_params
 from .threads import TEXT_IN_LOOP, Threads
+from .tools import TOOLS, Tools
 
 MAX_ID = 128
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:~-]+")
@@ -109,13 +111,12 @@ class Validator:
         new, is_chat = request.max_new_tokens, request.WhichOneof("prompt") == "chat"
         if new < 1 and not is_chat:
             raise check.error("max_new_tokens", "must be at least 1")
-        form = request.WhichOneof("form")
-        if form is not None:
-            if request.ignore_eos:
-                raise check.error("ignore_eos", f"must be false with {check.name(form)}, whose end is such a token")
+        tools = self._chats.tools(request.chat, check) if is_chat else None
+        grammar = await self._grammar(request, tools, check)
+        if grammar is not None:
             sampling = sampling if sampling is not None else SamplingParams()
-            sampling.grammar = await self._forms.grammar(form, getattr(request, form), check)
-        prompt_ids = await self._prompt(request, check, encoded, new or 1)
+            sampling.grammar = grammar
+        prompt_ids = await self._prompt(request, tools, check, encoded, new or 1)
         if not new:
             left = min(room or self._model.max_positions, self._model.max_positions) - len(prompt_ids)
             new = max(min(self._chats.tokens, left), 1)
@@ -129,6 +130,7 @@ class Validator:
             stop_token_ids=request.stop_token_ids,
             stop=request.stop,
             detach_grace=grace,
+            tool_syntax=tools.syntax.name if tools is not None and not tools.none else "",
         )
         return Work(record, body_digest(request), attempt)
 
@@ -192,8 +194,35 @@ class Validator:
             raise check.error("stop_token_ids", f"has {count} ids; at most {limit} are allowed")
         self._known(request.stop_token_ids, "stop_token_ids", check)
 
+    async def _grammar(self, request: GenerateRequest, tools: Tools | None, check: "Fields") -> str | None:
+        """The grammar that the answer follows; None: it is free."""
+        form, grammar = request.WhichOneof("form"), None
+        if form is None and tools is None:
+            return None
+        if request.ignore_eos:
+            field = check.name(form if form is not None else TOOLS)
+            raise check.error("ignore_eos", f"must be false with {field}: the end of such an answer is such a token")
+        if form is not None:
+            grammar = await self._forms.grammar(form, getattr(request, form), check)
+        if tools is None or (tools.none and grammar is not None):
+            return grammar
+        schema = None
+        if form is not None and not tools.required:
+            field = check.name(TOOLS)
+            if form != "json_schema":
+                raise check.error(form, f"is not allowed with {field}; json_schema is")
+            if tools.syntax.leads:
+                raise check.error(form, f"is not allowed with {field}: this model's calls look like other JSON")
+            schema = json.loads(request.json_schema)
+        return await self._forms.tools(tools.form(schema), check)
+
     async def _prompt(
-        self, request: GenerateRequest, check: "Fields", encoded: Sequence[int] | None, new: int
+        self,
+        request: GenerateRequest,
+        tools: Tools | None,
+        check: "Fields",
+        encoded: Sequence[int] | None,
+        new: int,
     ) -> Sequence[int]:
         """The prompt's tokens. new: those of the answer, for which there must be room."""
         match request.WhichOneof("prompt"):
@@ -206,7 +235,7 @@ class Validator:
             case "chat":
                 field, chat = "chat.messages", request.chat
                 self._spelled(field, check)
-                text = "" if encoded else await self._chats.text(chat, check.error, check.name(field))
+                text = "" if encoded else await self._chats.text(chat, tools, check)
                 ids = await self._encoded(text, field, check, encoded, new, special=False)
             case _:
                 raise check.error("prompt", "is missing: give text, token ids, or messages")

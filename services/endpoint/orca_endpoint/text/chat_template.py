@@ -5,6 +5,7 @@ and on the length of its text.
 """
 
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,10 +25,13 @@ from jinja2.utils import Namespace
 from orca_common.bounded_file import SHOWN, json_object, read_bounded, shown
 from orca_common.errors import FailedPrecondition
 
+from .tool_calls import syntax_in
+
 TEMPLATE_BYTES = 1 << 20  # of a file; those of published models have up to 20,000
 TOKENIZER_CONFIG_BYTES = 16 << 20  # it lists all added tokens
 SPECIAL_TOKENS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 DEFAULT = "default"  # the name of the template that is used, where a checkpoint has several
+TOOL_USE = "tool_use"  # and of the one for requests with tools, as in transformers
 RENDER_SECONDS = 1.0  # of processor time; the templates of published models take some 0.1 ms a message
 LOOK = 64  # steps of a template between looks at the clock
 
@@ -40,15 +44,24 @@ class ChatTemplate:
     """One template, compiled once. `render` may be called from any thread."""
 
     def __init__(
-        self, source: str, special_tokens: Mapping[str, str], now: Callable[[], datetime] = datetime.now
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        now: Callable[[], datetime] = datetime.now,
+        tool_use: "ChatTemplate | None" = None,
     ) -> None:
         """Raises FailedPrecondition for a text that is no template.
 
         special_tokens: variables of every rendering, as `bos_token`. now: the local time, for templates with a date.
+        tool_use: the checkpoint's template for requests with tools, where that is another one.
         """
+        self.tool_use = tool_use or self
         self._special_tokens = special_tokens
         # Many templates know no developer; some would leave the message out without a word.
         self.knows_developer = "developer" in source
+        self.knows_calls = "tool_calls" in source  # those of the messages
+        self.takes_tools = re.search(r"\btools\b", source) is not None
+        self.syntax = syntax_in(source) if self.takes_tools else None
         try:
             self._template = environment(now).from_string(source)
         except (TemplateError, RecursionError, SyntaxError, ValueError) as error:
@@ -101,7 +114,9 @@ def read_chat_template(folder: Path, now: Callable[[], datetime] = datetime.now)
     if DEFAULT not in sources:
         names = ", ".join(sorted(sources))
         raise FailedPrecondition(f"model: {path.parent} has chat templates ({names}), but none is named {DEFAULT!r}")
-    return ChatTemplate(sources[DEFAULT], special_tokens_of(config), now)
+    tokens = special_tokens_of(config)
+    tool_use = ChatTemplate(sources[TOOL_USE], tokens, now) if TOOL_USE in sources else None
+    return ChatTemplate(sources[DEFAULT], tokens, now, tool_use)
 
 
 def template_sources(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:

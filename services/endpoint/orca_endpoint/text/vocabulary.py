@@ -39,6 +39,7 @@ class Vocabulary:
             self._spelled = self._byte_pieces()
             special = {i for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
             self._pieces = [b"" if i in special else piece for i, piece in enumerate(self._spelled)]
+        self._marked: dict[tuple[str, ...], list[bytes]] = {}  # `_pieces` with the texts of some special tokens
         self._falls_back = '"ByteFallback"' in json.dumps(parts["decoder"])  # to tokens of single bytes
         # Bytes of the longest token: a text of n bytes has at least n / longest_token tokens. None: not certain here.
         exact = self._pieces is not None and parts["normalizer"] is None
@@ -88,8 +89,24 @@ class Vocabulary:
         with panics("decode tokens"):
             return self._tokenizer.decode(ids, skip_special_tokens=False)
 
-    def detokenizer(self) -> Detokenizer:
-        return WindowDetokenizer(self.decode) if self._pieces is None else ByteDetokenizer(self._pieces)
+    def detokenizer(self, marks: tuple[str, ...] = ()) -> Detokenizer:
+        """Makes the text of one stream. marks: special tokens that have a text in it."""
+        if self._pieces is None:
+            return WindowDetokenizer(self._decode_with(marks) if marks else self.decode)
+        return ByteDetokenizer(self._with(self._pieces, marks) if marks else self._pieces)
+
+    def _with(self, pieces: list[bytes], marks: tuple[str, ...]) -> list[bytes]:
+        found = self._marked.get(marks)
+        if found is None:
+            shown = {i for mark in marks if (i := self._tokenizer.token_to_id(mark)) is not None}
+            found = [self._spelled[i] if i in shown else piece for i, piece in enumerate(pieces)]
+            self._marked[marks] = found
+        return found
+
+    def _decode_with(self, marks: tuple[str, ...]) -> Callable[[Sequence[int]], str]:
+        special = {i for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
+        hidden = special - {self._tokenizer.token_to_id(mark) for mark in marks}
+        return lambda ids: self._decode_all([i for i in ids if i not in hidden])
 
     def _byte_pieces(self) -> list[bytes]:
         """The bytes of each token of a byte-level vocabulary. Its names spell each byte as a printable character."""
@@ -128,7 +145,7 @@ class WindowDetokenizer:
     back.
     """
 
-    def __init__(self, decode: Callable[[list[int]], str]) -> None:
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
         self._decode = decode
         self._window: list[int] = []
         self._read = 0  # tokens of the window whose text is given out
@@ -216,8 +233,9 @@ class StopMatcher:
 class TextStream:
     """The text of one request from token 0 on: a detokenizer and a stop matcher together."""
 
-    def __init__(self, vocabulary: Vocabulary | None, stops: Sequence[str]) -> None:
-        self._detokenizer: Detokenizer = vocabulary.detokenizer() if vocabulary else NoDetokenizer()
+    def __init__(self, vocabulary: Vocabulary | None, stops: Sequence[str], marks: tuple[str, ...] = ()) -> None:
+        """marks: special tokens that have a text."""
+        self._detokenizer: Detokenizer = vocabulary.detokenizer(marks) if vocabulary else NoDetokenizer()
         self._matcher = StopMatcher(stops) if stops else None
 
     def push(self, token_id: int) -> tuple[str, bool]:

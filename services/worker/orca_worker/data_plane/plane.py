@@ -69,6 +69,13 @@ class DataPlane(Protocol):
         """
         ...
 
+    def return_encoded(self, x: Tensor) -> None:
+        """Sends x to the same tensor rank of the first stage, as `send` does. Called at the last of several stages."""
+
+    def receive_encoded(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """The next tensor that the last stage returns to the first."""
+        ...
+
     def abort(self, reason: str) -> None:
         """Leaves the epoch. Whoever waits in one of these calls wakes at once with PeerLost, as do later calls."""
 
@@ -108,6 +115,12 @@ class Loopback:
 
     def receive_tokens(self) -> Tensor:
         raise AssertionError("a single rank has its tokens")
+
+    def return_encoded(self, x: Tensor) -> None:
+        raise AssertionError("a single stage returns nothing")
+
+    def receive_encoded(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        raise AssertionError("a single stage returns nothing")
 
     def abort(self, reason: str) -> None:
         pass

@@ -1,11 +1,12 @@
 """The data plane between processes, over torch.distributed: NCCL on GPUs, gloo on a CPU.
 
-In each epoch a rank is in up to four process groups, one for each purpose, so that no operation waits for one of
+In each epoch a rank is in up to five process groups, one for each purpose, so that no operation waits for one of
 another kind:
 
 tensor      the tensor ranks of a stage: all-reduces, and the logits to tensor rank 0
 upstream    a pair, this tensor rank of the stage before and of this stage: the hidden states that come
 downstream  a pair, this tensor rank of this stage and of the next one: the hidden states that go
+encoded     a pair, this tensor rank of the last stage and of the first: the output of an encoder that goes back
 tokens      the rank that samples and the ranks of the first stage: for a scheduler that runs ahead
 
 Every rank joins its groups in this order.
@@ -59,7 +60,8 @@ def open_store(host: str) -> TCPStore:
 
 
 class ProcessGroups:
-    """`DataPlane` over process groups. `host`: where other ranks reach this one."""
+    """`DataPlane` over process groups. `host`: where other ranks reach this one. `returns_encoded`: the model has an
+    encoder."""
 
     def __init__(
         self,
@@ -69,17 +71,19 @@ class ProcessGroups:
         host: str,
         device: torch.device | None,
         returns_tokens: bool,
+        returns_encoded: bool = False,
     ) -> None:
         self._place, self._epoch, self._store, self._host = place, epoch, store, host
         self._device = device or torch.device("cpu")
         self._is_gloo = self._device.type == "cpu"
-        self.returns_tokens = returns_tokens
+        self.returns_tokens, self._returns_encoded = returns_tokens, returns_encoded and place.pipeline_parallel > 1
         self.sent_bytes = self.waited = 0
         self._lost: str | None = None  # why the plane no longer works
         self._lock = threading.Lock()  # guards `_groups` and `_lost`
         self._groups: dict[str, Group] = {}
         self._woken = threading.Event()  # ends `join`: the groups are there, or the plane was aborted
-        self._expected: dict[str, deque[tuple[Any, Tensor]]] = {"upstream": deque(), "tokens": deque()}  # (work, x)
+        received = "upstream", "encoded", "tokens"
+        self._expected: dict[str, deque[tuple[Any, Tensor]]] = {kind: deque() for kind in received}  # (work, x)
         self._sends: deque[tuple[Any, Tensor]] = deque()  # gloo's, oldest first: a send needs its tensor until it ends
 
     # Coming and going
@@ -122,6 +126,8 @@ class ProcessGroups:
             join("upstream", f"pair/{stage - 1}/{rank}", 1, 2)
         if not place.is_last:
             join("downstream", f"pair/{stage}/{rank}", 0, 2)
+        if self._returns_encoded and (place.is_first or place.is_last):
+            join("encoded", f"encoded/{rank}", int(place.is_first), 2)
         if self.returns_tokens and (place.is_first or place.samples):
             of_stage_0 = rank if place.pipeline_parallel == 1 else rank + 1  # with one stage, rank 0 is the sampler
             join("tokens", "tokens", 0 if place.samples else of_stage_0, self._token_readers + 1)
@@ -248,6 +254,14 @@ class ProcessGroups:
         x = x.contiguous()
         self._start("downstream", x, lambda group: group.send([x], 1, 0))
 
+    def return_encoded(self, x: Tensor) -> None:
+        x = x.contiguous()
+        self._start("encoded", x, lambda group: group.send([x], 1, 0))
+
+    def receive_encoded(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        self._expect("encoded", torch.empty(shape, dtype=dtype, device=self._device))
+        return self._receive("encoded")
+
     def send_tokens(self, token_ids: list[int] | Tensor) -> None:
         x = torch.as_tensor(token_ids, dtype=torch.int32, device=self._device)
         for reader in range(1, self._token_readers + 1):
@@ -291,7 +305,8 @@ class ProcessGroups:
     @property
     def _most_sends(self) -> int:
         """How many sends may be under way. Older ones have arrived: their iterations are no longer in flight."""
-        return (self._place.pipeline_parallel + 2) * (self._token_readers if self._place.samples else 1)
+        an_iteration = (self._token_readers if self._place.samples else 1) + self._returns_encoded
+        return (self._place.pipeline_parallel + 2) * an_iteration
 
     def _do(self, purpose: str, operation: Callable[[Group], Any]) -> None:
         """Runs an operation to its end. On a GPU it has only been put in the stream then."""

@@ -24,11 +24,15 @@ class Store(Protocol):
 class Rendezvous:
     """Opens stores and data planes. `host`: where other ranks reach this one; `device` None: no torch is needed.
 
-    `listen_on`: the address that stores listen on; `host` if not given.
+    `listen_on`: the address that stores listen on; `host` if not given. `returns_encoded`: the model has an encoder,
+    whose output goes back from the last stage to the first.
     """
 
-    def __init__(self, host: str, device: torch.device | None, listen_on: str | None = None) -> None:
+    def __init__(
+        self, host: str, device: torch.device | None, listen_on: str | None = None, returns_encoded: bool = False
+    ) -> None:
         self.host, self._device, self._listen_on = host, device, listen_on or host
+        self._returns_encoded = returns_encoded
 
     def open_store(self) -> Store:
         """A store on a free port. Imports torch: not for an event loop's thread."""
@@ -52,4 +56,5 @@ class Rendezvous:
             raise FailedPrecondition(f"an engine of {place.ranks} ranks needs the address of a store, not {store!r}")
         from .process_groups import ProcessGroups
 
-        return ProcessGroups(place, epoch, address, self.host, self._device, returns_tokens)
+        of_epoch = place, epoch, address, self.host, self._device
+        return ProcessGroups(*of_epoch, returns_tokens, self._returns_encoded)

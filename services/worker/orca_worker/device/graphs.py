@@ -5,8 +5,7 @@ at once. What a graph reads and writes lies at fixed places: inputs in `Inputs`,
 of the epoch, all else in one private pool that the graphs share. They may share it, because they are replayed one
 after the other on one stream, and each one's results stay allocated.
 
-**Never run on a GPU: none was at hand.** All but `CudaGraphs` runs in the tests, where an iteration is called again
-instead of replayed.
+**Never run on a GPU: none was at hand.** All but `CudaGraphs` runs in the tests, with the recorder of `replay.py`.
 """
 
 from __future__ import annotations
@@ -43,19 +42,6 @@ class Recorder(Protocol):
     def record(self, run: Callable[[], T]) -> Callable[[], T]:
         """Calls `run` a few times -> what replays it, and returns the same results each time, with new contents."""
         ...
-
-
-class CalledAgain:
-    """`Recorder` without graphs: a recording is called again, as where there is no CUDA device."""
-
-    bytes = 0
-
-    def begin(self) -> None:
-        pass
-
-    def record(self, run: Callable[[], T]) -> Callable[[], T]:
-        run()  # of padding alone, as the calls before a capture
-        return run
 
 
 class CudaGraphs:

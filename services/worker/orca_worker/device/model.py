@@ -51,9 +51,10 @@ log = logging.getLogger(__name__)
 Head = Callable[[Tensor | None], Tensor]  # flat indexes [n] on the device, None: all -> logits [n, V of this rank]
 
 
-# Tokens of an iteration that run through the layers at once. It bounds the memory of activations: a stage of 13B takes
-# 105 to 125 KB a token (counted, not run), and after a failure all running requests initiate together.
-PIECE = 8192
+# Tokens of an iteration that run through the layers at once. It bounds the memory of intermediate tensors, because
+# after a failure all running requests initiate together. The tenth of a GPU's free memory that is left for them is
+# enough for 13B on 40 GB and for Llama 8B on 24 GB (counted in tests/worker/test_fake_loop.py, not run on a GPU).
+PIECE = 4096
 
 
 def host_plan(batch: Batch, kv: KVManager, group: int) -> HostPlan:
@@ -246,6 +247,7 @@ class DeviceModel(OfStage[DeviceLayers]):
         If a recording fails there are no graphs in this epoch; the log says so.
         """
         self.release()
+        self.model.prepare(kv)
         self._warm_up(kv)
         recorder, started = self._recorder, time.monotonic()
         if recorder is None:
@@ -265,7 +267,7 @@ class DeviceModel(OfStage[DeviceLayers]):
         """Runs padding alone, of increments and of an initiation. Otherwise the first request would compile the
         kernels, for seconds, on all ranks at once."""
         model = self.model
-        few = Bounds.of_increments(2, model.max_positions, group=model.group, block_size=kv.block_size)
+        few = Bounds.of_increments(2, self._longest(kv), group=model.group, block_size=kv.block_size)
         tiles = -(-34 * model.group // INITIATION_ROWS) + 1
         mixed = Bounds(2, 35, tiles, few.blocks, few.keys, increments_only=False)
         for bounds in (few, mixed):
@@ -279,13 +281,17 @@ class DeviceModel(OfStage[DeviceLayers]):
         shape, dtype = self.model.incoming(tokens)
         return torch.zeros(shape, dtype=dtype, device=self.model.device)
 
+    def _longest(self, kv: KVManager) -> int:
+        """Tokens of a request, at most."""
+        return min(self.model.max_positions, kv.slots_in_all)
+
     def release(self) -> None:
         """Drops the recordings, and with the last of them the memory that they share."""
         self._recorded.clear()
 
     def _record(self, recorder: Recorder, bucket: int, kv: KVManager) -> Recorded:
         model = self.model
-        bounds = Bounds.of_increments(bucket, model.max_positions, group=model.group, block_size=kv.block_size)
+        bounds = Bounds.of_increments(bucket, self._longest(kv), group=model.group, block_size=kv.block_size)
         inputs, x = Inputs(bounds, model.device).clear(), self._room_for_states(bucket)
         return Recorded(inputs, x, recorder.record(partial(self._iterate, inputs, kv, Loopback(), x)))
 

@@ -68,6 +68,10 @@ class KVManager:
         self._owners: dict[int, int] = {}  # block -> how many rows have it
 
     @property
+    def slots_in_all(self) -> int:
+        return self.n_blocks * self.block_size
+
+    @property
     def heads(self) -> int:
         """Heads of keys and values on this rank."""
         return self._shape.heads if self._shape is not None else 0

@@ -99,7 +99,8 @@ class Model(Protocol):
         """Frees what `prepare` made. Called before the memory of the next epoch is measured."""
 
     def incoming(self, tokens: int) -> tuple[tuple[int, ...], torch.dtype] | None:
-        """Shape and type of the hidden states of `tokens` tokens that the stage before sends; None: it sends none."""
+        """Shape and type of the hidden states of `tokens` tokens that the stage before sends; None: it sends none, or
+        `run` receives them itself."""
         ...
 
     def run(self, batch: Batch, kv: KVManager, plane: DataPlane, x: torch.Tensor | None) -> Output:

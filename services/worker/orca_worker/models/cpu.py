@@ -30,7 +30,8 @@ from ..sampling.sampling import not_finite, sample
 from ..sampling.scoring import PIECE as SCORED_PIECE
 from ..sampling.scoring import PromptScores
 from .parts import parts
-from .positions import Sinusoids
+from .passes import Passes
+from .positions import Sinusoids, Table
 from .recording import (
     Attend,
     Attention,
@@ -82,7 +83,9 @@ class StageOnCPU:
         except ValueError as error:
             raise FailedPrecondition(str(error)) from None
         self._sections: list[Section] = []
-        self._encoder_sections: list[Section] = []
+        self._encoder: list[Section] = []
+        self._crossing: list[Section] = []
+        self._passes = Passes(self.place, recording.hidden, torch.float32)
         self._translate(weights)
 
     @property
@@ -96,10 +99,13 @@ class StageOnCPU:
         return KVShape(of.layers, of.kv_heads, of.head_size, self.dtype, torch.device("cpu"))
 
     def incoming(self, tokens: int) -> tuple[tuple[int, ...], torch.dtype] | None:
-        return ((tokens, self.recording.hidden), torch.float32) if not self.place.is_first else None
+        if self.place.is_first or self.recording.has_encoder:
+            return None
+        return (tokens, self.recording.hidden), torch.float32
 
     def prepare(self, kv: KVManager) -> None:
-        pass
+        for table in self._by_position:
+            table.reach(kv.slots_in_all)
 
     def release(self) -> None:
         pass
@@ -115,13 +121,15 @@ class StageOnCPU:
         self._x: Rows = of_buffer[self.recording.states]
         self._sum = program.rows(self.recording.hidden)
         load = Load(program, weights, self.dtype)
-        if self.recording.encoder:
-            self._record(self.recording.encoder, load, of_buffer)
-            self._encoder_sections, self._sections = self._sections, []
+        if self.recording.has_encoder:
+            self._encoder = self._record(self.recording.encoder, load, of_buffer)
+            self._crossing = self._record(self.recording.crossing, load, of_buffer)
         self._record(self.recording.operations, load, of_buffer)
+        self._by_position = load.by_position
 
-    def _record(self, operations: Sequence[Operation], load: Load, of_buffer: Mapping[Buffer, Any]) -> None:
+    def _record(self, operations: Sequence[Operation], load: Load, of_buffer: Mapping[Buffer, Any]) -> list[Section]:
         program = self.program
+        self._sections = []
         self._section_start = program.length
         for operation in operations:
             match operation:
@@ -150,6 +158,7 @@ class StageOnCPU:
                 case Head(x):
                     program.head(of_buffer[x], load.head(operation))
         self._close_section(None)
+        return self._sections
 
     def _residual(self, terms: list[tuple[Operand, Packed]]) -> None:
         """The hidden states += all x W, summed over the tensor ranks."""
@@ -175,10 +184,12 @@ class StageOnCPU:
     def run(self, batch: Batch, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Output:
         needs_logits = np.count_nonzero(batch.requests["likeliest"]) < len(batch.sampled)
         results = Results(len(batch.sampled), self.vocabulary_shares[self.place.tensor_rank] if needs_logits else 0)
-        states = None if self.place.is_last else torch.empty(len(batch.token_ids), self.recording.hidden)
         prompts = PromptScores(batch) if batch.scored and self.place.is_last else None
         length = SCORED_PIECE if prompts is not None and len(prompts.places) else PIECE
-        flat = self._encode(batch, kv, plane) if self._encoder_sections else batch
+        flat, encoded = batch, None
+        if self.recording.has_encoder:
+            flat, encoded, x = self._encode(batch, kv, plane)
+        states = None if self.place.is_last else torch.empty(len(flat.token_ids), self.recording.hidden)
         for start in range(0, len(flat.token_ids), length):
             end = min(start + length, len(flat.token_ids))
             if prompts is not None:
@@ -186,22 +197,49 @@ class StageOnCPU:
             else:
                 self._run_piece(flat, kv, plane, x, start, end, results)
             if states is not None:
-                states[start:end] = torch.from_numpy(self.program.view(self._x, end - start, self.recording.hidden))
+                states[start:end] = self._states(end - start)
         if states is not None:
-            return Output([], [], states)
+            return Output([], [], states if encoded is None else torch.cat([encoded, states]))
         output = self._sample(batch, plane, results) if len(batch.sampled) else Output([], [])
         return output if prompts is None else output._replace(prompts=prompts.packed())
 
-    def _encode(self, batch: Batch, kv: KVManager, plane: DataPlane) -> Batch:
-        """Runs the encoder, in pieces of whole requests: all their tokens see each other. -> the decoder's batch."""
+    def _states(self, tokens: int) -> Tensor:
+        """The hidden states [tokens, hidden] of what has run last. The program's own memory."""
+        return torch.from_numpy(self.program.view(self._x, tokens, self.recording.hidden))
+
+    def _encode(self, batch: Batch, kv: KVManager, plane: DataPlane) -> tuple[Batch, Tensor | None, Tensor | None]:
+        """Runs the encoder, and makes keys and values of its output.
+
+        -> the decoder's batch; the encoder's output, where other stages need it; the decoder's states of the stage
+        before, if there is one.
+        """
         encoder, decoder = parts(batch, kv, self.recording.start_token)
-        first, starts = 0, encoder.starts
-        while first < len(encoder):
+        tokens, passes = len(encoder.token_ids), self._passes
+        if self.place.pipeline_parallel == 1:
+            self._run_encoder(encoder, kv, plane, None, [*self._encoder, *self._crossing])
+            return decoder, None, None
+        x = passes.first(plane, tokens) if tokens else None
+        states = self._run_encoder(encoder, kv, plane, x, self._encoder)
+        encoded, x = passes.second(plane, states, tokens, len(decoder.token_ids))
+        self._run_encoder(encoder, kv, plane, encoded, self._crossing)
+        return decoder, encoded, x
+
+    def _run_encoder(
+        self, batch: Batch, kv: KVManager, plane: DataPlane, x: Tensor | None, sections: Sequence[Section]
+    ) -> Tensor | None:
+        """Runs the encoder's batch, if it has tokens, in pieces of whole requests: all their tokens see each other.
+        -> its hidden states."""
+        if not len(batch):
+            return None
+        states = torch.empty(len(batch.token_ids), self.recording.hidden)
+        first, starts = 0, batch.starts
+        while first < len(batch):
             after = max(first + 1, int(starts.searchsorted(starts[first] + PIECE, "right")) - 1)
-            begin, end, sections = int(starts[first]), int(starts[after]), self._encoder_sections
-            self._run_tokens(encoder, kv, plane, None, begin, end, NOTHING, Results(0, 0), sections)
+            begin, end = int(starts[first]), int(starts[after])
+            self._run_tokens(batch, kv, plane, x, begin, end, NOTHING, Results(0, 0), sections)
+            states[begin:end] = self._states(end - begin)
             first = after
-        return decoder
+        return states
 
     def _run_scored(
         self,
@@ -328,6 +366,7 @@ class Load:
         self._program, self._weights, self._dtype = program, weights, dtype
         self._tables: dict[Slice, Packed] = {}
         self._rotary: dict[Rotary, kernels.Rotary] = {}
+        self.by_position: list[Table] = []  # not made yet
 
     def table(self, part: Slice) -> Packed:
         if part not in self._tables:
@@ -351,11 +390,16 @@ class Load:
         return self._program.norm(weight.float() * norm.scale if norm.scale != 1 else weight, bias, norm.epsilon)
 
     def positions(self, of: Slice | Sinusoids | None) -> Tensor | None:
-        return of.table() if isinstance(of, Sinusoids) else self._weights.get(of.name) if of is not None else None
+        if isinstance(of, Sinusoids):
+            self.by_position.append(of.table(torch.float32, torch.device("cpu")))
+            return self.by_position[-1].rows
+        return self._weights.get(of.name) if of is not None else None
 
     def attention(self, a: Attention) -> kernels.Attention:
         if a.rotary is not None and a.rotary not in self._rotary:
-            self._rotary[a.rotary] = kernels.Rotary(*(table.contiguous() for table in a.rotary.tables()))
+            tables = a.rotary.tables(torch.device("cpu"))
+            self.by_position += tables
+            self._rotary[a.rotary] = kernels.Rotary(*(table.rows for table in tables))
         return kernels.Attention(
             a.layer,
             a.kv_heads,

@@ -50,7 +50,7 @@ def obstacle(stage: TorchStage) -> str | None:
     """Why the kernels cannot run this model here; None if they can."""
     if torch.cuda.get_device_capability(stage.device) < (8, 0):
         return "the GPU is older than sm_80"
-    if stage.recording.encoder:
+    if stage.recording.has_encoder:
         return "the model has an encoder"
     if stage.recording.head_size > MAX_HEAD_SIZE:
         return f"a head of {stage.recording.head_size} elements is larger than {MAX_HEAD_SIZE}"
@@ -84,8 +84,11 @@ class FusedStage:
     def kv_shape(self) -> KVShape:
         return self._stage.kv_shape
 
-    def incoming(self, tokens: int) -> tuple[tuple[int, ...], torch.dtype]:
+    def incoming(self, tokens: int) -> tuple[tuple[int, ...], torch.dtype] | None:
         return self._stage.incoming(tokens)
+
+    def prepare(self, kv: KVManager) -> None:
+        self._stage.prepare(kv)
 
     def forward(self, plan: Plan, ids: Tensor, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Tensor | Head:
         return self._stage.run(Pass(self._kernels(plan, kv), plane.all_reduce, ids, plan.positions.clamp(min=0), x))

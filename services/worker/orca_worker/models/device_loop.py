@@ -6,6 +6,8 @@ whole stacks can run them, and be killed, where there is no GPU.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -13,44 +15,52 @@ from torch import Tensor
 from orca_kernels.reference import SplitAttention
 from orca_kernels.triton.plan import Plan
 
-from ..device.graphs import CalledAgain
 from ..device.model import DeviceModel
+from ..device.replay import Replayed
 from ..iteration.kv import KVManager
 from ..sampling.host_draw import draw_rows
 from ..sampling.sampling import uniform
 from ..sampling.scoring import log_totals
 from .cuda import FusedStage
-from .plain import LoadedAttention, PlainKernels, TorchStage
+from .plain import LoadedAttention, PlainKernels, TokenKernels, TorchStage
 
 
 def on_cpu(stage: TorchStage) -> DeviceModel:
-    """The `Model` of a stage. A graph is the same call once more."""
-    return DeviceModel(FusedStage(stage, PlanKernels), stage.recording.place, CalledAgain(), sample)
+    """The `Model` of a stage."""
+    recorder = Replayed()
+    fused = FusedStage(stage, lambda plan, kv: PlanKernels(plan, kv, recorder))
+    return DeviceModel(fused, stage.recording.place, recorder, partial(recorder.launch, sample))
 
 
-class PlanKernels(PlainKernels):
-    """`Kernels` in plain torch for a plan. Tokens that pad it stand behind the others, and are zeros."""
+class PlanKernels(TokenKernels):
+    """`Kernels` in plain torch for a plan."""
 
-    def __init__(self, plan: Plan, kv: KVManager) -> None:
-        real = int((plan.slots >= 0).sum())
-        tiles = plan.tiles[plan.tiles[:, 2] > 0].tolist()
-        shift_of = {request: shift for request, _, _, shift in tiles}
-        rows = {request: sum(rows for other, _, rows, _ in tiles if other == request) for request in sorted(shift_of)}
-        group = sum(rows.values()) // max(real, 1)
-        lengths = [n // group for n in rows.values()]
-        starts = np.cumsum([0, *lengths[:-1]]).tolist() if lengths else []
-        contexts = [shift_of[request] + start for request, start in zip(rows, starts, strict=True)]
-        split = SplitAttention(
-            plan.table.long(), lengths, contexts, plan.slots[:real].long(), heads=kv.heads, block_size=kv.block_size
-        )
-        super().__init__(split, kv, plan.positions[:real].long())
-        self._real = real
+    def __init__(self, plan: Plan, kv: KVManager, recorder: Replayed) -> None:
+        self._plan, self._kv, self._recorder = plan, kv, recorder
 
     def attend(self, qkv: Tensor, a: LoadedAttention) -> Tensor:
-        out = qkv.new_zeros(len(qkv), a.of.heads * a.of.head_size)
-        if self._real:
-            out[: self._real] = super().attend(qkv[: self._real], a)
+        return self._recorder.launch(attend, qkv, self._plan, self._kv, a)
+
+
+def attend(qkv: Tensor, plan: Plan, kv: KVManager, a: LoadedAttention) -> Tensor:
+    """As the kernels `write_kv` and `split_attention`. Tokens that pad the plan stand behind the others; their rows of
+    the result are zeros."""
+    real = int((plan.slots >= 0).sum())
+    out = qkv.new_zeros(len(qkv), a.of.heads * a.of.head_size)
+    if not real:
         return out
+    tiles = plan.tiles[plan.tiles[:, 2] > 0].tolist()
+    shift_of = {request: shift for request, _, _, shift in tiles}
+    rows = {request: sum(rows for other, _, rows, _ in tiles if other == request) for request in sorted(shift_of)}
+    group = sum(rows.values()) // real
+    lengths = [n // group for n in rows.values()]
+    starts = np.cumsum([0, *lengths[:-1]]).tolist()
+    contexts = [shift_of[request] + start for request, start in zip(rows, starts, strict=True)]
+    split = SplitAttention(
+        plan.table.long(), lengths, contexts, plan.slots[:real].long(), heads=kv.heads, block_size=kv.block_size
+    )
+    out[:real] = PlainKernels(split, kv, plan.positions[:real].long()).attend(qkv[:real], a)
+    return out
 
 
 def sample(logits: Tensor, temperatures: Tensor, seeds: Tensor, indexes: Tensor) -> tuple[Tensor, Tensor]:

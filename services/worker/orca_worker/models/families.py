@@ -21,6 +21,7 @@ from ..iteration.model import Compute, Family, Loading, Model
 from ..partition import Place, RankShare
 from . import gpt2, gptj, llama, marian, neox, t5
 from .timed.family import TimedFamily
+from .weight_files import check_files
 
 if TYPE_CHECKING:
     import torch
@@ -81,6 +82,12 @@ def modules_of(checkpoint: Checkpoint) -> tuple[str, ...]:
 def check_partition(checkpoint: Checkpoint, tensor_parallel: int, pipeline_parallel: int) -> None:
     """Raises FailedPrecondition with a sentence when the model cannot be cut into tp x pp ranks."""
     family_of(checkpoint).check(checkpoint, tensor_parallel, pipeline_parallel)
+
+
+def check_weights(checkpoint: Checkpoint) -> None:
+    """Raises FailedPrecondition with a sentence when a file of the weights is missing or is not whole."""
+    if family_of(checkpoint).needs_torch and checkpoint.random_weights is None:
+        check_files(checkpoint.folder)
 
 
 def topology(checkpoint: Checkpoint, tensor_parallel: int, pipeline_parallel: int, dtype: str) -> list[RankShare]:

@@ -23,7 +23,8 @@ from ..iteration.kv import KVManager, KVShape
 from ..partition import Slice
 from ..sampling.sampling import EndOfModel
 from .parts import parts
-from .positions import Sinusoids
+from .passes import Passes
+from .positions import Sinusoids, Table
 from .recording import (
     Attend,
     Attention,
@@ -62,13 +63,18 @@ class LoadedNorm(NamedTuple):
 
 
 class LoadedAttention(NamedTuple):
-    """An attention, and its tables [positions, half] float32 and norms on the device."""
+    """An attention, and its tables and norms on the device."""
 
     of: Attention
-    rotary: tuple[Tensor, Tensor] | None
+    turns: tuple[Table, Table] | None
     query_norm: LoadedNorm | None
     key_norm: LoadedNorm | None
     bias: Tensor | None  # [heads, 2 * reach + 1] by key - query, from -reach on
+
+    @property
+    def rotary(self) -> tuple[Tensor, Tensor] | None:
+        """Cosines and sines [positions, half] float32, as far as they are made."""
+        return None if self.turns is None else (self.turns[0].rows, self.turns[1].rows)
 
 
 class Kernels(Protocol):
@@ -130,10 +136,13 @@ class TorchStage:
         self.recording, self.dtype, self.device = recording, dtype, device
         self.vocabulary_shares = recording.vocabulary_shares
         self._weights, self._tables = weights, dict[str, Tensor]()
-        self._rotary = dict[Rotary, tuple[Tensor, Tensor]]()
+        self._rotary = dict[Rotary, tuple[Table, Table]]()
+        self._by_position: list[Table] = []
         self._steps: list[Step] = []
         self._of_head: list[Step] = []
-        self._encoder = [self._load(operation) for operation in recording.encoder]
+        self._encoder, self._crossing = (
+            [self._load(operation) for operation in part] for part in (recording.encoder, recording.crossing)
+        )
         for operation in recording.operations:
             is_head = self._of_head or (isinstance(operation, Normalize) and operation.of_head)
             (self._of_head if is_head else self._steps).append(self._load(operation))
@@ -143,27 +152,51 @@ class TorchStage:
         of = self.recording
         return KVShape(of.layers, of.kv_heads, of.head_size, self.dtype, self.device)
 
-    def incoming(self, tokens: int) -> tuple[tuple[int, ...], torch.dtype]:
+    def prepare(self, kv: KVManager) -> None:
+        """Makes the tables by position, for requests that this memory may hold."""
+        for table in self._by_position:
+            table.reach(kv.slots_in_all)
+
+    def incoming(self, tokens: int) -> tuple[tuple[int, ...], torch.dtype] | None:
+        return None if self.recording.has_encoder else ((tokens, self.recording.hidden), self._dtype_between_stages)
+
+    @property
+    def _dtype_between_stages(self) -> torch.dtype:
         """On a CPU float32, as that of the compiled kernels: the stages of an engine need not run the same."""
-        return (tokens, self.recording.hidden), torch.float32 if self.device.type == "cpu" else self.dtype
+        return torch.float32 if self.device.type == "cpu" else self.dtype
 
     def forward(self, batch: Batch, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Tensor | EndOfModel:
         """x: hidden states [T, H] of the stage before -> those of this stage.
 
         At the last stage: what makes logits of them, at the flat indexes that are wanted.
         """
-        if self._encoder:
-            encoder, batch = parts(batch, kv, self.recording.start_token)
-            if len(encoder):
-                of_encoder = self._pass(encoder, kv, plane, None)
-                for step in self._encoder:
-                    step(of_encoder)
+        if self.recording.has_encoder:
+            return self._forward_parts(batch, kv, plane)
         end = self.run(self._pass(batch, kv, plane, x))
         if isinstance(end, Tensor):
-            return end.float() if end.device.type == "cpu" else end
-        if self._encoder:  # only its own last tokens have logits, and the decoder's batch has them elsewhere
-            return lambda _: end(to_device(torch.from_numpy(batch.last), self.device))
+            return end.to(self._dtype_between_stages)
         return lambda at: end(to_device(torch.from_numpy(at), self.device))
+
+    def _forward_parts(self, batch: Batch, kv: KVManager, plane: DataPlane) -> Tensor | EndOfModel:
+        encoder, decoder = parts(batch, kv, self.recording.start_token)
+        passes = Passes(self.recording.place, self.recording.hidden, self._dtype_between_stages)
+        tokens, states = len(encoder.token_ids), None
+        if tokens:
+            of_encoder = self._pass(encoder, kv, plane, passes.first(plane, tokens))
+            for step in self._encoder:
+                step(of_encoder)
+            states = of_encoder.states.to(passes.dtype)
+        encoded, x = passes.second(plane, states, tokens, len(decoder.token_ids))
+        if encoded is not None:
+            crossing = self._pass(encoder, kv, plane, encoded)
+            for step in self._crossing:
+                step(crossing)
+        end = self.run(self._pass(decoder, kv, plane, x))
+        if isinstance(end, Tensor):
+            end = end.to(passes.dtype)
+            return end if encoded is None else torch.cat([encoded, end])
+        # Only a member's last token has logits, and the decoder's batch has it elsewhere.
+        return lambda _: end(to_device(torch.from_numpy(decoder.last), self.device))
 
     def _pass(self, batch: Batch, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Pass:
         ids, positions = (to_device(torch.from_numpy(each), self.device) for each in (batch.token_ids, batch.positions))
@@ -181,7 +214,9 @@ class TorchStage:
         indexes [n]; None: of all."""
         for step in self._steps:
             step(batch)
-        return partial(self._logits, batch) if self._of_head else batch.states
+        if not self._of_head:
+            return batch.states
+        return partial(self._logits, replace(batch, at={}))  # without the buffers, which a piece would keep otherwise
 
     def _logits(self, batch: Pass, at: Tensor | None) -> Tensor:
         rows = batch.rows(at)
@@ -223,9 +258,11 @@ class TorchStage:
             self._tables[name] = self._weights.get(name)
         return self._tables[name]
 
-    def _positions(self, of: Slice | Sinusoids | None) -> Tensor | None:
+    def _positions(self, of: Slice | Sinusoids | None) -> Tensor | Table | None:
         if isinstance(of, Sinusoids):
-            return of.table().to(self.device, self.dtype)
+            table = of.table(self.dtype, self.device)
+            self._by_position.append(table)
+            return table
         return self._weights.get(of.name) if of is not None else None
 
     def _matrix(self, matrix: Matrix) -> tuple[Tensor, Tensor | None]:
@@ -238,8 +275,8 @@ class TorchStage:
 
     def _attention(self, a: Attention) -> LoadedAttention:
         if a.rotary is not None and a.rotary not in self._rotary:
-            cosines, sines = (table.contiguous().to(self.device) for table in a.rotary.tables())
-            self._rotary[a.rotary] = cosines, sines
+            self._rotary[a.rotary] = a.rotary.tables(self.device)
+            self._by_position += self._rotary[a.rotary]
         query, key = (None if norm is None else self._norm(norm) for norm in (a.query_norm, a.key_norm))
         bias = None if a.bias is None else a.bias.by_distance(self._weights.get(a.bias.table.name).float())
         return LoadedAttention(a, None if a.rotary is None else self._rotary[a.rotary], query, key, bias)
@@ -248,7 +285,9 @@ class TorchStage:
 # The steps of a pass, each with its weights first.
 
 
-def _embed(table: Tensor, first_token: int, scale: float, learned: Tensor | None, vocabulary: int, batch: Pass) -> None:
+def _embed(
+    table: Tensor, first_token: int, scale: float, positions: Tensor | Table | None, vocabulary: int, batch: Pass
+) -> None:
     if len(table) == vocabulary:
         x = functional.embedding(batch.ids, table)
     else:
@@ -258,8 +297,9 @@ def _embed(table: Tensor, first_token: int, scale: float, learned: Tensor | None
         x.masked_fill_(elsewhere[:, None], 0)
     if scale != 1.0:
         x = x * scale
-    if learned is not None:
-        x = x + functional.embedding(batch.positions, learned)
+    if positions is not None:
+        rows = positions.rows if isinstance(positions, Table) else positions
+        x = x + functional.embedding(batch.positions, rows)
     batch.x = batch.all_reduce(x)
 
 
@@ -315,12 +355,8 @@ def rms_norm(x: Tensor, norm: LoadedNorm) -> Tensor:
     return functional.rms_norm(x, norm.weight.shape, norm.weight, norm.epsilon)
 
 
-class PlainKernels:
-    """`Kernels` of plain torch."""
-
-    def __init__(self, split: SplitAttention, kv: KVManager, positions: Tensor) -> None:
-        """positions [T] of the tokens in their requests."""
-        self._split, self._kv, self._positions = split, kv, positions
+class TokenKernels:
+    """`Kernels` in plain torch, but for attention: each token's result is of that token alone."""
 
     def add_norm(self, x: Tensor, update: Tensor | None, norm: LoadedNorm) -> tuple[Tensor, Tensor]:
         if update is not None:
@@ -335,6 +371,14 @@ class PlainKernels:
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:
         gate, up = gate_up.chunk(2, 1)
         return ACTIVATIONS[activation](gate) * up
+
+
+class PlainKernels(TokenKernels):
+    """`Kernels` in plain torch."""
+
+    def __init__(self, split: SplitAttention, kv: KVManager, positions: Tensor) -> None:
+        """positions [T] of the tokens in their requests."""
+        self._split, self._kv, self._positions = split, kv, positions
 
     def attend(self, qkv: Tensor, a: LoadedAttention) -> Tensor:
         of = a.of

@@ -1,15 +1,65 @@
-"""Positions as tables: sinusoids, added to the embedding, and a bias by distance, added to the scores of attention."""
+"""Positions as tables: sinusoids, added to the embedding, and a bias by distance, added to the scores of attention.
+
+A config.json may say that a model has millions of positions. No request reaches more of them than an engine has slots,
+so tables by position are made that far (`Table`).
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..partition import Slice
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
+
+PIECE = 1 << 14  # positions that are made at once
+
+
+class Table:
+    """Numbers for each position, of which only the first rows are made. `make`: the rows of a range of positions.
+
+    On a CPU its rows never move, because compiled kernels keep their address, and those that are not made take no
+    memory. On another device it is made anew where it grows.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[range], Tensor],
+        positions: int,
+        width: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        import torch
+
+        from ..iteration.kv import untouched
+
+        self._make, self._positions, self._made = make, positions, 0
+        if device.type == "cpu":
+            self.rows = untouched((positions, width), dtype)
+        else:
+            self.rows = torch.empty((0, width), dtype=dtype, device=device)
+
+    def reach(self, positions: int) -> None:
+        """Makes the rows of the first `positions` positions, unless they are there."""
+        import torch
+
+        end = min(positions, self._positions)
+        if end <= self._made:
+            return
+        if self.rows.device.type != "cpu":
+            missing = self._make(range(self._made, end)).to(self.rows)
+            self.rows = torch.cat([self.rows, missing])
+        else:
+            for start in range(self._made, end, PIECE):
+                piece = range(start, min(start + PIECE, end))
+                self.rows[piece.start : piece.stop] = self._make(piece)
+        self._made = end
 
 
 @dataclass(frozen=True)
@@ -20,12 +70,16 @@ class Sinusoids:
     positions: int
     width: int
 
-    def table(self) -> Tensor:
-        """[positions, width] float32"""
+    def table(self, dtype: torch.dtype, device: torch.device) -> Table:
+        return Table(self.rows, self.positions, self.width, dtype, device)
+
+    def rows(self, positions: range) -> Tensor:
+        """[len(positions), width] float32"""
         import torch
 
         pairs = torch.arange((self.width + 1) // 2, dtype=torch.float64)
-        angles = torch.arange(self.positions, dtype=torch.float64)[:, None] / 10000 ** (2 * pairs / self.width)
+        at = torch.arange(positions.start, positions.stop, dtype=torch.float64)
+        angles = at[:, None] / 10000 ** (2 * pairs / self.width)
         return torch.cat([angles.sin(), angles.cos()[:, : self.width // 2]], 1).float()
 
 

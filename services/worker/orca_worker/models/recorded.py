@@ -44,7 +44,7 @@ class RecordedFamily(Generic[C]):
         return "orca_worker.sampling.sampling", "orca_worker.models.plain", "orca_worker.models.cpu"
 
     def check(self, checkpoint: Checkpoint, tensor_parallel: int, pipeline_parallel: int) -> None:
-        config = self.read(checkpoint)
+        config, _ = self.read(checkpoint), checkpoint.random_weights
         check_stages(config.layers, tensor_parallel, pipeline_parallel)
         for rank in range(tensor_parallel):
             self.record(config, Place(tensor_parallel, pipeline_parallel, tensor_rank=rank))
@@ -74,11 +74,16 @@ class RecordedFamily(Generic[C]):
 
         from ..sampling.sampling import HiddenModel, SamplingModel
         from .plain import TorchStage
+        from .random_weights import RandomWeights
         from .weights import Weights
 
         assert device is not None
         recording, kind = self.record(self.read(checkpoint), place), getattr(torch, dtype)
-        weights = Weights(checkpoint.folder, self.prefix, recording.slices, kind, device, loading)
+        of = recording.slices, kind, device, loading
+        if (seed := checkpoint.random_weights) is not None:
+            weights = RandomWeights(seed, *of)
+        else:
+            weights = Weights(checkpoint.folder, self.prefix, *of)
         if device.type == "cpu" and kernels_are_used(compute):
             from .cpu import StageOnCPU
 
@@ -88,7 +93,7 @@ class RecordedFamily(Generic[C]):
             from .cuda import on_cuda
 
             return on_cuda(stage, compute), weights.bytes_read
-        if device.type == "cpu" and compute.kernels == "device-loop" and not recording.encoder:
+        if device.type == "cpu" and compute.kernels == "device-loop" and not recording.has_encoder:
             from .device_loop import on_cpu
 
             return on_cpu(stage), weights.bytes_read

@@ -165,7 +165,8 @@ Operation = Embed | Normalize | Copy | Linear | Gated | WriteKV | Attend | Resid
 class Recording:
     """The operations of one rank. Methods that record raise FailedPrecondition where the model cannot be cut so.
 
-    A model with an encoder records that first, up to the keys and values that the decoder's layers have of its output.
+    A model with an encoder has three lists: the encoder's layers of this stage; what makes the keys and values that the
+    decoder's layers of this stage have of the encoder's output; the decoder's layers (`parts.py`).
     """
 
     place: Place
@@ -173,7 +174,8 @@ class Recording:
     vocabulary: int  # tokens, on all ranks
     positions: int  # of a request, at most
     operations: list[Operation] = field(default_factory=list)
-    encoder: list[Operation] = field(default_factory=list)  # run before the others, on the input tokens (parts.py)
+    encoder: list[Operation] = field(default_factory=list)  # on the input tokens
+    crossing: list[Operation] = field(default_factory=list)  # on the encoder's output, the hidden states to begin with
     start_token: int = 0  # the decoder's first one, where there is an encoder
     slices: dict[str, Slice] = field(default_factory=dict)  # every tensor of which the rank holds something, by name
     layers: int = 0  # with keys and values
@@ -187,10 +189,9 @@ class Recording:
             raise FailedPrecondition(f"tp {tp}: a vocabulary of {self.vocabulary} is too small for {tp} tensor ranks")
         self.states = self.rows(self.hidden)
 
-    def check_one_stage(self) -> None:
-        """Raises FailedPrecondition for a model with an encoder in several stages."""
-        if (pp := self.place.pipeline_parallel) > 1:
-            raise FailedPrecondition(f"pp {pp}: a model with an encoder runs in one stage; cut it by tp alone")
+    @property
+    def has_encoder(self) -> bool:
+        return bool(self.crossing)  # a stage may have no layer of the encoder, and has one of the decoder
 
     # Which part of a tensor the rank holds
 
@@ -288,9 +289,13 @@ class Recording:
             added = self.slice(positions[0], (positions[1], self.hidden)) if is_learned else positions
         self.operations.append(Embed(table, self.tokens.start, scale, added))
 
-    def encoder_ends(self, start_token: int) -> None:
-        """Ends the encoder's operations: those that follow are the decoder's, which begins with `start_token`."""
-        self.encoder, self.operations, self.start_token = self.operations, [], start_token
+    def encoder_ends(self) -> None:
+        """Ends the encoder's operations. Those that follow make keys and values of its output."""
+        self.encoder, self.operations = self.operations, []
+
+    def decoder_begins(self, start_token: int) -> None:
+        """The operations that follow are the decoder's, whose first token is `start_token`."""
+        self.crossing, self.operations, self.start_token = self.operations, [], start_token
 
     def normalize(self, out: Buffer, norm: Norm, of_head: bool = False, in_place: bool = False) -> None:
         self.operations.append(Normalize(out, norm, of_head, in_place))

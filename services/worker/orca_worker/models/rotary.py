@@ -16,7 +16,10 @@ from typing import TYPE_CHECKING
 
 from orca_common.bounded_file import shown
 
+from .positions import Table
+
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from .fields import Fields
@@ -61,13 +64,17 @@ class Rotary:
             raise fields.refuse(f"turns {size} of {head_size} elements of a head, not a positive even number")
         return cls(size, positions, theta, tuple(sorted(numbers.items())), kind)
 
-    def tables(self) -> tuple[Tensor, Tensor]:
+    def tables(self, device: torch.device) -> tuple[Table, Table]:
         """Cosines and sines [positions, size / 2] float32."""
         import torch
 
         frequencies, factor = self._frequencies()
-        angles = torch.arange(self.positions).float()[:, None] * frequencies
-        return angles.cos() * factor, angles.sin() * factor
+
+        def angles(positions: range) -> Tensor:
+            return torch.arange(positions.start, positions.stop).float()[:, None] * frequencies
+
+        of = self.positions, self.size // 2, torch.float32, device
+        return Table(lambda at: angles(at).cos() * factor, *of), Table(lambda at: angles(at).sin() * factor, *of)
 
     def _frequencies(self) -> tuple[Tensor, float]:
         """[size / 2] of the pairs, and what cosines and sines are multiplied with."""

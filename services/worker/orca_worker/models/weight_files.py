@@ -27,6 +27,7 @@ from orca_common.errors import FailedPrecondition
 # Bounds of what a stranger's file may make a rank read. Headers of published models are below 2 MB.
 HEADER_BYTES, MAX_SHARDS = 16 << 20, 1024
 
+POINTER = b"version "  # how the text begins that git-lfs leaves in place of a file
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 
 READ_BYTES = 32 << 20  # of a checkpoint's tensors, where they are no more than 8,192
@@ -76,7 +77,10 @@ def header_of(file: Path) -> tuple[int, dict[str, Any]]:
     try:
         with open(open_regular(file), "rb") as opened:
             size = os.fstat(opened.fileno()).st_size
-            length = int.from_bytes(opened.read(8), "little")
+            first = opened.read(8)
+            if first == POINTER:
+                raise broken(file, "it is a pointer of git-lfs: git lfs pull gets the file")
+            length = int.from_bytes(first, "little")
             if not 0 < length <= min(size - 8, HEADER_BYTES):
                 limit = f"at most {HEADER_BYTES} are read"
                 raise broken(file, f"a header of {length} bytes in a file of {size}; {limit}")
@@ -85,6 +89,20 @@ def header_of(file: Path) -> tuple[int, dict[str, Any]]:
         raise
     except OSError as error:
         raise broken(file, error.strerror or str(error)) from None
+
+
+def check_files(folder: Path) -> None:
+    """Reads the headers of a checkpoint's files alone. Raises FailedPrecondition for one that is missing, cut off or
+    something else than safetensors."""
+    for file in weight_files(folder):
+        try:
+            start, header = header_of(file)
+            size = file.stat().st_size
+        except FileNotFoundError:
+            raise missing(folder, file.name) from None
+        spans = [info.get("data_offsets") for info in header.values() if isinstance(info, dict)]
+        if (needed := start + max((span[1] for span in spans if _is_span(span)), default=0)) > size:
+            raise broken(file, f"it ends after {size} of {needed} bytes")
 
 
 def broken(file: Path, problem: str) -> FailedPrecondition:

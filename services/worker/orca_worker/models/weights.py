@@ -58,6 +58,14 @@ class WeightSource(Protocol):
         return bias
 
 
+def check_memory(slices: Mapping[str, Slice], dtype: torch.dtype, device: torch.device) -> None:
+    """Raises FailedPrecondition when a rank's slices are larger than the machine, before any of them is allocated."""
+    wanted = sum(part.elements for part in slices.values()) * dtype.itemsize
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if device.type == "cpu" and wanted > memory:
+        raise FailedPrecondition(f"model: a rank's weights are {wanted} bytes, this machine has {memory}")
+
+
 class Entry(NamedTuple):
     """A tensor in a file."""
 
@@ -123,7 +131,7 @@ class Weights(WeightSource):
                 self._entries |= read_header(file)
             except FileNotFoundError:
                 raise missing(folder, file.name) from None
-        self._check_memory()
+        check_memory(slices, dtype, device)
 
         found = ((self._entry(name), part) for name, part in slices.items())
         self._loading.read = 0
@@ -144,13 +152,6 @@ class Weights(WeightSource):
             has, says = list(entry.shape), list(part.shape)
             raise FailedPrecondition(f"model: {name} in {self._folder} is {has}, config.json says {says}")
         return self._read(entry, part).to(self._device, self._dtype)
-
-    def _check_memory(self) -> None:
-        """Raises FailedPrecondition when the slices are larger than the machine, before any of them is allocated."""
-        wanted = sum(part.elements for part in self._slices.values()) * self._dtype.itemsize
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        if self._device.type == "cpu" and wanted > memory:
-            raise FailedPrecondition(f"model: a rank's weights are {wanted} bytes, this machine has {memory}")
 
     def _read(self, entry: Entry, part: Slice) -> Tensor:
         tensor = torch.empty(part.size, dtype=entry.dtype)

@@ -124,7 +124,7 @@ class RankApp:
         except FailedPrecondition as error:
             raise SystemExit(str(error)) from None
         stage = Stage(checkpoint, dtype, device, settings.slots, compute)
-        rendezvous = Rendezvous(host, device, settings.host)
+        rendezvous = Rendezvous(host, device, settings.host, checkpoint.has_encoder)
         transport = transport_of(settings.tls_dir)
         self._controller = Controller(checkpoint, stage, telemetry, rendezvous, transport, self._failure.set_result)
         told = lambda: {"loading": stage.loading.sentence, "loaded": stage.loaded}  # noqa: E731

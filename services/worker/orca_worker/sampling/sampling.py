@@ -166,7 +166,9 @@ class Layers(Protocol):
     @property
     def kv_shape(self) -> KVShape | None: ...
 
-    def incoming(self, tokens: int) -> tuple[tuple[int, ...], torch.dtype]: ...
+    def prepare(self, kv: KVManager) -> None: ...
+
+    def incoming(self, tokens: int) -> tuple[tuple[int, ...], torch.dtype] | None: ...
 
 
 class StageModel(Layers, Protocol):
@@ -194,11 +196,11 @@ class OfStage(Generic[L]):
     def kv_shape(self) -> KVShape | None:
         return self.model.kv_shape
 
-    def incoming(self, tokens: int) -> tuple[tuple[int, ...], torch.dtype]:
+    def incoming(self, tokens: int) -> tuple[tuple[int, ...], torch.dtype] | None:
         return self.model.incoming(tokens)
 
     def prepare(self, kv: KVManager) -> None:
-        pass
+        self.model.prepare(kv)
 
     def release(self) -> None:
         pass

@@ -255,7 +255,9 @@ class Stage:
         upcoming = model.incoming(token_count(following)) if following is not None else None
         if upcoming is not None:
             plane.expect(*upcoming)
+        waited = plane.waited
         output = model.run(batch, self._kv, plane, x)
+        times.started += plane.waited - waited  # between the passes of an encoder: told as if it were before them
         times.computed = time.time_ns()
         if output.hidden is not None:
             plane.send(output.hidden)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ...calls.events import Event, Finished, PromptToken, Token
+from ...text.tool_calls import CallPart, merged
 from ..answer import Choice, finish_reason, finite
 from ..stream import Chunks
 
@@ -52,27 +53,54 @@ class ChatChunks(Chunks):
         if not tokens:
             return b""
         choice.shown_tokens = tokens[-1].at + 1
-        text = "".join([token.text for token in tokens])
+        delta = delta_of(tokens)
         shows = self._logprobs is not None and tokens[0].logprob is not None
-        if not text and not shows:
+        if not delta and not shows:
             return b""
         logprobs = self._logprobs.of(tokens) if shows and self._logprobs is not None else None
-        return self._delta(n, choice, {"content": text}, logprobs)
+        return self._delta(n, choice, delta or {"content": ""}, logprobs)
 
     def finished(self, n: int, choice: Choice, event: Finished) -> bytes:
-        held = self._delta(n, choice, {"content": event.text}) if event.text else b""
-        return held + self._delta(n, choice, {}, reason=finish_reason(event.reason))
+        delta = delta_of([event])
+        held = self._delta(n, choice, delta) if delta else b""
+        return held + self._delta(n, choice, {}, reason=finish_reason(event))
 
     def _delta(
         self,
         n: int,
         choice: Choice,
-        delta: dict[str, str],
+        delta: dict[str, Any],
         logprobs: dict[str, Any] | None = None,
         reason: str | None = None,
     ) -> bytes:
         body = {"index": n, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
         return self.chunk(choice, json.dumps(body))
+
+
+def delta_of(events: Sequence[Token | Finished]) -> dict[str, Any]:
+    """The text and the parts of calls that events add to a message. Empty where they add nothing."""
+    delta: dict[str, Any] = {}
+    if text := "".join([event.text if event.said is None else event.said.content for event in events]):
+        delta["content"] = text
+    if parts := merged([part for event in events if event.said is not None for part in event.said.calls]):
+        delta["tool_calls"] = [
+            {"index": part.index, **call_of(part)}
+            if part.id
+            else {"index": part.index, "function": {"arguments": part.arguments}}
+            for part in parts
+        ]
+    return delta
+
+
+def call_of(call: CallPart) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def message_of(choice: Choice) -> dict[str, Any]:
+    """The assistant's message. Without a text beside its calls the content is null."""
+    content, calls = "".join(choice.texts), merged(choice.calls)
+    message = {"role": ROLE, "content": content if content or not calls else None, "refusal": None}
+    return message | ({"tool_calls": [call_of(call) for call in calls]} if calls else {})
 
 
 def chat_completion(
@@ -87,7 +115,7 @@ def chat_completion(
         "choices": [
             {
                 "index": n,
-                "message": {"role": ROLE, "content": "".join(choice.texts), "refusal": None},
+                "message": message_of(choice),
                 "logprobs": logprobs.of(choice.tokens) if logprobs is not None else None,
                 "finish_reason": choice.finish,
             }

@@ -8,6 +8,8 @@ from orca_common.scores import MAX_TOP
 from ..fields import BOOLEAN, METADATA, MODEL, OURS, SAMPLED, STOP, STREAM, STRING, USER, Field
 from ..request import Fixed
 from ..response_format import RESPONSE_FORMAT
+from .tools import CALL
+from .tools import FIELDS as TOOLS
 
 
 class Refused(NamedTuple):
@@ -23,14 +25,12 @@ class Refused(NamedTuple):
         return Field(self.name, "refused", sentence + accepted, {"const": self.value})
 
 
-TOOLS = "tools are not built yet"
 REFUSED = (
     Refused("audio", None, "no model here speaks"),
-    Refused("function_call", "none", TOOLS),
-    Refused("functions", [], TOOLS),
+    Refused("function_call", "none", "it is the older name of `tool_choice`"),
+    Refused("functions", [], "it is the older name of `tools`"),
     Refused("modalities", ["text"], "answers are text alone"),
     Refused("moderation", None, "nothing is moderated here"),
-    Refused("parallel_tool_calls", True, TOOLS),
     Refused("prediction", None, "no predicted output is used"),
     Refused("prompt_cache_key", None, "no prompts are cached"),
     Refused("prompt_cache_options", None, "no prompts are cached"),
@@ -38,8 +38,6 @@ REFUSED = (
     Refused("reasoning_effort", None, "where a chat template knows one, give it in `chat_template_kwargs`"),
     Refused("service_tier", "auto", "all requests are served alike"),
     Refused("store", False, "nothing is stored"),
-    Refused("tool_choice", "none", TOOLS),
-    Refused("tools", [], TOOLS),
     Refused("verbosity", None, "no model here has it"),
     Refused("web_search_options", None, "nothing is searched"),
 )
@@ -53,12 +51,13 @@ PART = {
 }
 MESSAGE = {
     "type": "object",
-    "required": ["role", "content"],
+    "required": ["role"],
     "properties": {
         "role": {"enum": ["system", "developer", "user", "assistant", "tool"]},
-        "content": {"oneOf": [STRING, {"type": "array", "items": PART}]},
+        "content": {"oneOf": [STRING, {"type": "array", "items": PART}, {"type": "null"}]},
         "name": STRING,
         "tool_call_id": STRING,
+        "tool_calls": {"type": "array", "items": CALL},
     },
     "additionalProperties": False,
 }
@@ -71,8 +70,8 @@ FIELDS = (
         "supported",
         "The model's chat template makes the prompt of them. Roles: system, developer (as system where the template "
         "does not name it), user, assistant, tool. `content` is a text or a list of parts of type text, which are "
-        "joined by line breaks. `name`, and `tool_call_id` of a tool, reach the template. Images, audio, files and "
-        "`tool_calls` are refused.",
+        "joined by line breaks. `name`, `tool_call_id` of a tool and `tool_calls` of the assistant reach the template; "
+        "with these the content may be null, an empty text. Images, audio and files are refused.",
         {"type": "array", "items": MESSAGE, "minItems": 1},
     ),
     Field(
@@ -92,6 +91,7 @@ FIELDS = (
     ),
     Field("n", "supported", "Choices.", COUNT | {"default": 1}),
     RESPONSE_FORMAT,
+    *TOOLS,
     STOP,
     *STREAM,
     USER,

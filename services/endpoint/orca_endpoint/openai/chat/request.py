@@ -14,6 +14,7 @@ from ..body import check_names, get, text
 from ..request import UINT32, Asked, Sample, generation, include_usage_of, labels_of, read, request_of
 from ..response_format import SCHEMA
 from .fields import FIXED, NAMES
+from .tools import put_tools
 
 OF_OTHERS = {
     "prompt": "is a field of completions, at /v1/completions; a chat has messages",
@@ -23,16 +24,17 @@ OF_OTHERS = {
 OUR_NAMES: Mapping[str, str] = {
     "chat.messages": "messages",
     "chat.template_kwargs": "chat_template_kwargs",
+    "chat.tools": "tools",
+    "chat.tool_names": "tool_choice",
     "max_new_tokens": "max_completion_tokens",
     "json_schema": SCHEMA,
 }
-MEMBERS = {"role", "content", "name"}  # of a message; a tool's has one more
-CALL = "tool_call_id"
+MEMBERS = {"role", "content", "name"}  # of a message; two roles have one more
+MEMBER_OF = {"tool": "tool_call_id", "assistant": "tool_calls"}
 NO_MEMBERS = {  # of OpenAI's messages
     "audio": "is refused: messages are text alone",
-    "function_call": "is refused: tools are not built yet",
+    "function_call": "is refused: it is the older form of tool_calls",
     "refusal": "is refused: give its text as content",
-    "tool_calls": "is refused: tools are not built yet",
 }
 
 
@@ -86,7 +88,7 @@ def tokens_of(body: Mapping[str, Any]) -> tuple[int, str]:
 
 
 def chat_of(body: Mapping[str, Any]) -> Chat:
-    """The messages and the variables for the template."""
+    """The messages, the variables for the template and the tools."""
     messages = body.get("messages")
     if messages is None:
         raise InvalidArgument("messages", "is missing")
@@ -96,10 +98,12 @@ def chat_of(body: Mapping[str, Any]) -> Chat:
     for name in RESERVED:
         if name in variables:
             raise InvalidArgument(f"chat_template_kwargs.{name}", f"is refused: {reserved(name)}")
-    return Chat(
+    chat = Chat(
         messages=[message_of(one, f"messages[{n}]") for n, one in enumerate(messages)],
         template_kwargs=json.dumps(variables) if variables else "",
     )
+    put_tools(body, chat)
+    return chat
 
 
 def message_of(given: Any, field: str) -> ChatMessage:
@@ -114,13 +118,15 @@ def message_of(given: Any, field: str) -> ChatMessage:
     for name, sentence in NO_MEMBERS.items():
         if message.get(name):  # clients give empty ones back with an answer
             raise InvalidArgument(f"{field}.{name}", sentence)
-    known = MEMBERS | ({CALL} if role == "tool" else set())
+    known = MEMBERS | ({MEMBER_OF[role]} if role in MEMBER_OF else set())
     check_names([name for name in message if name not in NO_MEMBERS], known, f"{field}.")
+    calls = get(message, "tool_calls", list, "a list", [], f"{field}.tool_calls")
     return ChatMessage(
         role=role,
-        content=content_of(message.get("content"), f"{field}.content"),
+        content="" if calls and "content" not in message else content_of(message.get("content"), f"{field}.content"),
         name=member(message, "name", field),
-        tool_call_id=member(message, CALL, field),
+        tool_call_id=member(message, "tool_call_id", field),
+        tool_calls=text(json.dumps(calls, ensure_ascii=False), f"{field}.tool_calls") if calls else "",
     )
 
 

@@ -71,7 +71,7 @@ class CompletionChunks(Chunks):
         return sent + self._text(n, choice, "".join([token.text for token in tokens]), of_tokens)
 
     def finished(self, n: int, choice: Choice, event: Finished) -> bytes:
-        return self._chunk(n, choice, event.text, "null", json.dumps(finish_reason(event.reason)))
+        return self._chunk(n, choice, event.text, "null", json.dumps(finish_reason(event)))
 
     def _text(self, n: int, choice: Choice, text: str, logprobs: dict[str, Any] | None) -> bytes:
         """The chunk of a text; empty when it has nothing to show."""

@@ -20,7 +20,6 @@ class _Marian:
     def __init__(self, config: MarianConfig, place: Place) -> None:
         self.config, self.hidden = config, config.hidden
         self.r = r = Recording(place, config.hidden, config.vocab_size, config.positions)
-        r.check_one_stage()
         self.heads, _ = r.share_of_heads(config.heads, config.heads)
         self.attended = columns(self.heads, config.head_size)
         width = len(self.attended)
@@ -29,34 +28,41 @@ class _Marian:
 
     def record(self) -> Recording:
         r, config = self.r, self.config
-        crosses = [self.attention(layer, sees_input=True) for layer in range(config.layers)]
+        layers = r.place.layers(config.layers)
+        crosses = [self.attention(layer, sees_input=True) for layer in range(len(layers))]
         to_feed = [r.operand(len(r.share_of_inner(inner))) for inner in (config.encoder_inner, config.inner)]
 
-        self.embed()
-        for index in range(config.encoder_layers):
+        self.begin()
+        for index in r.place.layers(config.encoder_layers):
             name = f"encoder.layers.{index}."
             self.attend(name + "self_attn", "qkv", self.qkv, self.attention(0, sees_input=True))
             self.feed(name, config.encoder_inner, to_feed[0])
             r.normalize(self.normed, self.norm(name + "final_layer_norm"), in_place=True)
-        for index, cross in enumerate(crosses):
+        r.encoder_ends()
+
+        r.copy(self.normed)
+        for index, cross in zip(layers, crosses, strict=True):
             r.linear(self.normed, self.parts(f"decoder.layers.{index}.encoder_attn.", "kv"), self.kv)
             r.write_kv(self.kv, cross)
-        r.encoder_ends(config.start_token)
+        r.decoder_begins(config.start_token)
 
-        self.embed()
-        for index, cross in enumerate(crosses):
+        self.begin()
+        for index, cross in zip(layers, crosses, strict=True):
             name, is_last = f"decoder.layers.{index}.", index == config.layers - 1
-            self.attend(name + "self_attn", "qkv", self.qkv, self.attention(index))
+            self.attend(name + "self_attn", "qkv", self.qkv, self.attention(cross.layer))
             self.attend(name + "encoder_attn", "q", self.q, cross)
             self.feed(name, config.inner, to_feed[1])
             r.normalize(self.normed, self.norm(name + "final_layer_norm"), of_head=is_last, in_place=not is_last)
-        bias = r.slice("final_logits_bias", (1, config.vocab_size), 1, [r.tokens])
-        r.head(self.normed, "shared.weight", bias, config.never_made)
+        if r.place.is_last:
+            bias = r.slice("final_logits_bias", (1, config.vocab_size), 1, [r.tokens])
+            r.head(self.normed, "shared.weight", bias, config.never_made)
         return r
 
-    def embed(self) -> None:
-        scale = self.hidden**0.5 if self.config.scale_embedding else 1.0
-        self.r.embed("shared.weight", Sinusoids(self.config.positions, self.hidden), scale)
+    def begin(self) -> None:
+        """Embeds the tokens, or goes on from the states of the stage before."""
+        if self.r.place.is_first:
+            scale = self.hidden**0.5 if self.config.scale_embedding else 1.0
+            self.r.embed("shared.weight", Sinusoids(self.config.positions, self.hidden), scale)
         self.r.copy(self.normed)
 
     def attend(self, name: str, parts: str, rows: Buffer, a: Attention) -> None:

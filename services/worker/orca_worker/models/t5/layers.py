@@ -17,7 +17,6 @@ class _T5:
     def __init__(self, config: T5Config, place: Place) -> None:
         self.config, self.hidden, self.size = config, config.hidden, config.head_size
         self.r = r = Recording(place, config.hidden, config.vocab_size, config.positions)
-        r.check_one_stage()
         self.heads, _ = r.share_of_heads(config.heads, config.heads)
         self.inner = r.share_of_inner(config.inner)
         self.attended = columns(self.heads, self.size)
@@ -27,31 +26,41 @@ class _T5:
 
     def record(self) -> Recording:
         r, config = self.r, self.config
-        crosses = [self.attention(layer, sees_input=True) for layer in range(config.layers)]
+        layers = r.place.layers(config.layers)
+        crosses = [self.attention(layer, sees_input=True) for layer in range(len(layers))]
 
-        r.embed("shared.weight")
+        self.embed()
         bias = self.bias("encoder", both_ways=True)
-        for index in range(config.encoder_layers):
+        for index in r.place.layers(config.encoder_layers):
             name = f"encoder.block.{index}.layer."
             self.attend(f"{name}0.", "SelfAttention", "qkv", self.qkv, self.attention(0, sees_input=True, bias=bias))
             self.feed(f"{name}1.")
-        r.normalize(self.normed, self.norm("encoder.final_layer_norm"))
-        for index, cross in enumerate(crosses):
+        if r.place.is_last:
+            r.normalize(self.normed, self.norm("encoder.final_layer_norm"), in_place=True)
+        r.encoder_ends()
+
+        r.copy(self.normed)
+        for index, cross in zip(layers, crosses, strict=True):
             name = f"decoder.block.{index}.layer.1.EncDecAttention."
             r.linear(self.normed, self.parts(name, "kv"), self.kv)
             r.write_kv(self.kv, cross)
-        r.encoder_ends(config.start_token)
+        r.decoder_begins(config.start_token)
 
-        r.embed("shared.weight")
+        self.embed()
         bias = self.bias("decoder", both_ways=False)
-        for index, cross in enumerate(crosses):
+        for index, cross in zip(layers, crosses, strict=True):
             name = f"decoder.block.{index}.layer."
-            self.attend(f"{name}0.", "SelfAttention", "qkv", self.qkv, self.attention(index, bias=bias))
+            self.attend(f"{name}0.", "SelfAttention", "qkv", self.qkv, self.attention(cross.layer, bias=bias))
             self.attend(f"{name}1.", "EncDecAttention", "q", self.q, cross)
             self.feed(f"{name}2.")
-        r.normalize(self.normed, self.norm("decoder.final_layer_norm", self.head_scale), of_head=True)
-        r.head(self.normed, "shared.weight" if config.tied else "lm_head.weight")
+        if r.place.is_last:
+            r.normalize(self.normed, self.norm("decoder.final_layer_norm", self.head_scale), of_head=True)
+            r.head(self.normed, "shared.weight" if config.tied else "lm_head.weight")
         return r
+
+    def embed(self) -> None:
+        if self.r.place.is_first:
+            self.r.embed("shared.weight")
 
     @property
     def head_scale(self) -> float:

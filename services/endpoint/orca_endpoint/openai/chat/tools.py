@@ -1,0 +1,159 @@
+"""`tools`, `tool_choice` and `parallel_tool_calls` of a chat: from the body to the request.
+
+The tools themselves are checked with the request, as those of gRPC.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any, cast
+
+from orca.v1.orca_pb2 import TOOL_CHOICE_NONE, TOOL_CHOICE_REQUIRED, TOOL_CHOICE_UNSPECIFIED, Chat, ToolChoice
+from orca_common.errors import InvalidArgument, echo
+
+from ..body import check_names, get, text
+from ..fields import BOOLEAN, STRING, Field
+
+FUNCTION = {
+    "type": "object",
+    "required": ["name"],
+    "properties": {
+        "name": STRING | {"pattern": "^[A-Za-z0-9_-]{1,64}$"},
+        "description": STRING,
+        "parameters": {"type": "object"},
+        "strict": BOOLEAN,
+    },
+    "additionalProperties": False,
+}
+NAMED = {
+    "type": "object",
+    "required": ["type", "function"],
+    "properties": {
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "required": ["name"],
+            "properties": {"name": STRING},
+            "additionalProperties": False,
+        },
+    },
+    "additionalProperties": False,
+}
+ALLOWED = {
+    "type": "object",
+    "required": ["type", "allowed_tools"],
+    "properties": {
+        "type": {"const": "allowed_tools"},
+        "allowed_tools": {
+            "type": "object",
+            "required": ["mode", "tools"],
+            "properties": {"mode": {"enum": ["auto", "required"]}, "tools": {"type": "array", "items": NAMED}},
+            "additionalProperties": False,
+        },
+    },
+    "additionalProperties": False,
+}
+CALL = {
+    "type": "object",
+    "required": ["id", "type", "function"],
+    "properties": {
+        "id": STRING,
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "required": ["name", "arguments"],
+            "properties": {"name": STRING, "arguments": STRING},
+            "additionalProperties": False,
+        },
+    },
+    "additionalProperties": False,
+}
+FIELDS = (
+    Field(
+        "tools",
+        "supported",
+        "Functions that the answer may call, up to 128, where the model's chat template takes tools in a way "
+        "that is known here. The arguments follow `parameters`, with or without `strict`; a schema that cannot be "
+        "enforced is refused. Tools of type custom are refused. Not with `ignore_eos`.",
+        {
+            "type": "array",
+            "maxItems": 128,
+            "items": {
+                "type": "object",
+                "required": ["type", "function"],
+                "properties": {"type": {"const": "function"}, "function": FUNCTION},
+                "additionalProperties": False,
+            },
+        },
+    ),
+    Field(
+        "tool_choice",
+        "supported",
+        "`auto` (the default): text, calls, or calls after a text; `none`: text; `required`: calls; a function by its "
+        "name: one call of it; `allowed_tools`: `auto` or `required` with some of the tools.",
+        {"oneOf": [{"enum": ["none", "auto", "required"]}, NAMED, ALLOWED]},
+    ),
+    Field("parallel_tool_calls", "supported", "false: one call at most. Some models make one at most anyway.", BOOLEAN),
+)
+CHOICES: Mapping[str, ToolChoice] = {
+    "none": TOOL_CHOICE_NONE,
+    "auto": TOOL_CHOICE_UNSPECIFIED,
+    "required": TOOL_CHOICE_REQUIRED,
+}
+
+
+def put_tools(body: Mapping[str, Any], chat: Chat) -> None:
+    """Adds the tools of a body to its chat."""
+    single = not get(body, "parallel_tool_calls", bool, "true or false", True)
+    given = get(body, "tools", list, "a list", [])
+    choice, names, one = choice_of(body.get("tool_choice"))
+    if not given:
+        if "tool_choice" in body and choice != TOOL_CHOICE_NONE:
+            raise InvalidArgument("tool_choice", "is allowed only with tools")
+        return
+    chat.tools = text(json.dumps(given, ensure_ascii=False), "tools")
+    chat.tool_choice, chat.one_tool_call = choice, single or one
+    chat.tool_names.extend(names)
+
+
+def choice_of(given: Any) -> tuple[ToolChoice, list[str], bool]:
+    """Whether functions are called, which ones may be (none: all), and whether one alone."""
+    field = "tool_choice"
+    if given is None:
+        return TOOL_CHOICE_UNSPECIFIED, [], False
+    if isinstance(given, str):
+        if given not in CHOICES:
+            raise InvalidArgument(field, f"is {echo(given, 20)!r}; it may be {', '.join(CHOICES)}, or an object")
+        return CHOICES[given], [], False
+    if not isinstance(given, dict):
+        raise InvalidArgument(field, f"must be {', '.join(CHOICES)}, or an object")
+    choice = cast(dict[str, Any], given)
+    if choice.get("type") != "allowed_tools":
+        return TOOL_CHOICE_REQUIRED, [name_in(choice, field)], True
+    check_names(choice, {"type", "allowed_tools"}, f"{field}.")
+    field += ".allowed_tools"
+    allowed = get(choice, "allowed_tools", dict, "an object", {}, field)
+    check_names(allowed, {"mode", "tools"}, f"{field}.")
+    mode = get(allowed, "mode", str, "a string", None, f"{field}.mode")
+    if mode not in {"auto", "required"}:
+        raise InvalidArgument(f"{field}.mode", "must be auto or required")
+    tools = get(allowed, "tools", list, "a list", [], f"{field}.tools")
+    if not tools:
+        raise InvalidArgument(f"{field}.tools", "must be a list of at least one function")
+    return CHOICES[mode], [name_in(tool, f"{field}.tools[{n}]") for n, tool in enumerate(tools)], False
+
+
+def name_in(given: Any, field: str) -> str:
+    """The name in {"type": "function", "function": {"name": ..}}."""
+    if not isinstance(given, dict):
+        raise InvalidArgument(field, "must be an object")
+    kind = get(given, "type", str, "a string", None, f"{field}.type")
+    if kind != "function":
+        problem = "is missing" if kind is None else f"is {echo(kind, 20)!r}"
+        raise InvalidArgument(f"{field}.type", f"{problem}; it may be 'function'")
+    check_names(given, {"type", "function"}, f"{field}.")
+    function = get(given, "function", dict, "an object", {}, f"{field}.function")
+    check_names(function, {"name"}, f"{field}.function.")
+    name = get(function, "name", str, "a string", None, f"{field}.function.name")
+    if name is None:
+        raise InvalidArgument(f"{field}.function.name", "is missing")
+    return text(name, f"{field}.function.name")

@@ -1,0 +1,202 @@
+"""The tools of a chat: functions that its answer may call, and calls that its messages tell; checked."""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+from orca.v1.orca_pb2 import TOOL_CHOICE_NONE, TOOL_CHOICE_REQUIRED, Chat
+from orca_common.errors import InvalidArgument, echo
+from orca_common.sampling import MAX_FORM_BYTES
+
+from ..text.tool_calls import Syntax
+from .tool_grammar import Function, ToolForm
+
+MAX_TOOLS = 128  # of one request, as OpenAI has it
+MAX_CALLS = 128  # of one message
+MAX_DEPTH = 64  # of JSON that is given as a text: objects and lists in one another
+NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+TOOLS = "chat.tools"
+
+
+class Error(Protocol):
+    """Makes the error of a field; place: inside of it, as "[0].function"."""
+
+    def __call__(self, field: str, problem: str, *, place: str = "") -> InvalidArgument: ...
+
+
+@dataclass(frozen=True)
+class Tools:
+    """The checked tools of a request."""
+
+    given: list[dict[str, Any]]  # for the template, as the caller gave them
+    syntax: Syntax  # of the model
+    functions: list[Function]  # that may be called
+    required: bool
+    single: bool
+
+    @property
+    def none(self) -> bool:
+        """Whether the model sees the tools, and may not call them."""
+        return not self.functions
+
+    def form(self, schema: dict[str, Any] | bool | None) -> ToolForm:
+        """Makes the form of the answer. schema: of its text, where that is JSON."""
+        return {
+            "syntax": self.syntax.name,
+            "functions": self.functions,
+            "required": self.required,
+            "single": self.single,
+            "schema": schema,
+        }
+
+
+def tools_of(chat: Chat, syntax: Syntax, error: Error) -> Tools:
+    """The tools of a chat that has some. Raises InvalidArgument."""
+    given = tools_in(chat.tools, error)
+    functions = [function_of(tool, n, error) for n, tool in enumerate(given)]
+    names = [function["name"] for function in functions]
+    for n, name in enumerate(names):
+        if name in names[:n]:
+            raise error(TOOLS, f"is {name!r}, as that of another function", place=f"[{n}].function.name")
+    for name in chat.tool_names:
+        if name not in names:
+            raise error("chat.tool_names", f"names {echo(name, 64)!r}, which is not among the tools")
+    none = chat.tool_choice == TOOL_CHOICE_NONE
+    allowed = set(chat.tool_names or names)
+    return Tools(
+        given,
+        syntax,
+        [] if none else [function for function in functions if function["name"] in allowed],
+        required=chat.tool_choice == TOOL_CHOICE_REQUIRED,
+        single=chat.one_tool_call,
+    )
+
+
+def tools_in(raw: str, error: Error) -> list[dict[str, Any]]:
+    size = len(raw.encode())
+    if size > MAX_FORM_BYTES:
+        raise error(TOOLS, f"has {size} bytes; at most {MAX_FORM_BYTES} are allowed")
+    given = json_in(raw, TOOLS, error)
+    if not isinstance(given, list) or not given:
+        raise error(TOOLS, "must be a list of at least one tool")
+    tools = cast(list[Any], given)
+    if len(tools) > MAX_TOOLS:
+        raise error(TOOLS, f"has {len(tools)} tools; at most {MAX_TOOLS} are allowed")
+    return tools
+
+
+def function_of(tool: Any, n: int, error: Error) -> Function:
+    """The function of a tool, which is the n-th."""
+    check = Members(TOOLS, error)
+    check.type(tool, f"[{n}]")
+    function = check.object(tool, f"[{n}].function", {"name", "description", "parameters", "strict"})
+    place = f"[{n}].function"
+    name = check.text(function, f"{place}.name")
+    if not NAME.fullmatch(name):
+        raise error(TOOLS, "may hold only letters, digits, _ and -, at most 64 of them", place=f"{place}.name")
+    if not isinstance(function.get("description") or "", str):
+        raise error(TOOLS, "must be a string", place=f"{place}.description")
+    if not isinstance(function.get("strict") or False, bool):  # the arguments follow the schema anyway
+        raise error(TOOLS, "must be true or false", place=f"{place}.strict")
+    schema = function.get("parameters")
+    if schema is None:
+        return Function(at=n, name=name, parameters=NO_PARAMETERS)
+    place += ".parameters"
+    if not isinstance(schema, dict):
+        raise error(TOOLS, "must be a JSON schema of an object", place=place)
+    if schema.get("type", "object") != "object":
+        raise error(TOOLS, 'must be "object": arguments have names', place=f"{place}.type")
+    if "x-guidance" in schema:
+        raise error(TOOLS, "is not for tools", place=f"{place}.x-guidance")
+    return Function(at=n, name=name, parameters={"type": "object", **schema})
+
+
+def calls_of(raw: str, n: int, error: Error) -> list[dict[str, Any]]:
+    """The calls that the n-th message tells, for a template: their arguments are objects."""
+    field, place = "chat.messages", f"[{n}].tool_calls"
+    check = Members(field, error)
+    calls = json_in(raw, field, error, place)
+    if not isinstance(calls, list) or not calls:
+        raise error(field, "must be a list of at least one call", place=place)
+    if len(calls) > MAX_CALLS:
+        raise error(field, f"has {len(calls)} calls; at most {MAX_CALLS} are allowed", place=place)
+    return [call_of(call, f"{place}[{k}]", check) for k, call in enumerate(cast(list[Any], calls))]
+
+
+def call_of(call: Any, place: str, check: "Members") -> dict[str, Any]:
+    """One call with its arguments as an object."""
+    check.type(call, place, {"id"})
+    check.text(call, f"{place}.id")
+    function = check.object(call, f"{place}.function", {"name", "arguments"})
+    check.text(function, f"{place}.function.name")
+    arguments, place = function.get("arguments"), f"{place}.function.arguments"
+    if isinstance(arguments, str):
+        arguments = json_in(arguments, check.field, check.error, place)
+    if not isinstance(arguments, dict):
+        raise check.error(check.field, "must be an object of JSON", place=place)
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+class Members:
+    """Checks the members of objects inside of one field."""
+
+    def __init__(self, field: str, error: Error) -> None:
+        self.field, self.error = field, error
+
+    def type(self, given: Any, place: str, more: Iterable[str] = ()) -> None:
+        """An object of the type function."""
+        self._known(given, place, {"type", "function", *more})
+        kind = given.get("type")
+        if kind != "function":
+            problem = "is missing" if kind is None else f"is {echo(str(kind), 20)!r}"
+            raise self.error(self.field, f"{problem}; only 'function' is supported", place=f"{place}.type")
+
+    def object(self, parent: Mapping[str, Any], place: str, known: set[str]) -> dict[str, Any]:
+        """A member that is an object with these members, by the last name of its place."""
+        found = parent.get(place.rpartition(".")[2])
+        if found is None:
+            raise self.error(self.field, "is missing", place=place)
+        self._known(found, place, known)
+        return found
+
+    def text(self, parent: Mapping[str, Any], place: str) -> str:
+        """A member that is a text and must be there."""
+        found = parent.get(place.rpartition(".")[2])
+        if not isinstance(found, str):
+            raise self.error(self.field, "is missing" if found is None else "must be a string", place=place)
+        return found
+
+    def _known(self, given: Any, place: str, known: set[str]) -> None:
+        if not isinstance(given, dict):
+            raise self.error(self.field, "must be an object", place=place)
+        for name in cast(dict[str, Any], given):
+            if name not in known:
+                raise self.error(self.field, "is not known to Orca", place=f"{place}.{echo(name, 64)}")
+
+
+def json_in(raw: str, field: str, error: Error, place: str = "") -> Any:
+    """The value of a JSON text whose characters can be encoded. It is not too deep for those who walk it."""
+    try:
+        value = json.loads(raw)
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise error(field, "not valid Unicode: it holds a lone surrogate", place=place) from None
+    except (ValueError, RecursionError) as wrong:
+        raise error(field, f"is not JSON ({wrong})", place=place) from None
+    if deeper(value, MAX_DEPTH):
+        raise error(field, f"is too deep: at most {MAX_DEPTH} objects and lists may be in one another", place=place)
+    return value
+
+
+def deeper(value: Any, levels: int) -> bool:
+    """Whether more objects and lists are in one another than `levels`."""
+    layer = [value]
+    for _ in range(levels + 1):
+        inner = [one for one in layer if isinstance(one, dict | list)]
+        layer = [part for one in inner for part in (one.values() if isinstance(one, dict) else one)]
+        if not layer:
+            return False
+    return any(isinstance(one, dict | list) for one in layer)

@@ -1,0 +1,262 @@
+"""How calls of tools are read from answers: four syntaxes, in pieces, and held to the schemas by a grammar."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from checkpoints import make_gpt2
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llguidance import LLMatcher
+from tool_templates import TEMPLATES, XML, some_tools
+
+from orca.v1.orca_pb2 import TOOL_CHOICE_REQUIRED, Chat
+from orca_common.checkpoint import read_checkpoint
+from orca_common.errors import InvalidArgument
+from orca_common.forms import Forms
+from orca_endpoint.requests.form_compiler import compiled_tools
+from orca_endpoint.requests.tools import Tools, tools_of
+from orca_endpoint.requests.validation import Fields
+from orca_endpoint.text.tool_calls import SYNTAXES, CallReader, Said, Syntax, call_id, merged, syntax_in
+from orca_endpoint.text.vocabulary import TextStream, Vocabulary
+
+ARGUMENTS = ('{"a": "}{\\"]["}', "{}", '{ "b":[{"c": {}}, "\\\\"],\n "d": "東京"}')
+END = 256  # the end-of-sequence token
+ERROR = Fields({"chat.tools": "tools"}).error
+
+
+def spelled(syntax: Syntax, text: str, calls: list[tuple[str, str]]) -> str:
+    if not calls:
+        return text
+    parts = [name + syntax.middle + arguments for name, arguments in calls]
+    return text + syntax.first + (syntax.next or "").join(parts) + syntax.last
+
+
+def read(reader: CallReader, pieces: list[str]) -> Said:
+    """Reads all pieces, and joins them."""
+    said = [*(reader.push(piece) for piece in pieces), reader.flush()]
+    return Said("".join(one.content for one in said), tuple(merged([part for one in said for part in one.calls])))
+
+
+@st.composite
+def answers(draw: st.DrawFn) -> tuple[Syntax, str, list[tuple[str, str]]]:
+    """A syntax, a text that may look like the beginning of a call, and calls."""
+    syntax = draw(st.sampled_from([*SYNTAXES.values()]))
+    call = st.tuples(st.sampled_from(["f", "get_weather-2"]), st.sampled_from(ARGUMENTS))
+    calls = draw(st.lists(call, max_size=1 if syntax.next is None else 3))
+    if syntax.leads and calls:
+        return syntax, "", calls
+    beginnings = [syntax.trigger[:n] for n in range(1, len(syntax.trigger))]
+    return syntax, "".join(draw(st.lists(st.sampled_from(["", "a", "東京\n", *beginnings]), max_size=4))), calls
+
+
+@settings(deadline=None)
+@given(answers(), st.data())
+def test_an_answer_says_the_same_wherever_its_pieces_end(
+    answer: tuple[Syntax, str, list[tuple[str, str]]], data: st.DataObject
+) -> None:
+    syntax, text, calls = answer
+    if syntax.trigger in text + syntax.first[: len(syntax.trigger) - 1]:
+        return  # the beginnings made a whole one
+    whole = spelled(syntax, text, calls)
+    borders = sorted(data.draw(st.sets(st.integers(0, len(whole)))))
+    pieces = [whole[a:b] for a, b in zip([0, *borders], [*borders, len(whole)], strict=True)]
+    reader = CallReader(syntax, "r")
+    said = read(reader, pieces)
+    assert said.content == text
+    assert [(part.name, part.arguments) for part in said.calls] == calls
+    assert [part.id for part in said.calls] == [call_id("r", n) for n in range(len(calls))]
+    assert reader.called == bool(calls)
+
+
+@pytest.mark.parametrize("name", SYNTAXES)
+def test_an_answer_that_is_cut(name: str) -> None:
+    """At every place: text and arguments come as far as they are there, and nothing comes twice."""
+    syntax = SYNTAXES[name]
+    whole = spelled(
+        syntax, "" if syntax.leads else "hm", [("f", ARGUMENTS[0]), ("g", "{}")][: 1 if syntax.leads else 2]
+    )
+    seen: list[Said] = []
+    for end in range(len(whole)):
+        reader = CallReader(syntax, "r")
+        seen.append(said := read(reader, [*whole[:end]]))
+        assert whole.startswith(said.content)
+        assert [part.index for part in said.calls] == [*range(len(said.calls))]
+    assert len({json.dumps(said) for said in seen}) > len(ARGUMENTS[0])
+
+
+def test_the_ids_of_calls() -> None:
+    """Nine letters and digits, as the strictest templates want them; others for each call and each request."""
+    ids = {call_id(request, n) for request in ("a", "b") for n in range(50)}
+    assert len(ids) == 100
+    assert all(len(one) == 9 and one.isalnum() for one in ids)
+    assert call_id("a", 0) == call_id("a", 0)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_template_says_its_syntax(name: str) -> None:
+    assert syntax_in(TEMPLATES[name]) is SYNTAXES[name]
+
+
+def test_other_templates_say_none() -> None:
+    for template in (XML, XML.replace("<function=", "<arg_key>"), TEMPLATES["hermes"] + TEMPLATES["mistral"]):
+        assert syntax_in(template) is None
+
+
+# -- the grammar
+
+
+@pytest.fixture(scope="module", params=["marks", "plain"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer of bytes, where the marks of all syntaxes are special tokens, or texts as any other."""
+    marks = sorted({mark for syntax in SYNTAXES.values() for mark in syntax.marks})
+    special = ["</s>", *(marks if request.param == "marks" else [])]
+    shape = {"heads": 1, "layers": 1, "hidden": 4, "vocab": 256 + len(special), "positions": 16, "seed": 1}
+    return make_gpt2(tmp_path_factory.mktemp("model"), **shape, tokenizer=True, special=special, eos_token_id=END)
+
+
+def an_answer(draw: random.Random, matcher: LLMatcher, vocab: int) -> list[int]:
+    """Random tokens that the grammar allows, until it ends."""
+    ids = list[int]()
+    while not matcher.is_stopped():
+        mask = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), count=vocab, bitorder="little")
+        token = int(draw.choice(mask.nonzero()[0]))
+        if token == END:
+            break
+        assert matcher.consume_tokens([token])
+        ids.append(token)
+    return ids
+
+
+def tools_from(given: list[dict[str, Any]], syntax: Syntax, **fields: Any) -> Tools:
+    return tools_of(Chat(tools=json.dumps(given), **fields), syntax, ERROR)
+
+
+@pytest.mark.parametrize("name", SYNTAXES)
+def test_random_answers_are_read_as_calls_of_the_tools(model: Path, name: str) -> None:
+    """Whatever tokens come: forced calls name a tool, and their arguments follow its schema."""
+    draw, syntax = random.Random(name), SYNTAXES[name]
+    checkpoint, vocabulary = read_checkpoint(model), Vocabulary(model / "tokenizer.json")
+    forms = Forms(checkpoint)
+    forms.open()
+    counts = set[int]()
+    for n in range(12):
+        given = some_tools(draw)
+        tools = tools_from(given, syntax, tool_choice=TOOL_CHOICE_REQUIRED, one_tool_call=n % 3 == 0)
+        answer = compiled_tools(forms, tools.form(None))
+        ids = an_answer(draw, forms.matcher(answer["grammar"]), checkpoint.vocab_size)
+        stream, reader = TextStream(vocabulary, (), syntax.marks), CallReader(syntax, "r")
+        said = read(reader, [*(stream.push(i)[0] for i in ids), stream.flush()])
+        assert said.content == ""
+        assert reader.called
+        assert len(said.calls) == 1 or n % 3
+        counts.add(len(said.calls))
+        schemas = {tool["function"]["name"]: tool["function"].get("parameters") for tool in given}
+        for call in said.calls:
+            arguments = json.loads(call.arguments)
+            schema = schemas[call.name] or {"type": "object", "maxProperties": 0}
+            jsonschema.Draft202012Validator(schema).validate(arguments)
+    assert syntax.next is None or len(counts) > 1, "several calls come, too"
+
+
+@pytest.mark.parametrize("name", SYNTAXES)
+def test_a_free_answer_is_bound_from_the_trigger_on(model: Path, name: str) -> None:
+    syntax = SYNTAXES[name]
+    checkpoint, vocabulary = read_checkpoint(model), Vocabulary(model / "tokenizer.json")
+    forms = Forms(checkpoint)
+    forms.open()
+    function = {
+        "name": "f",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
+    }
+    tools = tools_from([{"type": "function", "function": function}], syntax)
+    free = compiled_tools(forms, tools.form(None))["grammar"]
+    formed = compiled_tools(forms, tools.form({"type": "object", "properties": {"q": {"type": "boolean"}}}))["grammar"]
+    silent = compiled_tools(forms, Tools(tools.given, syntax, [], False, False).form(None))["grammar"]
+    call, text = spelled(syntax, "", [("f", '{"a": 12}')]), "" if syntax.leads else "hm 東京 "
+
+    def follows(grammar: str, answer: str) -> bool:
+        matcher: LLMatcher = forms.matcher(grammar)
+        ids = vocabulary.encode(answer, special=False)
+        return matcher.validate_tokens(ids) == len(ids) and matcher.consume_tokens(ids) and matcher.is_accepting()
+
+    for fine in ("", "hm", "hm 東京 {}", syntax.trigger[:-1], text + call):
+        assert follows(free, fine), fine
+    for wrong in (
+        text + call.replace("12", '"b"'),
+        text + call.replace("f", "g", 1),
+        text + syntax.trigger,
+        call + "x",
+    ):
+        assert not follows(free, wrong), wrong
+    if not syntax.leads:  # there both are JSON, and the validation refuses it
+        assert follows(formed, '{"q": true}')
+    assert follows(formed, call)
+    assert not follows(formed, "hm")
+    assert follows(silent, "hm")
+    assert not follows(silent, text + call)
+
+
+# -- what is refused
+
+
+def function(**members: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", **members}}
+
+
+def nested(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(levels):
+        schema = {"properties": {"a": schema}}
+    return schema
+
+
+BAD: dict[str, tuple[Any, str]] = {
+    "no list": ({}, "tools: must be a list of at least one tool"),
+    "many": ([function()] * 129, "tools: has 129 tools; at most 128 are allowed"),
+    "large": ([function(description="x" * 65536)], "tools: has 65604 bytes; at most 65536 are allowed"),
+    "deep": ([function(parameters=nested(40))], "tools: is too deep: at most 64"),
+    "no object": ([[]], r"tools\[0\]: must be an object"),
+    "no type": ([{"function": {"name": "f"}}], r"tools\[0\]\.type: is missing; only 'function' is supported"),
+    "custom": ([{"type": "custom", "custom": {}}], r"tools\[0\]\.custom: is not known"),
+    "no function": ([{"type": "function"}], r"tools\[0\]\.function: is missing"),
+    "member": ([function(returns=1)], r"tools\[0\]\.function\.returns: is not known"),
+    "no name": ([function(name=None)], r"tools\[0\]\.function\.name: is missing"),
+    "name": ([function(name="a b")], r"tools\[0\]\.function\.name: may hold only letters"),
+    "long name": ([function(name="a" * 65)], r"tools\[0\]\.function\.name: .*at most 64"),
+    "twice": ([function(), function()], r"tools\[1\]\.function\.name: is 'f', as that of another"),
+    "description": ([function(description=1)], r"tools\[0\]\.function\.description: must be a string"),
+    "strict": ([function(strict="yes")], r"tools\[0\]\.function\.strict: must be true or false"),
+    "no schema": ([function(parameters=[])], r"tools\[0\]\.function\.parameters: must be a JSON schema"),
+    "a string": ([function(parameters={"type": "string"})], r"tools\[0\]\.function\.parameters\.type: must be .object"),
+    "white space": ([function(parameters={"x-guidance": {}})], r"tools\[0\]\.function\.parameters\.x-guidance: is not"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_tools(name: str) -> None:
+    given, problem = BAD[name]
+    with pytest.raises(InvalidArgument, match=f"^{problem}"):
+        tools_from(given, SYNTAXES["hermes"])
+
+
+@pytest.mark.parametrize(
+    ("raw", "problem"), [("[", "is not JSON"), ('["\\ud800"]', "lone surrogate"), ("[" * 10000, "is not JSON")]
+)
+def test_no_json(raw: str, problem: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"^tools: .*{problem}"):
+        tools_of(Chat(tools=raw), SYNTAXES["hermes"], ERROR)
+
+
+def test_a_schema_that_cannot_be_enforced_is_refused_with_its_place(model: Path) -> None:
+    forms = Forms(read_checkpoint(model))
+    forms.open()
+    schema = {"properties": {"a": {"items": {"uniqueItems": True}}}}
+    tools = tools_from([function(), function(name="g", parameters=schema)], SYNTAXES["hermes"])
+    answer = compiled_tools(forms, tools.form(None))
+    assert answer["place"] == "[1].function.parameters.properties.a.items"
+    assert "uniqueItems" in answer["problem"]

@@ -1,0 +1,327 @@
+"""Chats with tools over HTTP and gRPC: by the template, held to a grammar, answered as OpenAI's client reads it."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx2 as httpx
+import pytest
+from endpoint.harness import World, field_of, make_model, serving, until, world
+from endpoint.test_chat import Recorder, encode
+from endpoint.test_openai_resume import Events
+from openai import AsyncOpenAI, BadRequestError
+from tokenizers import Tokenizer
+from tool_templates import TEMPLATES, XML
+
+from orca.v1 import orca_pb2 as pb
+from orca_endpoint.openai.resumed import EVENT_ID
+from orca_endpoint.text.chat_template import ChatTemplate
+from orca_pool.records import Reason
+
+PATIENCE = 60  # seconds: the first form starts its compiler
+USER: Any = {"role": "user", "content": "Bern?"}
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER: Any = {"type": "function", "function": {"name": "weather", "description": "é <b>", "parameters": SCHEMA}}
+TIME: Any = {"type": "function", "function": {"name": "time"}}
+TOOLS = [WEATHER, TIME]
+CALLS = (
+    'Hm 東京 <tool_call>\n{"name": "weather", "arguments": {"city": "Zü\\"}"}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>'
+)
+NAMES = ["weather", "time"]
+ARGUMENTS = ['{"city": "Zü\\"}"}', "{}"]
+
+
+def make_tool_model(folder: Path, template: str, special: list[str] | None = None) -> Path:
+    """The model of `make_model` with a chat template, and marks of calls as special tokens."""
+    make_model(folder, positions=1024)
+    path = folder / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.add_special_tokens(special or [])
+    tokenizer.save(str(path))
+    config = {"bos_token": "<|end|>", "eos_token": "<|end|>", "chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    marks = ["<tool_call>", "</tool_call>"]
+    return make_tool_model(tmp_path_factory.mktemp("tools") / "tiny", TEMPLATES["hermes"], marks)
+
+
+@pytest.fixture
+async def orca(redis_url: str, model: Path) -> AsyncIterator[World]:
+    async with world(redis_url, model, slots=1024) as started:
+        yield started
+
+
+@pytest.fixture
+async def client(orca: World) -> AsyncIterator[AsyncOpenAI]:
+    async with AsyncOpenAI(base_url=f"{orca.serving.http}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def rendered(name: str, messages: list[Any], **variables: Any) -> str:
+    """The prompt, by the template itself: transformers' text, as test_chat_template.py shows."""
+    special = {"bos_token": "<|end|>", "eos_token": "<|end|>"}
+    return ChatTemplate(TEMPLATES[name], special).render(messages, variables, 1 << 20)
+
+
+async def test_calls_whole_and_streamed(orca: World, client: AsyncOpenAI) -> None:
+    """Text, then two calls: OpenAI's own client gathers from the stream what the whole answer says."""
+    script = Recorder([*encode(orca, CALLS), 0])
+    asked: dict[str, Any] = {"model": "tiny", "messages": [USER], "tools": TOOLS, "logprobs": True, "n": 2}
+    async with orca.background(script):
+        whole = await client.chat.completions.create(**asked)
+        async with client.chat.completions.stream(**asked) as stream:
+            async for _ in stream:
+                pass
+            gathered = await stream.get_final_completion()
+    assert list(script.records[0].prompt_ids) == encode(orca, rendered("hermes", [USER], tools=TOOLS))
+    assert script.records[0].tool_syntax == "hermes"
+    assert script.records[0].sampling.grammar
+    for answer in (whole, gathered):
+        for choice in answer.choices:
+            assert choice.finish_reason == "tool_calls"
+            assert choice.message.content == "Hm 東京 "
+            calls: list[Any] = choice.message.tool_calls or []
+            assert [(call.type, call.function.name) for call in calls] == [("function", one) for one in NAMES]
+            assert [call.function.arguments for call in calls] == ARGUMENTS
+            assert choice.logprobs is not None
+            assert len(choice.logprobs.content or []) == len(encode(orca, CALLS)) + 1
+        ids = [call.id for choice in answer.choices for call in choice.message.tool_calls or []]
+        assert len(set(ids)) == 4
+
+
+async def test_calls_alone_have_no_content(orca: World, client: AsyncOpenAI) -> None:
+    """And the answer may be given back with the tool's result, as clients do."""
+    alone = CALLS.removeprefix("Hm 東京 ")
+    script = Recorder([*encode(orca, alone), 0])
+    async with orca.background(script):
+        answer = await client.chat.completions.create(
+            model="tiny", messages=[USER], tools=TOOLS, tool_choice="required"
+        )
+        message = answer.choices[0].message
+        calls: list[Any] = message.tool_calls or []
+        results: list[Any] = [{"role": "tool", "tool_call_id": call.id, "content": "5°"} for call in calls]
+        given: list[Any] = [USER, message.model_dump(), *results]
+        await client.chat.completions.create(model="tiny", messages=given, tools=TOOLS, max_tokens=4)
+    assert message.content is None
+    told = [{**call.model_dump(), "function": {"name": call.function.name}} for call in calls]
+    for call, arguments in zip(told, ({"city": 'Zü"}'}, {}), strict=True):
+        call["function"]["arguments"] = arguments
+    before = {"role": "assistant", "content": "", "tool_calls": told}
+    assert list(script.records[1].prompt_ids) == encode(orca, rendered("hermes", [USER, before, *results], tools=TOOLS))
+
+
+async def test_a_text_and_an_answer_that_is_cut(orca: World, client: AsyncOpenAI) -> None:
+    """Their ends are those of any answer."""
+    cut = encode(orca, CALLS[:60])
+    for ids, most, finish, content, arguments in (
+        ([*encode(orca, "no <tool"), 0], 64, "stop", "no <tool", None),
+        (cut, len(cut), "length", "Hm 東京 ", '{"city'),
+    ):
+        async with orca.background(Recorder(ids)):
+            answer = await client.chat.completions.create(model="tiny", messages=[USER], tools=TOOLS, max_tokens=most)
+        (choice,) = answer.choices
+        calls: list[Any] = choice.message.tool_calls or []
+        assert (choice.finish_reason, choice.message.content) == (finish, content)
+        assert [call.function.arguments.startswith(arguments or "?") for call in calls] == [True] * bool(arguments)
+
+
+async def test_which_calls_a_request_allows(orca: World, client: AsyncOpenAI) -> None:
+    """By its grammar, which the rank that samples follows."""
+    script = Recorder([0])
+    named: Any = {"type": "function", "function": {"name": "time"}}
+    some: Any = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [named]}}
+    grammars = dict[str, str]()
+    async with orca.background(script):
+        for name, more in (
+            ("auto", {}),
+            ("one", {"parallel_tool_calls": False}),
+            ("none", {"tool_choice": "none"}),
+            ("required", {"tool_choice": "required"}),
+            ("named", {"tool_choice": named}),
+            ("some", {"tool_choice": some}),
+            ("json", {"response_format": {"type": "json_object"}}),
+            ("json alone", {"tool_choice": "none", "response_format": {"type": "json_object"}}),
+        ):
+            await client.chat.completions.create(model="tiny", messages=[USER], tools=TOOLS, max_tokens=4, **more)
+            grammars[name] = script.records[-1].sampling.grammar
+    assert len(set(grammars.values())) == len(grammars)
+    assert {name for name, grammar in grammars.items() if "weather" in grammar} == {"auto", "one", "required", "json"}
+    assert {name for name, grammar in grammars.items() if "time" in grammar} == {*grammars} - {"none", "json alone"}
+    assert len({tuple(record.prompt_ids) for record in script.records}) == 1, "the model always sees all tools"
+
+
+async def test_a_stream_with_calls_goes_on_at_another_endpoint(orca: World) -> None:
+    """From every token on, also amid a name, a mark or arguments: the same chunks as without a break."""
+    ids = [*encode(orca, CALLS), 0]
+    body = {"messages": [USER], "tools": TOOLS, "stream": True}
+    async with (
+        serving(orca.redis_url, orca.name, orca.model) as second,
+        httpx.AsyncClient(base_url=orca.serving.http, timeout=PATIENCE) as http,
+        httpx.AsyncClient(base_url=second.http, timeout=PATIENCE) as other,
+        http.stream("POST", "/v1/chat/completions", json=body) as answer,
+    ):
+        await until(lambda: second.app.endpoint.not_ready() is None)
+        events, request = Events(answer), await orca.engine.claim()
+        seen = [await events.next()]
+        for n, token in enumerate(ids):
+            await orca.engine.commit(request, n, [token], Reason.EOS if token == 0 else None)
+        seen += await events.rest()
+        for number in {number for number, _ in seen if number is not None}:
+            path = f"/v1/chat/completions/{request.request_id}"
+            async with other.stream("GET", path, headers={EVENT_ID: str(number)}) as resumed:
+                rest = await Events(resumed).rest()
+            assert calls_in(rest) == calls_in([event for event in seen if event[0] is not None and event[0] > number])
+            assert rest[-1][1]["choices"][0]["finish_reason"] == "tool_calls"
+    assert [name for _, name, _ in calls_in(seen)] == ["weather", "time"]
+
+
+def calls_in(events: list[tuple[int | None, Any]]) -> list[tuple[str, str, str]]:
+    """Id, name and arguments of each call in chunks, as far as they are in these; the text as a call without either."""
+    found: dict[int, list[str]] = {}
+    for _, data in events:
+        delta = data["choices"][0]["delta"]
+        for part in delta.get("tool_calls", ()):
+            call = found.setdefault(part["index"], ["", "", ""])
+            function = part["function"]
+            for place, piece in enumerate((part.get("id"), function.get("name"), function["arguments"])):
+                call[place] += piece or ""
+    return [(one, name, arguments) for _, (one, name, arguments) in sorted(found.items())]
+
+
+BAD: dict[str, tuple[dict[str, Any], str, str]] = {
+    "tools": ({"tools": {}}, "tools", "a list"),
+    "type": ({"tools": [{"type": "custom", "function": {}}]}, "tools[0].type", "only 'function'"),
+    "surrogate": (
+        {"tools": [{"type": "function", "function": {"name": "\ud800"}}]},
+        "tools",
+        "lone",
+    ),
+    "schema": (
+        {"tools": [TIME, {"type": "function", "function": {"name": "g", "parameters": {"not": {}}}}]},
+        "tools[1].function.parameters",
+        "not",
+    ),
+    "choice": ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice", "'any'; it may be none, auto, required"),
+    "choice alone": ({"tool_choice": "auto"}, "tool_choice", "only with tools"),
+    "unknown": (
+        {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "f"}}},
+        "tool_choice",
+        "'f', which is not among the tools",
+    ),
+    "custom": ({"tools": TOOLS, "tool_choice": {"type": "custom"}}, "tool_choice.type", "'custom'"),
+    "no name": (
+        {"tools": TOOLS, "tool_choice": {"type": "function", "function": {}}},
+        "tool_choice.function.name",
+        "is missing",
+    ),
+    "mode": (
+        {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "all"}}},
+        "tool_choice.allowed_tools.mode",
+        "auto or required",
+    ),
+    "parallel": ({"tools": TOOLS, "parallel_tool_calls": 1}, "parallel_tool_calls", "true or false"),
+    "end": ({"tools": TOOLS, "ignore_eos": True}, "ignore_eos", "must be false with tools"),
+    "calls": (
+        {"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "type": "function"}]}]},
+        "messages[0].tool_calls[0].function",
+        "is missing",
+    ),
+    "arguments": (
+        {
+            "messages": [
+                {
+                    "role": "assistant",
+                    "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "[1]"}}],
+                }
+            ]
+        },
+        "messages[0].tool_calls[0].function.arguments",
+        "an object of JSON",
+    ),
+    "calls of a user": ({"messages": [USER | {"tool_calls": [{}]}]}, "messages[0].tool_calls", "is not known"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+async def test_what_is_refused(client: AsyncOpenAI, case: str) -> None:
+    changes, param, part = BAD[case]
+    async with httpx.AsyncClient(base_url=str(client.base_url), timeout=PATIENCE) as http:
+        raw = json.dumps({"model": "tiny", "messages": [USER], **changes})
+        answer = await http.post("/chat/completions", content=raw.encode())
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param)
+    assert part in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("template", "problem"),
+    [("{{ messages[0].content }}", "takes no tools"), (XML, "takes tools, but in no way that is known here")],
+)
+async def test_models_without_tools(redis_url: str, tmp_path: Path, template: str, problem: str) -> None:
+    calls = [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    before: Any = {"role": "assistant", "tool_calls": calls}
+    async with (
+        world(redis_url, make_tool_model(tmp_path / "none", template)) as orca,
+        AsyncOpenAI(base_url=f"{orca.serving.http}/v1", api_key="none", max_retries=0) as client,
+    ):
+        with pytest.raises(BadRequestError, match=problem) as refused:
+            await client.chat.completions.create(model="none", messages=[USER], tools=TOOLS)
+        assert refused.value.param == "tools"
+        with pytest.raises(BadRequestError, match="knows no calls") as refused:
+            await client.chat.completions.create(model="none", messages=[before, USER])
+        assert refused.value.param == "messages[0].tool_calls"
+        told = await orca.stub.GetModel(pb.GetModelRequest())
+        assert told.tool_syntax == ""
+
+
+async def test_tools_over_grpc(orca: World) -> None:
+    """The same prompt and grammar; the text is the model's own, with its calls."""
+    script = Recorder([*encode(orca, CALLS), 0])
+    chat = pb.Chat(
+        messages=[pb.ChatMessage(role="user", content="Bern?")],
+        tools=json.dumps(TOOLS),
+        tool_choice=pb.TOOL_CHOICE_REQUIRED,
+        tool_names=["time"],
+    )
+    async with orca.background(script):
+        answer = await orca.stub.GenerateText(pb.GenerateRequest(chat=chat))
+        told = await orca.stub.GetModel(pb.GetModelRequest())
+    assert answer.text == CALLS
+    assert told.tool_syntax == "hermes"
+    assert list(script.records[0].prompt_ids) == encode(orca, rendered("hermes", [USER], tools=TOOLS))
+    assert "weather" not in script.records[0].sampling.grammar
+    free = pb.Chat(messages=chat.messages, tools=chat.tools)
+    for wrong, field in (
+        (pb.GenerateRequest(chat=free, regex="a*"), "regex"),
+        (pb.GenerateRequest(chat=pb.Chat(messages=chat.messages, one_tool_call=True)), "chat.one_tool_call"),
+        (pb.GenerateRequest(chat=pb.Chat(messages=chat.messages, tools="[]")), "chat.tools"),
+        (
+            pb.GenerateRequest(chat=pb.Chat(messages=[pb.ChatMessage(role="assistant", tool_calls="[1]")])),
+            "chat.messages[0].tool_calls[0]",
+        ),
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await orca.stub.GenerateText(wrong)
+        assert field_of(refused.value) == field
+
+
+async def test_tokens_that_mark_calls_have_a_text(redis_url: str, tmp_path: Path) -> None:
+    """Mistral's marks are special tokens, which have no text in other answers."""
+    model = make_tool_model(tmp_path / "marks", TEMPLATES["mistral-args"], ["[TOOL_CALLS]", "[ARGS]", "[OTHER]"])
+    async with (
+        world(redis_url, model, slots=1024) as orca,
+        AsyncOpenAI(base_url=f"{orca.serving.http}/v1", api_key="none", max_retries=0) as client,
+        orca.background(lambda record: [*encode(orca, "a[OTHER][TOOL_CALLS]time[ARGS]{}"), 0]),
+    ):
+        answer = await client.chat.completions.create(model="marks", messages=[USER], tools=TOOLS)
+        plain = await client.chat.completions.create(model="marks", messages=[USER])
+    calls: list[Any] = answer.choices[0].message.tool_calls or []
+    assert [(call.function.name, call.function.arguments) for call in calls] == [("time", "{}")]
+    assert (answer.choices[0].message.content, plain.choices[0].message.content) == ("a", "atime{}")
