@@ -1,5 +1,6 @@
 {{/* The arrows of the network policies, one rule each. What goes out to a pod goes to the pod's port, not the Service's. */}}
 
+{{/* A third argument is the policy's own annotations. */}}
 {{- define "orca.networkPolicy" -}}
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy

@@ -21,7 +21,7 @@ PORTS = {
 }
 Arrow = tuple[str, str, int]
 
-DNS = {(name, WORLD, 53) for name in ("endpoint", "scheduler", "worker")}
+DNS = {(name, WORLD, 53) for name in ("endpoint", "scheduler", "worker", "check")}
 ARROWS: set[Arrow] = {
     *((client, "endpoint", port) for client in (FOREIGN, "test") for port in (50051, 8000)),
     ("endpoint", "redis", 6379),
@@ -109,7 +109,7 @@ def test_the_live_page_reads_schedulers_and_chats_and_nobody_looks_unasked() -> 
 
 def test_init_steps_reach_what_they_fetch() -> None:
     hub = render(merged(SHAPE, {"model": {"hub": {"name": "openai-community/gpt2"}}}))
-    assert arrows(hub) == ARROWS | {("endpoint", WORLD, 443), ("worker", WORLD, 443)}
+    assert arrows(hub) == ARROWS | {(name, WORLD, 443) for name in ("endpoint", "worker", "check")}
     tokenizer = render(
         merged(SHAPE, {"model": {"claim": {"name": "c"}, "tokenizer": {"download": {"url": "http://h/m.tar"}}}})
     )

@@ -157,12 +157,12 @@ def test_the_schema_knows_the_settings() -> None:
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_the_init_step_understands_its_arguments(option: str) -> None:
-    for service in ("endpoint", "worker"):
+    for service in ("endpoint", "worker", "check"):
         steps = rendered(option).pods[service]["spec"].get("initContainers", [])
         for step in (step for step in steps if step["name"] == "model"):
             assert step["command"] == ["python", "-m", "orca_common.fetch_model"]
             given = fetch_model._arguments(step["args"])
-            assert given.tokenizer_only == (service == "endpoint")
+            assert (given.tokenizer_only, given.config_only) == (service == "endpoint", service == "check")
             names = [entry["name"] for entry in step.get("env", [])]
             secrets = OPTIONS[option].external & {"Secret/hub", "Secret/download"}
             assert names == (["HF_TOKEN" if given.hub else "FETCH_HEADER"] if secrets else [])
