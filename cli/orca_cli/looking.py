@@ -1,4 +1,4 @@
-"""What `orca top` sees: the metrics and the requests of running services, and what has changed between two looks."""
+"""Looks at running services for `orca top`: their metrics and requests, and the changes between two looks."""
 
 import time
 import urllib.request

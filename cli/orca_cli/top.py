@@ -28,7 +28,7 @@ BAR = 10  # columns
 
 @dataclass
 class View:
-    """What is shown: the list of requests with its cursor, or the story of one."""
+    """The screen: the list of requests with its cursor, or the story of one."""
 
     folder: Path | None
     schedulers: Sequence[str]

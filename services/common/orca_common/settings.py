@@ -337,8 +337,8 @@ class ServiceSettings(ConnectionSettings):
     """Folder of the schedulers' journals; none are written if it is not given."""
     trace_share: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Share of the requests whose spans are exported; those of a caller's sampled trace always are."""
-    trace_slow: Annotated[float | None, Field(ge=0)] = None
-    """Seconds from which on a request's own spans are exported in any case; those of failed ones always are."""
+    trace_slow: Annotated[float, Field(ge=0)] = 0.0
+    """Seconds from which on a request's own spans are exported in any case, as a failed one's always are; 0: never."""
 
     def open_log(self, service: str) -> None:
         """Sends this process's log to standard error, and begins it with the warnings about the settings."""

@@ -55,8 +55,8 @@ class ByRequest(Sampler):
 class KeepSlowOrFailed(SpanProcessor):
     """Passes on the spans that are sampled, and later those of requests that turn out slow or failed."""
 
-    def __init__(self, sending: SpanProcessor, slow: float | None) -> None:
-        """slow: seconds; None: no request is too slow."""
+    def __init__(self, sending: SpanProcessor, slow: float) -> None:
+        """slow: seconds; 0: no request is too slow."""
         self._sending, self._slow = sending, slow
         self._waiting: OrderedDict[int, list[ReadableSpan]] = OrderedDict()  # by trace id
 
@@ -85,7 +85,7 @@ class KeepSlowOrFailed(SpanProcessor):
         if last.status.status_code is StatusCode.ERROR and not given_back:
             return True
         took = max(span.end_time or 0 for span in spans) - min(span.start_time or 0 for span in spans)
-        return self._slow is not None and took >= self._slow * SECOND
+        return self._slow > 0 and took >= self._slow * SECOND
 
     def shutdown(self) -> None:
         self._sending.shutdown()

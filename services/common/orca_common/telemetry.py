@@ -45,9 +45,7 @@ class Telemetry:
     Spans are sent by a thread of their own. While no collector answers they are dropped, and the log says so once.
     """
 
-    def __init__(
-        self, service: str, instance: str = "", part: str = "", share: float = 1.0, slow: float | None = None
-    ) -> None:
+    def __init__(self, service: str, instance: str = "", part: str = "", share: float = 1.0, slow: float = 0.0) -> None:
         """instance: tells processes of one service apart; in a pod, its name is used instead. part: of one of several
         such processes in the same pod. share, slow: the settings `trace_share` and `trace_slow`."""
         settings = OtelSettings()

@@ -91,6 +91,8 @@ class UiApp:
             changes = self._picture.changes(time.time())
             self._viewers.publish(changes)
             alone = 0.0 if len(self._viewers) else alone + TICK
+            if self._feeds.full and alone >= QUIET_SECONDS:
+                self._picture.rest()
             self._feeds.follow(alone < QUIET_SECONDS)
 
     async def drain(self) -> None:

@@ -32,6 +32,7 @@ class Watch:
     """One engine, as far as failures are concerned."""
 
     found: tuple[float, str] | None = None  # when something first spoke against a rank, and what
+    name: str = ""  # of that rank
     open: Incident | None = None
     judged: float = 0.0
     returned: float | None = None  # when tokens came last
@@ -54,14 +55,14 @@ class Incidents:
                 if watch.found is None or kind in SURE:
                     name = rank_names[rank] if rank < len(rank_names) else f"rank {rank}"
                     since = watch.found[0] if watch.found is not None else at
-                    watch.found = since, f"{name} {kind}"
+                    watch.found, watch.name = (since, f"{name} {kind}"), name
                 return self._said(event, watch)
             case {"life": _}:
                 return self._said(event, watch)
             case {"core": "EngineLost"}:
                 return self._lost(at, len(event.get("given_back", ())), watch)
             case {"core": "EngineReady"}:
-                watch.found = None
+                watch.found, watch.name = None, ""
                 if watch.open is None:
                     return None
                 watch.open.formed = at - watch.judged
@@ -105,6 +106,9 @@ class Incidents:
         for what, why in event.get("said", ()):
             if what == "rank lost":
                 since, found = watch.found or (at, f"{event['engine']} lost its ranks")
+                sure = next((kind for kind in SURE if kind in why), None)
+                if watch.name and sure is not None:  # a supervisor's table, or a clock, said more than the first doubt
+                    found = f"{watch.name} {sure}"
                 if watch.open is None:
                     watch.open = self._new(event["engine"], since, "rank", found)
                 watch.open.why, watch.judged = why, at
@@ -132,7 +136,7 @@ class Incidents:
     def _close_if_over(self, watch: Watch) -> Incident | None:
         incident = watch.open
         if incident is not None and incident.over:
-            watch.open, watch.found = None, None
+            watch.open, watch.found, watch.name = None, None, ""
         return incident
 
 

@@ -16,6 +16,7 @@ ENDED = 150  # requests that are kept after their end
 EVENTS = 40  # of one request's story
 WINDOW = 5.0  # seconds over which rates and busy shares are counted
 LETTER_SECONDS = 10.0  # for which an ended request keeps its letter for itself
+HUES = 8
 GONE_SECONDS = 15.0  # after which an engine that no scheduler names any more is forgotten
 
 
@@ -25,6 +26,7 @@ class Request:
 
     number: int
     letter: str
+    hue: int  # which of HUES colours; those of the moment have different ones where there are enough
     id: str
     input: int
     max_new: int
@@ -51,6 +53,7 @@ class Request:
         return {
             "n": self.number,
             "letter": self.letter,
+            "hue": self.hue,
             "id": self.id,
             "input": self.input,
             "max_new": self.max_new,
@@ -96,7 +99,8 @@ class Picture:
         self._numbers = 0
         self._letter = -1
         self._queue: tuple[int, float] | None = None
-        self._seen: dict[str, int] = {}  # scheduler -> the last event of it that was taken
+        self._judged: dict[str, int] = {}  # scheduler -> the last event of it that failures know
+        self._drawn: dict[str, int] = {}  # scheduler that is followed in full -> the last event of it that all know
         self._incidents = Incidents()
         self._changed_requests: dict[int, Request] = {}
         self._changed_incidents: dict[int, Incident] = {}
@@ -108,7 +112,8 @@ class Picture:
         name = line["scheduler"]
         before = self._sources.get(address)
         if before is not None and before["name"] != name:
-            self._seen.pop(before["name"], None)
+            self._judged.pop(before["name"], None)
+            self._drawn.pop(before["name"], None)
         self._sources[address] = {"name": name, "why": None, "engines": list(line["engines"])}
         if line["queue"] is not None:
             self._queue = line["queue"]
@@ -121,18 +126,28 @@ class Picture:
                 self._taken_over(known, now)
             known.state, known.named = state | {"scheduler": name}, now
             self._note(self._incidents.driven(engine, name, state["why"] is None, now))
+        if "held" in line:
+            self._drawn.setdefault(name, 0)
         for engine, held in line.get("held", {}).items():
             claims = self._engine(engine).claims
             for claim in claims.keys() - {request["claim"] for request in held}:
-                del claims[claim]  # it ended while no browser looked
+                self._end(claims.pop(claim), now, "UNSEEN")  # while the feed was away
             for request in held:
                 self._claimed(engine, request, None)
-        last = self._seen.get(name, 0)
+        judged, drawn = self._judged.get(name, 0), self._drawn.get(name)
         for event in line["events"]:
-            if event["number"] > last and event["term"] >= self._engine(event["engine"]).state.get("term", 0):
-                self._event(event)
+            engine = self._engine(event["engine"])
+            if event["term"] < engine.state.get("term", 0):
+                continue
+            if event["number"] > judged:
+                self._note(self._incidents.event(event, rank_names(event["engine"], engine.state)))
+            if drawn is not None and event["number"] > drawn:
+                self._event(engine, event)
         if line["events"]:
-            self._seen[name] = max(last, line["events"][-1]["number"])
+            newest = line["events"][-1]["number"]
+            self._judged[name] = max(judged, newest)
+            if drawn is not None:
+                self._drawn[name] = max(drawn, newest)
         for engine, held in line.get("held", {}).items():
             for request in held:
                 known = self._engine(engine).claims.get(request["claim"])
@@ -155,6 +170,15 @@ class Picture:
             if self._engine(engine).state.get("scheduler") == source["name"]:
                 live = sum(r.ended is None for r in self._engine(engine).claims.values())
                 self._note(self._incidents.driver_gone(engine, source["name"], now, live))
+
+    def rest(self) -> None:
+        """Keeps engines and failures alone: feeds are not followed in full from now on."""
+        self._drawn.clear()
+        self._requests.clear()
+        self._changed_requests.clear()
+        for engine in self._engines.values():
+            for part in (engine.rows, engine.open, engine.done, engine.claims, engine.new, engine.dirty):
+                part.clear()
 
     def forget(self, address: str) -> None:
         """There is no such scheduler any more."""
@@ -224,10 +248,8 @@ class Picture:
     def _engine(self, name: str) -> Engine:
         return self._engines.setdefault(name, Engine())
 
-    def _event(self, event: Mapping[str, Any]) -> None:
+    def _event(self, engine: Engine, event: Mapping[str, Any]) -> None:
         name, at = event["engine"], event["at"]
-        engine = self._engine(name)
-        self._note(self._incidents.event(event, rank_names(name, engine.state)))
         for request in event.get("claimed", ()):
             self._claimed(name, request, at)
         if "timed" in event:
@@ -249,7 +271,7 @@ class Picture:
             self._numbers += 1
             request = Request(
                 self._numbers,
-                self._next_letter(given["submitted"]),
+                *self._next_mark(given["submitted"]),
                 *(given["id"], given["input"], given["max_new"], given["made"], given["submitted"], engine),
             )
             request.prompt, request.tokens = given.get("prompt"), given.get("tokens")
@@ -370,9 +392,17 @@ class Picture:
     def _changed(self, request: Request) -> None:
         self._changed_requests[request.number] = request
 
-    def _next_letter(self, now: float) -> str:
-        """The next letter that no request of the moment has: A to Z, then AA, AB, ..."""
-        taken = {r.letter for r in self._requests.values() if r.ended is None or now - r.ended < LETTER_SECONDS}
+    def _next_mark(self, now: float) -> tuple[str, int]:
+        """The next letter that no request of the moment has, A to Z, then AA, AB, ...; and the colour that fewest
+        have."""
+        recent = [r for r in self._requests.values() if r.ended is None or now - r.ended < LETTER_SECONDS]
+        uses = [0] * HUES
+        for request in recent:
+            uses[request.hue] += 1
+        hue = min(range(HUES), key=lambda n: (uses[n], (n - self._numbers) % HUES))
+        return self._next_letter({request.letter for request in recent}), hue
+
+    def _next_letter(self, taken: set[str]) -> str:
         for n in range(1, 27):
             letter = chr(65 + (self._letter + n) % 26)
             if letter not in taken:

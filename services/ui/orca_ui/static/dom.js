@@ -54,15 +54,12 @@ export function plural(count, word) {
 }
 
 /** Paul Tol's light scheme: told apart with every kind of colour vision, and dark text can be read on all of them. */
-const COLOURS = ["#77aadd", "#ee8866", "#eedd88", "#44bb99", "#ffaabb", "#99ddff", "#bbcc33", "#dddddd"];
+const COLOURS = ["#77aadd", "#ee8866", "#eedd88", "#44bb99", "#ffaabb", "#99ddff", "#bbcc33", "#aaaa00"];
 const OTHER = "#c9c9c4";
 
-/** The colour of a request, by its letter. */
+/** The colour of a request. */
 export function colour(request) {
-  if (!request) return OTHER;
-  let place = 0;
-  for (const letter of request.letter) place = place * 26 + letter.charCodeAt(0) - 65;
-  return COLOURS[place % COLOURS.length];
+  return request ? COLOURS[request.hue] : OTHER;
 }
 
 /** A request's letter on its colour. */

@@ -4,7 +4,7 @@ import { chip, clock, h, number, plural, say, seconds } from "./dom.js";
 import { key } from "./live.js";
 
 const MOST = 40;
-const WORDS = { LENGTH: "length", EOS: "end of text", STOP_TOKEN: "stop token", STOP: "stop", CANCELLED: "cancelled", DEADLINE: "deadline", NOT_FINITE: "not finite", STUCK: "stuck" };
+const WORDS = { LENGTH: "length", EOS: "end of text", STOP_TOKEN: "stop token", STOP: "stop", CANCELLED: "cancelled", DEADLINE: "deadline", NOT_FINITE: "not finite", STUCK: "stuck", UNSEEN: "ended unseen" };
 
 function stateOf(request) {
   if (request.state === "ended") return WORDS[request.reason] ?? request.reason.toLowerCase();
