@@ -240,7 +240,7 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "calls": (
         {"messages": [{"role": "assistant", "content": "", "tool_calls": [{"id": "a"}]}]},
         "messages[0].tool_calls",
-        "not built yet",
+        "knows no calls",
     ),
     "template": ({"chat_template": "x"}, "chat_template", "the model's own"),
     "template in kwargs": (
@@ -265,8 +265,9 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
         "ignore_eos",
         "must be false with response_format",
     ),
-    "tools": ({"tools": [{"type": "function"}]}, "tools", "not built yet"),
-    "tool choice": ({"tool_choice": "auto"}, "tool_choice", "not built yet"),
+    "tools": ({"tools": [{"type": "function"}]}, "tools", "takes no tools"),
+    "tool choice": ({"tool_choice": "auto"}, "tool_choice", "only with tools"),
+    "functions": ({"functions": [{"name": "f"}]}, "functions", "the older name of `tools`"),
     "two lengths": ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens", "max_completion_tokens is 4"),
     "no length": ({"max_completion_tokens": 0}, "max_completion_tokens", "at least 1"),
     "long": ({"max_tokens": 1000}, "max_tokens", "positions"),
