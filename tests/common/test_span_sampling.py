@@ -40,6 +40,12 @@ def caller(sampled: bool, trace_id: int = 7) -> Span:
     return NonRecordingSpan(SpanContext(trace_id, 9, is_remote=True, trace_flags=flags))
 
 
+def of(span: Span | ReadableSpan) -> SpanContext:
+    context = span.get_span_context()
+    assert context is not None
+    return context
+
+
 def request(traced: Traced, parent: Span | None = None, took: int = 1 * MS, status: StatusCode = StatusCode.OK) -> Span:
     """One request's spans at an endpoint."""
     whole = traced.span("orca.request", parent)
@@ -64,10 +70,10 @@ def test_all_services_draw_alike() -> None:
         whole = request(endpoint)
         remote = NonRecordingSpan(whole.get_span_context())
         scheduler.span("orca.engine", remote).end(2)
-    drawn = {span.get_span_context().trace_id for span in endpoint.exported if span.get_span_context()}
+    drawn = {of(span).trace_id for span in endpoint.exported}
     assert 50 < len(drawn) < 150
     assert len(endpoint.exported) == 2 * len(drawn)
-    assert {span.get_span_context().trace_id for span in scheduler.exported if span.get_span_context()} == drawn
+    assert {of(span).trace_id for span in scheduler.exported} == drawn
 
 
 def test_a_caller_decides() -> None:
@@ -96,15 +102,14 @@ def test_slow_and_failed_requests_are_kept() -> None:
     slow = request(traced, took=10 * MS)
     failed = request(traced, status=StatusCode.ERROR)
     assert traced.names == ["orca.submit", "orca.request"] * 2
-    assert [span.get_span_context().span_id for span in traced.exported[1::2] if span.get_span_context()] == [
-        slow.get_span_context().span_id,
-        failed.get_span_context().span_id,
+    assert [of(span).span_id for span in traced.exported[1::2]] == [
+        of(slow).span_id,
+        of(failed).span_id,
     ]
-    submit, whole = traced.exported[:2]
+    submit = traced.exported[0]
     assert submit.parent is not None
-    assert whole.get_span_context() is not None
-    assert submit.parent.span_id == slow.get_span_context().span_id
-    assert all(span.get_span_context().trace_flags.sampled for span in traced.exported if span.get_span_context())
+    assert submit.parent.span_id == of(slow).span_id
+    assert all(of(span).trace_flags.sampled for span in traced.exported)
 
 
 def test_a_request_that_was_given_back_goes_on() -> None:

@@ -101,7 +101,7 @@ async def test_every_line_has_one_form(stack: Running) -> None:
         invalid = [line for line in lines(stack, "endpoint") if line["event"] == "Invalid HTTP request received."]
         return [line["peer"] for line in invalid if line["peer"] in names.values()]
 
-    await stack.until(wrong)
+    await stack.until(lambda: bool(wrong()))
     assert wrong() == [names[stack.http]]
     services = {
         service: {(line["service"], line.keys() >= FORM) for line in lines(stack, service)}

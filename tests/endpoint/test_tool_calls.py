@@ -24,7 +24,7 @@ from orca_endpoint.requests.validation import Fields
 from orca_endpoint.text.tool_calls import SYNTAXES, CallReader, Said, Syntax, call_id, merged, syntax_in
 from orca_endpoint.text.vocabulary import TextStream, Vocabulary
 
-ARGUMENTS = ('{"a": "}{\\"]["}', "{}", '{ "b":[{"c": {}}, "\\\\"],\n "d": "東京"}')
+ARGUMENTS: tuple[str, ...] = ('{"a": "}{\\"]["}', "{}", '{ "b":[{"c": {}}, "\\\\"],\n "d": "東京"}')
 END = 256  # the end-of-sequence token
 ERROR = Fields({"chat.tools": "tools"}).error
 
@@ -85,7 +85,7 @@ def test_an_answer_that_is_cut(name: str) -> None:
         reader = CallReader(syntax, "r")
         seen.append(said := read(reader, [*whole[:end]]))
         assert whole.startswith(said.content)
-        assert [part.index for part in said.calls] == [*range(len(said.calls))]
+        assert [part.number for part in said.calls] == [*range(len(said.calls))]
     assert len({json.dumps(said) for said in seen}) > len(ARGUMENTS[0])
 
 

@@ -35,7 +35,7 @@ from orca_worker.pod.supervisor import RankProcess
 from orca_worker.processes.beginning import begin
 from orca_worker.processes.forks import ForkServer
 from orca_worker.rank.controller import Controller
-from orca_worker.settings import RankSettings
+from orca_worker.settings import Kernels, RankSettings
 from orca_worker.stage.stage import Stage
 
 BLOCK_SIZE = 4
@@ -272,7 +272,7 @@ async def in_process(
 class Process:
     """A rank as a process of its own, made by a fork server as a supervisor's ranks are."""
 
-    def __init__(self, forks: ForkServer, folder: Path, slots: int, kernels: str) -> None:
+    def __init__(self, forks: ForkServer, folder: Path, slots: int, kernels: Kernels = "auto") -> None:
         self._forks, self._port = forks, reserve_port("port", LOOPBACK)
         self._settings = RankSettings(
             model=str(folder),
@@ -325,7 +325,7 @@ async def fork_server(folder: Path) -> AsyncIterator[ForkServer]:
 
 @asynccontextmanager
 async def processes(
-    forks: ForkServer, folders: Sequence[Path], slots: int = 600, kernels: str = "auto"
+    forks: ForkServer, folders: Sequence[Path], slots: int = 600, kernels: Kernels = "auto"
 ) -> AsyncIterator[list[Process]]:
     """Starts a rank for each folder."""
     ranks = [Process(forks, folder, slots, kernels) for folder in folders]

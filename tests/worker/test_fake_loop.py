@@ -30,6 +30,7 @@ from orca_worker.machine import GPU_SHARE
 from orca_worker.models.cuda import FusedStage, TritonKernels
 from orca_worker.models.families import family_of
 from orca_worker.models.plain import TorchStage
+from orca_worker.models.recorded import RecordedFamily
 from orca_worker.models.weights import WeightSource
 from orca_worker.partition import Place, Slice
 from orca_worker.stage.stage import Stage
@@ -161,6 +162,7 @@ class Device:
 
     def _load(self, place: Place) -> tuple[Model, int]:
         family = family_of(self.checkpoint)
+        assert isinstance(family, RecordedFamily)
         recording = family.record(family.read(self.checkpoint), place)
         weights = EmptyWeights(recording.slices)
         stage = TorchStage(recording, weights, torch.bfloat16, CUDA)

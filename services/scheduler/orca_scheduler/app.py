@@ -38,8 +38,8 @@ class SchedulerApp:
         """Raises FailedPrecondition when the list of workers holds a part of an engine, or tls_dir cannot be used."""
         name = f"{socket.gethostname()}-{secrets.token_hex(4)}"
         self._settings, self._loop = settings, asyncio.get_running_loop()
-        kept = {"share": settings.trace_share, "slow": settings.trace_slow}
-        self._telemetry, self._pulse = Telemetry("orca-scheduler", name, **kept), LoopPulse()
+        self._telemetry = Telemetry("orca-scheduler", name, share=settings.trace_share, slow=settings.trace_slow)
+        self._pulse = LoopPulse()
         self._pool = Pool.of(settings)
         self._outage = Outage(asyncio.get_running_loop().time)  # until the pool has answered for the first time
         self._discovery = discovery_of(settings, self._refusals)

@@ -47,7 +47,8 @@ class Batch:
     late: int = 0  # ns for which its tokens waited until the pool kept up
 
 
-class Turn(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Turn:
     """A request's part in a batch."""
 
     batch: Batch

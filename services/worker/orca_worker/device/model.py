@@ -276,9 +276,10 @@ class DeviceModel(OfStage[DeviceLayers]):
 
     def _room_for_states(self, tokens: int) -> Tensor | None:
         """Zeros in place of the hidden states of the stage before; None at the first stage."""
-        if self._place.is_first:
+        incoming = None if self._place.is_first else self.model.incoming(tokens)
+        if incoming is None:
             return None
-        shape, dtype = self.model.incoming(tokens)
+        shape, dtype = incoming
         return torch.zeros(shape, dtype=dtype, device=self.model.device)
 
     def _longest(self, kv: KVManager) -> int:
