@@ -23,7 +23,7 @@ PYTEST = $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test again examples hostile test-kubernetes distributed fuzz matrix takeovers links sentinel restart overload soak lint audit docs
+.PHONY: help setup demo check test again examples page hostile test-kubernetes distributed fuzz matrix takeovers links sentinel restart overload soak lint audit docs
 .PHONY: simulate mutations bench bench-pool gpu protos locks images push release package publish
 
 help: ## Show this help.
@@ -63,6 +63,12 @@ again: $(STAMP) ## Run the tests that have just failed once more, alone, where t
 examples: $(STAMP) ## Compile and run the examples and gRPC's interop cases in Node, Go and Java, where their tools are.
 	$(BIN)/pytest tests/docs/test_examples.py
 	$(BIN)/pytest -m long tests/interop
+
+# Debian's Chromium must be installed: apt-get install chromium. The rest is not kept in the repository.
+page: $(STAMP) ## Look at the live page in Chromium: what moves, a killed rank, a chat, axe; pictures in build/page/shots.
+	$(BIN)/python -m uv pip install --quiet --target build/page/python playwright==1.61.0
+	npm pack --silent --pack-destination build/page axe-core@4.14.1 && tar -xzf build/page/axe-core-4.14.1.tgz -C build/page
+	PYTHONPATH=build/page/python $(BIN)/pytest -m long tests/e2e/test_live_page.py
 
 hostile: $(STAMP) ## Attack an endpoint from one host, at its door and through nginx and HAProxy where they are installed.
 	$(BIN)/pytest tests/hostile

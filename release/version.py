@@ -20,6 +20,7 @@ PLACES = (
     ("client/orca_client/__init__.py", '\n__version__ = "', '"\n'),
     ("helm/Chart.yaml", "\nversion: ", "\n"),
     ("helm/Chart.yaml", '\nappVersion: "', '"\n'),
+    ("helm/README.md", " --wait --version ", "\n"),
 )
 
 

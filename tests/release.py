@@ -31,6 +31,7 @@ IMAGES = {
 }
 GRPC, STATUS, SUPERVISOR = 50051, 9090, 50050
 PATIENCE = 600.0  # seconds that the clients wait for an endpoint, longer than any fault of the suite lasts
+ENDED = ("Succeeded", "Failed")
 LABELS = "app.kubernetes.io/instance"
 
 Values = Mapping[str, object]
@@ -85,7 +86,7 @@ class Release:
         return [str(CHART), "--values", str(VALUES), *sets]
 
     async def _gone(self) -> str | None:
-        names = [pod.name for pod in await self.pods()]
+        names = [pod.name for pod in await self.pods() if pod.phase not in ENDED]  # a failed hook stays for its log
         return f"{names} are still there" if names else None
 
     # -- what is there

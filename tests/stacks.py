@@ -72,11 +72,13 @@ class Running:
 
 @asynccontextmanager
 async def running(
-    run_dir: Path, model: Path, *, environment: Mapping[str, str] | None = None, **settings: object
+    run_dir: Path, model: Path, *, environment: Mapping[str, str] | None = None, ui: bool = False, **settings: object
 ) -> AsyncIterator[Running]:
-    """Starts a stack with these settings of `orca serve`. Prints the processes' logs when the test fails."""
+    """Starts a stack with these settings of `orca serve`. Prints the processes' logs when the test fails.
+
+    ui: with the live page, which starts when all else is ready."""
     values = {"dtype": "float32", "device": "cpu", "slots": 4096, "threads": 1, "port": 0, "http_port": 0} | settings
-    stack = Stack(ServeSettings.load(model=str(model), **values), run_dir, print, environment)
+    stack = Stack(ServeSettings.load(model=str(model), **values), run_dir, print, environment, ui=ui)
     try:
         async with asyncio.timeout(120):
             await stack.start()

@@ -18,6 +18,7 @@ HOME = {  # import package -> the folder that holds it
     "orca_endpoint": "services/endpoint",
     "orca_scheduler": "services/scheduler",
     "orca_worker": "services/worker",
+    "orca_ui": "services/ui",
     "orca_kernels": "kernels",
     "orca_client": "client",
     "orca_lab": "lab",
@@ -129,6 +130,11 @@ RULES = [
         lambda i: ours(i, "orca_worker", "orca_kernels", "orca_common", "orca.v1") and not i.within("kubernetes"),
     ),
     Rule(
+        "orca_ui -> orca_common; it reads schedulers and calls an endpoint over HTTP alone",
+        "orca_ui",
+        lambda i: ours(i, "orca_ui", "orca_common") and not i.within("torch", "grpc"),
+    ),
+    Rule(
         "orca_kernels -> torch, triton, numpy; nothing of ours",
         "orca_kernels",
         lambda i: ours(i, "orca_kernels") and third_party(i, "torch", "triton", "numpy"),
@@ -161,17 +167,18 @@ RULES = [
             *("orca_local", "orca_common", "orca.v1", "orca_pool.reach"),
             *("orca_worker.processes.beginning", "orca_worker.processes.forks"),
             *("orca_worker.models.families", "orca_worker.machine"),
-            *(f"{service}.settings" for service in ("orca_endpoint", "orca_scheduler", "orca_worker")),
+            *(f"{service}.settings" for service in ("orca_endpoint", "orca_scheduler", "orca_worker", "orca_ui")),
         ),
     ),
     Rule(
-        "orca_bench -> the scheduler's pure core, members and ledger, the endpoint's delivery, orca_worker, "
+        "orca_bench -> the scheduler's pure core, journal, members and ledger, the endpoint's delivery, orca_worker, "
         "orca_kernels, orca_local, orca_lab, orca_client, orca_pool, orca_common, orca.v1; never orca_cli",
         "orca_bench",
         lambda i: ours(
             i,
             *("orca_bench", "orca_worker", "orca_kernels", "orca_local", "orca_lab", "orca_client", "orca_pool"),
             *("orca_common", "orca.v1", "orca_endpoint.calls.delivery", "orca_scheduler.master.ledger"),
+            "orca_scheduler.master.journal",
             *(f"orca_scheduler.{name}" for name in (*PURE, "ranks.members")),
         ),
     ),
@@ -194,6 +201,17 @@ RULES = [
             or (i.top in sys.stdlib_module_names and i.top not in IMPURE)
         ),
         modules=PURE,
+    ),
+    Rule(
+        "the scheduler's explain imports its pure modules, its journal, orca_pool.records, orca_common.reservation and "
+        "msgspec: no clock, no I/O",
+        "orca_scheduler",
+        lambda i: (
+            i.within("orca_scheduler.master.journal", "orca_pool.records", "orca_common.reservation", "msgspec")
+            or i.within("orca_scheduler.explain", *(f"orca_scheduler.{name}" for name in PURE))
+            or (i.top in sys.stdlib_module_names and i.top not in IMPURE)
+        ),
+        modules=("explain",),
     ),
     *[
         Rule(
@@ -339,6 +357,7 @@ STARTS = {
     "orca_cli.main, orca_cli.serving": SLOW | DOORS,
     "orca_endpoint.app": SLOW,
     "orca_scheduler.app": SLOW | {"uvicorn", "tokenizers"},
+    "orca_ui.app": SLOW | {"redis", "tokenizers"},
     # the fork server begins when a supervisor has imported no more
     "orca_worker.processes.beginning": SLOW | DOORS | LIGHT,
     "orca_worker.pod.supervisor": SLOW | DOORS,

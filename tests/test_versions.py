@@ -89,6 +89,7 @@ def test_one_command_moves_all_versions(tree: Path) -> None:
         "CHANGELOG.md",
         "client/orca_client/__init__.py",
         "helm/Chart.yaml",
+        "helm/README.md",
         "protos/released.binpb",
         "pyproject.toml",
         "services/common/orca_common/release.py",

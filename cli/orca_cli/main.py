@@ -47,6 +47,7 @@ SERVICES = {  # command -> the module with its main, and what it does
         "orca_worker.pod.supervisor",
         "Runs one worker pod: a supervisor, and below it a process for each rank.",
     ),
+    "ui": ("orca_ui.app", "Serves the live page: engines, requests and failures as they are, and a chat."),
 }
 # timeout(1) and other programs that start one signal it and then its whole group: that is no second Ctrl-C.
 SAME_SECONDS = 0.5
@@ -251,6 +252,84 @@ def timeline(
         console.print(plane_table(run.last))
 
     _run(body())
+
+
+@app.command("explain", cls=Command)
+def explain_request(
+    request: Annotated[str, typer.Argument(help="Id of the request, as the client or `orca generate` shows it.")],
+    run_dir: RunDir = None,
+    scheduler: Annotated[
+        list[str] | None,
+        typer.Option(help="Status port of a scheduler, host:port, instead of a run on this machine; may be repeated."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the explanation as JSON.")] = False,
+) -> None:
+    """Explains why a request took as long as it did, or why it still waits: part by part, for what and how long."""
+    from orca_cli import explaining
+
+    async def body() -> None:
+        addresses = scheduler or []
+        told = explaining.explanation(request, explaining.run_folder(run_dir, addresses), addresses)
+        print(json.dumps(told) if as_json else "\n".join(explaining.lines(told)))
+
+    _run(body())
+
+
+@app.command(cls=Command)
+def top(
+    run_dir: RunDir = None,
+    status: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Status port of an endpoint or scheduler, host:port, instead of a run here; may be repeated."
+        ),
+    ] = None,
+    interval: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = 1.0,
+) -> None:
+    """Shows engines, stages, slots, the queue, rates and the oldest requests, live; enter explains a request."""
+    from orca_cli import top as view
+    from orca_cli.explaining import run_folder
+    from orca_common.errors import OrcaError
+
+    try:
+        given = status or []
+        view.run(run_folder(run_dir, given), given, interval)
+    except KeyboardInterrupt:
+        raise typer.Exit(0) from None
+    except OrcaError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from None
+
+
+@app.command(cls=Command)
+def journal(
+    source: Annotated[
+        Path | None, typer.Argument(help="Run folder, or one journal; the last run of `orca serve` if not given.")
+    ] = None,
+    engine: Annotated[str | None, typer.Option(help="Show this engine's journals alone.")] = None,
+    request: Annotated[str | None, typer.Option(help="Show the lines about this request alone.")] = None,
+    last: Annotated[int | None, typer.Option("--last", "-n", min=0, help="How many of the last lines to show.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new lines, until Ctrl-C.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the lines as they are: JSON.")] = False,
+) -> None:
+    """Shows an engine's journals, one line an event: what came, and after an arrow what the scheduler did."""
+    from orca_cli import journal as journals
+    from orca_cli.runs import run_folder
+    from orca_common.errors import OrcaError
+
+    try:
+        place = source or run_folder(None)
+        if follow and last is not None:
+            raise typer.BadParameter("ends where --follow goes on: give one of the two", param_hint="--last")
+        files = journals.journals(place, engine)
+        written = ((path, line) for path in files for line in journals.written(path))
+        lines = journals.followed(place, engine) if follow else written
+        journals.show(journals.told(lines), as_json, last, request)
+    except KeyboardInterrupt:
+        raise typer.Exit(0) from None
+    except OrcaError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from None
 
 
 @app.command(cls=Command)

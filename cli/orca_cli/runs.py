@@ -40,7 +40,7 @@ def state_of(folder: Path) -> tuple[Table, bool]:
         table.add_column(column, justify="right" if column in ("pid", "age") else "left", overflow="fold")
     ready = []
     ranks: dict[str, Any] = {}  # by supervisor, its report of each rank
-    for row in _processes(folder):
+    for row in processes(folder):
         if row["role"] == "rank":
             name = f"{row['engine']} rank {row['rank']}"
             why = ranks.get(row["supervisor"], {}).get(str(row["tensor_rank"]), "its supervisor does not tell")
@@ -55,7 +55,8 @@ def state_of(folder: Path) -> tuple[Table, bool]:
     return table, bool(ready) and all(ready)
 
 
-def _processes(folder: Path) -> list[dict[str, Any]]:
+def processes(folder: Path) -> list[dict[str, Any]]:
+    """Returns the rows of `processes.json`; nothing where nothing runs."""
     try:
         return json.loads((folder / "processes.json").read_text())
     except (OSError, ValueError):

@@ -32,8 +32,11 @@ KEY_FILE = "FILE_WITH_YOUR_KEY"  # the hashes that the stack knows tell no key
 
 
 @contextlib.asynccontextmanager
-async def running(settings: StackSettings, forks: Begun | None = None) -> AsyncIterator[tuple[Stack, Path]]:
-    """A stack from ready to ended, and its run folder, which stays. forks: its fork server, if it has been begun.
+async def running(
+    settings: StackSettings, forks: Begun | None = None, ui: bool = False
+) -> AsyncIterator[tuple[Stack, Path]]:
+    """A stack from ready to ended, and its run folder, which stays. forks: its fork server, if it has been begun. ui:
+    with the live page.
 
     Raises FailedPrecondition with the names of settings as the user gave them.
     """
@@ -51,7 +54,7 @@ async def running(settings: StackSettings, forks: Begun | None = None) -> AsyncI
         def show(reason: str) -> None:
             status.update(Text(reason))
 
-        stack = Stack(settings, folder, say, show=show, forks=forks)
+        stack = Stack(settings, folder, say, show=show, forks=forks, ui=ui)
         try:
             try:
                 await stack.start()
@@ -89,7 +92,7 @@ async def found(model: str | None) -> str | None:
 
 async def serve(settings: StackSettings, forks: Begun | None = None) -> None:
     """Serves until it is cancelled. forks: the stack's fork server, if it has been begun."""
-    async with running(settings, forks) as (stack, folder):
+    async with running(settings, forks, settings.ui) as (stack, folder):
         console.print(f"Orca serves {stack.model_name}", style="bold green", end="")
         console.print(f" in {stack.computed_by}")
         scheme = "https" if settings.tls_dir else "http"
@@ -100,6 +103,8 @@ async def serve(settings: StackSettings, forks: Begun | None = None) -> None:
         if not text:
             console.print("  no tokenizer.json: prompts are token ids, and answers have no text", soft_wrap=True)
         console.print(f"  try: {example(stack.grpc_addresses[0], settings, text=text)}", soft_wrap=True)
+        if stack.ui_address is not None:
+            console.print(f"  live page {scheme}://{stack.ui_address}", soft_wrap=True)
         await stack.wait()
 
 

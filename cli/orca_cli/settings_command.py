@@ -12,6 +12,7 @@ KINDS = {  # command -> its settings
     "endpoint": "orca_endpoint.settings.EndpointSettings",
     "scheduler": "orca_scheduler.settings.SchedulerSettings",
     "worker": "orca_worker.settings.SupervisorSettings",
+    "ui": "orca_ui.settings.UiSettings",
 }
 
 

@@ -52,14 +52,20 @@ annotations:
 {{ toYaml $result }}
 {{- end -}}
 
+{{/* Whose image and whose values `pod` a component has: the check stands in for a worker. */}}
+{{- define "orca.workload" -}}
+{{ index . 1 | eq "check" | ternary "worker" (index . 1) }}
+{{- end -}}
+
 {{/* The image of a service of ours. */}}
 {{- define "orca.image" -}}
 {{- $root := first . -}}
+{{- $workload := include "orca.workload" . -}}
 {{- $image := $root.Values.image -}}
 {{- $registry := $image.registry | trimSuffix "/" -}}
-{{- $usual := printf "%sorca-%s:%s" ($registry | empty | ternary "" (printf "%s/" $registry)) (last .) ($image.tag | default $root.Chart.AppVersion) -}}
-{{- with index $image.digests (last .) }}{{ $usual = printf "%s@%s" $usual . }}{{ end -}}
-{{- (index $root.Values (last .)).image | default $usual -}}
+{{- $usual := printf "%sorca-%s:%s" ($registry | empty | ternary "" (printf "%s/" $registry)) $workload ($image.tag | default $root.Chart.AppVersion) -}}
+{{- with index $image.digests $workload }}{{ $usual = printf "%s@%s" $usual . }}{{ end -}}
+{{- (index $root.Values $workload).image | default $usual -}}
 {{- end -}}
 
 {{/* A setting's value as the environment has it: Helm reads every number as a float. */}}
@@ -123,8 +129,10 @@ http://{{ include "orca.name" (list . "jaeger") }}:4317
   value: "0.0.0.0"
 - name: ORCA_STATUS_PORT
   value: "9090"
+{{- with $workload.drainSeconds }}
 - name: ORCA_DRAIN_SECONDS
-  value: {{ include "orca.text" $workload.drainSeconds | quote }}
+  value: {{ include "orca.text" . | quote }}
+{{- end }}
 {{- if include "orca.tls" $root }}
 - name: ORCA_TLS_DIR
   value: /etc/orca/tls
@@ -171,10 +179,10 @@ http://{{ include "orca.name" (list . "jaeger") }}:4317
 {{ include "orca.installsRedis" . | empty | ternary $holders (append $holders "redis") | toJson }}
 {{- end -}}
 
-{{/* The Secret with a holder's certificate: one that is given, or the one that cert-manager fills. Sentinels show Redis's. */}}
+{{/* The Secret with a holder's certificate: one that is given, or the one that cert-manager fills. Sentinels show Redis's, the live page the client's. */}}
 {{- define "orca.tlsSecret" -}}
 {{- $tls := (first .).Values.tls -}}
-{{- $holder := last . | eq "sentinel" | ternary "redis" (last .) -}}
+{{- $holder := get (dict "sentinel" "redis" "ui" "client") (last .) | default (last .) -}}
 {{- if not (has $holder (include "orca.tlsHolders" (first .) | fromJsonArray)) -}}
 {{- else if $tls.issuer -}}
 {{ include "orca.name" (list (first .) $holder) }}-tls
@@ -185,7 +193,7 @@ http://{{ include "orca.name" (list . "jaeger") }}:4317
 
 {{/*
 Each component has an account, of its own unless the values name one. Only the scheduler and what
-waits for it talk to the API server.
+waits for it talk to the API server. A third argument is the account's own annotations.
 */}}
 {{- define "orca.accountName" -}}
 {{- (include "orca.pod" . | fromYaml).serviceAccount.name | default (include "orca.name" .) -}}
@@ -198,8 +206,9 @@ apiVersion: v1
 kind: ServiceAccount
 metadata:
   name: {{ include "orca.accountName" . }}
-  {{- include "orca.metadata" (append . $pod.serviceAccountAnnotations) | nindent 2 }}
-automountServiceAccountToken: {{ has (last .) (list "scheduler" "wait") }}
+  {{- $annotations := list (len . | eq 3 | ternary (last .) dict) $pod.serviceAccountAnnotations -}}
+  {{- include "orca.metadata" (list (first .) (index . 1) (include "orca.overlay" $annotations | fromYaml)) | nindent 2 }}
+automountServiceAccountToken: {{ has (index . 1) (list "scheduler" "wait") }}
 {{- end -}}
 {{- end -}}
 

@@ -1,6 +1,6 @@
 {{/*
 The model: where a service finds the checkpoint, and how it gets there. A helper that takes a list takes
-(list $ "endpoint" or "worker").
+(list $ "endpoint" or "worker"), and "check" for a worker's model without its weights.
 */}}
 
 {{/* The source that a service reads from, as {KIND: ..}: the endpoint has `model.tokenizer` if it is given. */}}
@@ -9,7 +9,7 @@ The model: where a service finds the checkpoint, and how it gets there. A helper
 {{- $kinds := list "path" "claim" "download" "image" "hub" -}}
 {{- $given := dict -}}
 {{- range $kinds }}{{ if index $model.tokenizer . }}{{ $_ := set $given . (index $model.tokenizer .) }}{{ end }}{{ end -}}
-{{- if or (eq (last .) "worker") (empty $given) -}}
+{{- if or (ne (last .) "endpoint") (empty $given) -}}
 {{- $given = dict -}}
 {{- range $kinds }}{{ if index $model . }}{{ $_ := set $given . (index $model .) }}{{ end }}{{ end -}}
 {{- end -}}
@@ -72,8 +72,8 @@ The model: where a service finds the checkpoint, and how it gets there. A helper
     - --sha256={{ . }}
     {{- end }}
     {{- end }}
-    {{- if eq (last .) "endpoint" }}
-    - --tokenizer-only
+    {{- with get (dict "endpoint" "--tokenizer-only" "check" "--config-only") (last .) }}
+    - {{ . }}
     {{- end }}
   {{- $variable := $source.hub | empty | ternary "FETCH_HEADER" "HF_TOKEN" -}}
   {{- $secret := ($source.hub | default dict).tokenSecret | default ($source.download | default dict).headerSecret }}

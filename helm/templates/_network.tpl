@@ -1,5 +1,6 @@
 {{/* The arrows of the network policies, one rule each. What goes out to a pod goes to the pod's port, not the Service's. */}}
 
+{{/* A third argument is the policy's own annotations. */}}
 {{- define "orca.networkPolicy" -}}
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
@@ -26,6 +27,16 @@ spec:
     - port: 9090
   from:
     {{- toYaml . | nindent 4 }}
+{{- end }}
+{{- end -}}
+
+{{/* The live page, at one port: (list $ PORT). */}}
+{{- define "orca.fromUi" -}}
+{{- if (first .).Values.ui.enabled }}
+- ports:
+    - port: {{ last . }}
+  from:
+    {{- include "orca.podsOf" (list (first .) "ui") | nindent 4 }}
 {{- end }}
 {{- end -}}
 

@@ -3,7 +3,7 @@
 {{/* The values `pod`: those of all pods, and over them those of the workload. */}}
 {{- define "orca.pod" -}}
 {{- $all := (first .).Values.pod | deepCopy -}}
-{{- range $name, $own := (index (first .).Values (index . 1)).pod -}}
+{{- range $name, $own := (index (first .).Values (include "orca.workload" .)).pod -}}
 {{- $common := index $all $name -}}
 {{- if kindIs "slice" $own }}{{ $own = concat ($common | default list) $own }}{{ end -}}
 {{- if and (kindIs "map" $own) (ne $name "affinity") }}{{ $own = include "orca.overlay" (list $common $own) | fromYaml }}{{ end -}}

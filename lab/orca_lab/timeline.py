@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from orca_scheduler.core.core import Arrived
-from orca_scheduler.master.journal import CoreStep, Heading, Line, Note, read, request_names, scheduled
+from orca_scheduler.master.journal import CoreStep, Heading, Line, Note, files_in, read, request_names, scheduled
 
 
 class Times(NamedTuple):
@@ -113,15 +113,10 @@ class Run:
 def read_run(run_dir: Path, engine: str = "engine-0") -> Run:
     """Reads a run from its folder, which may still be written. A run without a journal of the engine has no lives."""
     run = Run(engine, [], {})
-    for path in sorted(run_dir.glob(f"journal-{engine}-*.jsonl"), key=_age):
-        _read(read(path), run)
+    for file in files_in(run_dir):
+        if file.engine == engine:
+            _read(read(file.path), run)
     return run
-
-
-def _age(path: Path) -> tuple[int, bool]:
-    """Journals by term; the older part of one (`.1`) first."""
-    term, _, rest = path.name.removesuffix(".jsonl").rpartition("-")[2].partition(".")
-    return int(term), not rest
 
 
 def _read(lines: Iterable[Line], run: Run) -> None:

@@ -11,13 +11,20 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from orca_common.settings import Settings
 from orca_endpoint.settings import EndpointSettings
 from orca_scheduler.settings import SchedulerSettings, check_slots
+from orca_ui.settings import UiSettings
 from orca_worker.settings import Kernels, SupervisorSettings
 
 # The settings of each process.
-SERVICES = {"endpoint": EndpointSettings, "supervisor": SupervisorSettings, "scheduler": SchedulerSettings}
+SERVICES = {
+    "endpoint": EndpointSettings,
+    "supervisor": SupervisorSettings,
+    "scheduler": SchedulerSettings,
+    "ui": UiSettings,
+}
 # The stack decides these for each process.
 DECIDED = {"advertise_host", "first_gpu", "gpus_per_pod", "ports_kept", "rank_port", "ranks", "status_port"}
 DECIDED |= {"workers", "worker_statefulset", "worker_namespace", "worker_port"}  # it knows where they are
+DECIDED |= {"scheduler_status", "endpoint_url"}
 
 
 class StackSettings(Settings):
@@ -50,6 +57,10 @@ class StackSettings(Settings):
     """Port of gRPC; 0 takes a free one."""
     http_port: int = Field(default=8000, ge=0, le=65535)
     """Port of the OpenAI API; 0 takes a free one."""
+    ui: bool = True
+    """Serve the live page, too."""
+    ui_port: int | None = Field(default=None, ge=0, le=65535)
+    """Port of the live page, 0: a free one; 8001, or a free one where that is taken, if not given."""
     redis_url: str | None = None
     """A Redis of yours for the request pool; an embedded server if not given."""
     redis_password: str | None = None

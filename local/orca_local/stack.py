@@ -42,12 +42,14 @@ from .settings import SERVICES, StackSettings
 from .waiting import Waiting
 
 LOOPBACK = "127.0.0.1"
-TLS_ROLES = {"supervisor": "worker"}  # the folder of a process's certificate, where it is not named as the process
+# The folder of a process's certificate, where it is not named as the process. The page calls as a client does.
+TLS_ROLES = {"supervisor": "worker", "ui": "client"}
+UI_PORT = 8001  # of the live page, where that port is free
 DEMO_MODEL = Path(__file__).parent / "demo_model"
 REDIS_SECONDS = 3.0  # for a Redis of the user's to answer
 LATE_SECONDS = 10.0  # beyond `drain_seconds`, until the last process is killed
 # Seconds of them that are left when a role's processes are killed: the roles after it must still end.
-LEFT_SECONDS = {"endpoint": 5.0, "scheduler": 3.0, "supervisor": 1.5, "redis": 0.0}
+LEFT_SECONDS = {"ui": 5.0, "endpoint": 5.0, "scheduler": 3.0, "supervisor": 1.5, "redis": 0.0}
 REDIS_END = 3.0  # seconds for the embedded Redis to end; what it acknowledged is on disk already
 COUNT_SECONDS = 1.0  # for the endpoints to tell how many streams they have, before they are ended
 CUT = "drain_seconds have passed: streams end UNAVAILABLE"  # an endpoint's word in its log
@@ -69,7 +71,7 @@ class Stack:
     `run_dir` gets their logs, the pool's file, the journals, and `processes.json`. `say` is called with each step, in a
     sentence, and `show` with what is waited for, again and again. `environment`: variables of all processes besides the
     settings. `route`: how schedulers reach supervisors, and schedulers and endpoints the embedded Redis. `forks`: the
-    fork server of the pods, if it has been begun.
+    fork server of the pods, if it has been begun. `ui`: serve the live page, too.
     """
 
     def __init__(
@@ -81,9 +83,11 @@ class Stack:
         show: Callable[[str], None] = lambda reason: None,
         route: Route = direct,
         forks: Begun | None = None,
+        ui: bool = False,
     ) -> None:
         self._settings, self._run_dir, self._tell, self._show = settings, run_dir, say, show
-        self._more, self._route = environment or {}, route
+        self._more, self._route, self._ui = environment or {}, route, ui
+        self.ui_address: str | None = None  # of the live page; None: it is not served
         self._model = settings.model or str(DEMO_MODEL)
         self._kernels = False  # the compiled kernels compute, on the cores that all processes share
         self._redis: RedisChild | None = None  # None: it is the user's
@@ -293,7 +297,14 @@ class Stack:
             for n in range(settings.endpoints)
         ]
         schedulers = [
-            await self._child("scheduler", n, workers=await self._workers(n, pods)) for n in range(settings.schedulers)
+            await self._child(
+                "scheduler",
+                n,
+                workers=await self._workers(n, pods),
+                status_port=self._keep("status_port", LOOPBACK, 0),
+                ports_kept=True,
+            )
+            for n in range(settings.schedulers)
         ]
         await self._start(*endpoints, *schedulers, *pods)
         self._transport = transport_of(self._own_certificate)
@@ -304,6 +315,37 @@ class Stack:
         await self._waiting.until(lambda: self._untold(pods))
         for endpoint in endpoints:
             await self._waiting.until(endpoint.unready)
+        if self._ui:
+            self._tasks.append(asyncio.create_task(self._serve_ui(await self._page(endpoints, schedulers))))
+
+    async def _page(self, endpoints: Sequence[Child], schedulers: Sequence[Child]) -> Child:
+        """The process of the live page. Its port is kept from now on."""
+        settings = self._settings
+        try:
+            port = self._keep("ui_port", settings.host, UI_PORT if settings.ui_port is None else settings.ui_port)
+        except FailedPrecondition:
+            if settings.ui_port is not None:
+                raise
+            port = self._keep("ui_port", settings.host, 0)
+        self.ui_address = join_address(settings.host, port)
+        scheme = "http" if self._tls_dir is None else "https"
+        return await self._child(
+            "ui",
+            0,
+            host=settings.host,
+            ui_port=port,
+            ports_kept=True,
+            scheduler_status=",".join(str(scheduler.status) for scheduler in schedulers),
+            endpoint_url=f"{scheme}://{endpoints[0].addresses['http']}",
+        )
+
+    async def _serve_ui(self, page: Child) -> None:
+        """Starts the live page when all else is ready, and keeps it running. Without it Orca serves on."""
+        try:
+            await self._start(page)
+        except FailedPrecondition as error:
+            self._warn(f"the live page: {error}")
+        await asyncio.Event().wait()
 
     def _begin_forks(self, modules: Sequence[str]) -> Forks:
         """Begins the fork server of the pods. Raises FailedPrecondition."""
@@ -377,7 +419,7 @@ class Stack:
         A kernel thread that stops for a moment makes all others wait for its part. No iteration waits for an endpoint
         or for Redis. Each waits for the scheduler and the rank's own loop, so these stay as they are.
         """
-        return self._kernels and role in ("endpoint", "redis")
+        return self._kernels and role in ("endpoint", "redis", "ui")
 
     async def _redis_url(self, source: str) -> str:
         """Where a service reaches the request pool."""

@@ -9,13 +9,13 @@ from typing import Any
 SECONDS = 5.0  # for an answer
 
 
-def ask(address: str) -> dict[str, Any]:
-    """Returns the answer of `/readyz`, ready or not. Blocks for at most SECONDS.
+def ask(address: str, path: str = "/readyz", seconds: float = SECONDS) -> dict[str, Any]:
+    """Returns the answer of `/readyz`, ready or not, or that of another path. Blocks for at most this many seconds.
 
     Raises OSError with a sentence when there is no whole answer."""
     try:
         try:
-            with urllib.request.urlopen(f"http://{address}/readyz", timeout=SECONDS) as answer:
+            with urllib.request.urlopen(f"http://{address}{path}", timeout=seconds) as answer:
                 return json.load(answer)
         except urllib.error.HTTPError as error:  # it is not ready
             with error:
@@ -24,6 +24,6 @@ def ask(address: str) -> dict[str, Any]:
         why = error.reason.strerror if isinstance(error.reason, OSError) else error.reason
         raise OSError(f"its status port does not answer ({why})") from None
     except TimeoutError:
-        raise OSError(f"its status port did not answer within {SECONDS:g} s") from None
+        raise OSError(f"its status port did not answer within {seconds:g} s") from None
     except (http.client.HTTPException, ValueError) as error:  # it ended meanwhile, or another program has the port
-        raise OSError(f"http://{address}/readyz gave no answer ({type(error).__name__})") from None
+        raise OSError(f"http://{address}{path} gave no answer ({type(error).__name__})") from None

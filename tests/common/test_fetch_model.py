@@ -146,6 +146,18 @@ def test_the_tokenizer_alone(tmp_path: Path, packed: bytes) -> None:
     assert names(tmp_path / "a") == TOKENIZER | MARK
 
 
+def test_the_configuration_alone(tmp_path: Path) -> None:
+    """The archive is read up to it: behind it this one is broken."""
+    whole = archive(DEMO_MODEL, "in/a/folder/", "w:")
+    cut = whole[: whole.index(b"generation_config.json")]
+    with server(lambda path: (200, {"Content-Length": str(len(whole))}, cut)) as (address, _):
+        words = ("--to", tmp_path / "config", "--config-only", "--url", f"{address}/x.tar", "--sha256", 64 * "0")
+        ended = run(*words)
+    assert ended.returncode == 0, ended.stderr
+    assert names(tmp_path / "config") == {"config.json"} | MARK
+    assert "was fetched from another source" in refused("--to", tmp_path / "config", "--url", f"{address}/x.tar")
+
+
 def test_a_header_is_not_sent_to_where_a_redirect_leads(tmp_path: Path, packed: bytes) -> None:
     with (
         server(always(packed)) as (store, store_seen),
@@ -316,9 +328,11 @@ def test_a_model_of_the_hub(tmp_path: Path) -> None:
         assert ended.returncode == 0, ended.stderr
         assert {token for path, token in seen if "a-model" in path} == {"Bearer a-token"}
         assert run("--to", tmp_path / "part", "--tokenizer-only", *words, **environment).returncode == 0
+        assert run("--to", tmp_path / "config", "--config-only", *words, **environment).returncode == 0
         assert "does not provide" in refused("--to", tmp_path / "no", "--hub", "an-owner/another", **environment)
     assert names(tmp_path / "whole") == WEIGHTS | MARK
     assert names(tmp_path / "part") == TOKENIZER | MARK
+    assert names(tmp_path / "config") == {"config.json"} | MARK
     said = refused("--to", tmp_path / "no", *words, **environment)
     assert "is not in the hub's cache, and the hub cannot be reached; give a folder with the model" in said
 

@@ -1,11 +1,14 @@
 """The life of a service and its status port, on real loops, ports and signals."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import threading
+import urllib.error
 import urllib.request
+from collections.abc import Callable
 
 import pytest
 from loops import OwnThreadLoop
@@ -38,6 +41,24 @@ def test_a_status_port(host: str) -> None:
             service.StatusPort(host, status.port, lambda: None, lambda: True)
     finally:
         status.close()
+
+
+def test_streams_of_a_status_port_are_bounded_and_end_with_it() -> None:
+    """Each reader begins anew, nothing is sent while there is nothing new, and a service waits for no reader."""
+
+    def reader() -> Callable[[], bytes]:
+        lines = [b"", b"second\n", b"first\n"]
+        return lambda: lines.pop() if lines else b""
+
+    status = service.StatusPort("127.0.0.1", 0, lambda: None, lambda: True, streams={"/live": reader})
+    url = f"http://127.0.0.1:{status.port}/live"
+    with contextlib.ExitStack() as opened:
+        readers = [opened.enter_context(urllib.request.urlopen(url)) for _ in range(service.MOST_STREAMS)]
+        assert [[one.readline(), one.readline()] for one in readers] == [[b"first\n", b"second\n"]] * len(readers)
+        with pytest.raises(urllib.error.HTTPError, match="503"):
+            urllib.request.urlopen(url)
+        status.close()
+        assert [one.read() for one in readers] == [b""] * len(readers)
 
 
 class Blocked:

@@ -12,9 +12,10 @@ from orca_common.settings import KNOWN, Settings
 from orca_endpoint.settings import EndpointSettings
 from orca_local.settings import DECIDED, ServeSettings, StackSettings
 from orca_scheduler.settings import SchedulerSettings
+from orca_ui.settings import UiSettings
 from orca_worker.settings import RankSettings, SupervisorSettings
 
-KINDS = [EndpointSettings, SchedulerSettings, SupervisorSettings, RankSettings, ServeSettings]
+KINDS = [EndpointSettings, SchedulerSettings, SupervisorSettings, RankSettings, UiSettings, ServeSettings]
 
 
 @pytest.fixture(autouse=True)
@@ -221,7 +222,16 @@ def test_help_has_the_settings_of_each_part_together(capsys: pytest.CaptureFixtu
         ServeSettings.load(["--help"])
     shown = capsys.readouterr().out
     headings = re.findall(r"^(\w.*):$", shown, re.MULTILINE)
-    assert headings == ["options", "stack", "request pool", "every service", "endpoints", "workers", "schedulers"]
+    assert headings == [
+        "options",
+        "stack",
+        "request pool",
+        "every service",
+        "endpoints",
+        "workers",
+        "schedulers",
+        "live page",
+    ]
     _, *parts = re.split(r"^\w.*:$", shown, flags=re.MULTILINE)
     for flag, heading in {
         "--config": "options",
@@ -234,10 +244,10 @@ def test_help_has_the_settings_of_each_part_together(capsys: pytest.CaptureFixtu
 
 def test_a_stack_has_the_settings_of_its_services() -> None:
     """All but those that it decides for each process; and what both have has one type and default."""
-    services = {name for kind in KINDS[:3] for name in kind.model_fields}
+    services = {name for kind in (*KINDS[:3], UiSettings) for name in kind.model_fields}
     assert services - DECIDED <= set(ServeSettings.model_fields)
     assert not DECIDED & set(ServeSettings.model_fields)
-    assert set(ServeSettings.model_fields) - services == {"endpoints", "engines", "schedulers", "start_timeout"}
+    assert set(ServeSettings.model_fields) - services == {"endpoints", "engines", "schedulers", "start_timeout", "ui"}
     own = {"api_keys", "api_keys_file", "device", "drain_seconds", "dtype", "host", "kernels", "pp", "tp"}
     for name in own:
         for kind in KINDS[:3]:

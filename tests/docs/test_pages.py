@@ -13,6 +13,7 @@ from docs.pages import PAGES, ROOT
 
 from orca.v1 import orca_pb2
 from orca_endpoint.http.errors import STATUS
+from orca_scheduler.master.journal import KINDS
 
 DOCS = ROOT / "docs"
 CITED = re.compile(r'(?P<page>docs/[\w/.-]+\.md)(?:[`]*, "(?P<title>[^"]+)")?')
@@ -115,6 +116,13 @@ def test_the_table_of_keys_is_the_docstring_s() -> None:
     page = (DOCS / "pool.md").read_text()
     assert page == load(DOCS / "hooks/keys.py").page(), "run docs/hooks/keys.py"
     assert page.count("| `tokens:ID` | string |") == 1, "the marks are there, and the table is between them"
+
+
+def test_the_kinds_of_a_journal_are_those_of_the_code() -> None:
+    page = (DOCS / "journal.md").read_text()
+    assert page == load(DOCS / "hooks/journal.py").page(), "run docs/hooks/journal.py"
+    listed = re.findall(r"^\| `([A-Z]\w+)` \|", page, re.MULTILINE)
+    assert sorted({*listed}) == sorted(KINDS)
 
 
 def test_the_table_of_metrics_is_that_of_the_services() -> None:

@@ -14,6 +14,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from stacks import generation, running
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+OTHER = "1af7651916cd43dd8448eb211c80319c"
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
@@ -51,6 +52,10 @@ async def test_a_request_can_be_followed(tmp_path: Path, collector: tuple[Collec
         metadata = (("traceparent", f"00-{TRACE}-{PARENT}-01"),)
         call = stack.stub.Generate(generation([1, 2, 3], 5, request_id="traced"), metadata=metadata)
         assert sum([len(response.tokens) async for response in call]) == 5
+        unsampled = (("traceparent", f"00-{OTHER}-{PARENT}-00"),)
+        call = stack.stub.Generate(generation([1, 2, 3], 5), metadata=unsampled)
+        assert sum([len(response.tokens) async for response in call]) == 5
+    assert OTHER not in {span.trace_id.hex() for span in kept.spans}, "its caller does not want its spans"
     # The stack has ended, so every process has sent its spans.
     (request,) = kept.named("orca.request")
     assert request.trace_id.hex() == TRACE
@@ -70,7 +75,14 @@ async def test_a_request_can_be_followed(tmp_path: Path, collector: tuple[Collec
     iterations = kept.named("orca.iteration")
     assert len(iterations) == len(stay.events) == 5
     assert all(link.span_id == stay.span_id for span in iterations for link in span.links)
+    (first, *others) = sorted(iterations, key=lambda span: span.start_time_unix_nano)
+    (link,) = first.links
+    assert {a.key: a.value.int_value for a in link.attributes} == {"orca.row": 0, "orca.start": 0, "orca.count": 3}
+    assert {a.value.int_value for span in others for a in span.links[0].attributes if a.key == "orca.count"} == {1}
     stages = kept.named("orca.stage")
+    parts = [span for span in kept.spans if span.name.startswith("orca.stage.")]
+    assert {span.parent_span_id for span in parts} == {span.span_id for span in stages}
+    assert {span.name for span in parts} <= {f"orca.stage.{part}" for part in ("control", "wait", "compute", "send")}
     assert {span.parent_span_id for span in stages} == {span.span_id for span in iterations}
 
 

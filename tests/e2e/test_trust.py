@@ -10,6 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import grpc
+import httpx2
 import psutil
 import pytest
 import pytest_asyncio
@@ -76,9 +77,12 @@ async def secured(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Sec
     settings = ServeSettings.load(
         model=str(model), pp=2, tls_dir=str(certificates), api_keys=line_of("research", KEY), **values
     )
-    stack = Stack(settings, folder / "run", print)
+    stack = Stack(settings, folder / "run", print, ui=True)
     try:
         await stack.start()
+        async with asyncio.timeout(60):
+            while not any(child.role == "ui" and child.addresses for child in stack.children):
+                await asyncio.sleep(0.05)
         yield Secured(stack, authority, certificates, folder)
     finally:
         await stack.stop()
@@ -223,7 +227,9 @@ def serial(secured: Secured, address: str) -> str:
 
 
 async def test_what_listens_is_what_the_page_lists(secured: Secured) -> None:
-    listed = set(re.findall(r"^\| (endpoint|scheduler|supervisor|rank) \| ([\w ]+) \|", PAGE.read_text(), re.MULTILINE))
+    listed = set(
+        re.findall(r"^\| (endpoint|scheduler|supervisor|rank|ui) \| ([\w ]+) \|", PAGE.read_text(), re.MULTILINE)
+    )
     found: set[tuple[str, str]] = set()
     for child in secured.stack._children:
         known = {split_address(address)[1]: name for name, address in child.addresses.items() if "unix" not in address}
@@ -246,11 +252,38 @@ async def test_what_listens_is_what_the_page_lists(secured: Secured) -> None:
     assert found == listed
 
 
+async def test_the_live_page_takes_clients_alone_and_calls_as_one(secured: Secured) -> None:
+    """It shows a certificate of the role client, so it must not be a way around certificates and keys."""
+    address = f"https://{secured.stack.ui_address}"
+
+    def context(role: Role | None) -> ssl.SSLContext:
+        made = ssl.create_default_context(cafile=secured.certificates / "ca.crt")
+        if role is not None:
+            made.load_cert_chain(secured.certificates / role / "tls.crt", secured.certificates / role / "tls.key")
+        return made
+
+    for role in (None, Role.WORKER):
+        async with httpx2.AsyncClient(base_url=address, verify=context(role), trust_env=False) as stranger:
+            with pytest.raises((httpx2.TransportError, ssl.SSLError)):
+                await stranger.get("/")
+    async with httpx2.AsyncClient(base_url=address, verify=context(Role.CLIENT), trust_env=False) as client:
+        assert (await client.get("/")).status_code == 200
+        for path in ("/live", "/v1/models"):
+            assert (await client.get(path)).status_code == 401
+        key = {"authorization": f"Bearer {KEY}"}
+        answer = await client.get("/v1/models", headers=key)
+        assert (answer.status_code, answer.json()["object"]) == (200, "list")
+        async with client.stream("GET", "/live", headers=key) as live:
+            async for line in live.aiter_lines():
+                if line.startswith("data: ") and "engine-0" in line:
+                    break
+
+
 async def test_a_process_is_told_only_what_it_needs(secured: Secured) -> None:
     """The stack gave every process all that it knew: a supervisor, the keys, and the URL of a Redis of yours."""
     for child in secured.stack.children:
         told = psutil.Process(child.pid).environ().keys()
-        assert ("ORCA_API_KEYS" in told) == (child.role == "endpoint"), child.name
+        assert ("ORCA_API_KEYS" in told) == (child.role in ("endpoint", "ui")), child.name
         assert ("ORCA_REDIS_URL" in told) == (child.role in ("endpoint", "scheduler")), child.name
 
 

@@ -5,8 +5,11 @@ import secrets
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
-from endpoint.harness import World, generation, read, serving, until, world
+from endpoint.harness import World, collect, detail_of, generation, read, serving, until, world
+from google.protobuf.duration_pb2 import Duration
+from google.rpc import error_details_pb2
 from redis.asyncio import Redis
 from servers import redis_server
 
@@ -38,6 +41,28 @@ async def test_a_drain_has_its_bound_though_redis_is_frozen(model: Path) -> None
                 redis.thaw()
                 writer.close()
                 stream.cancel()
+
+
+async def test_streams_leave_an_endpoint_that_redis_refuses(model: Path) -> None:
+    """The release has given Redis a password: the endpoint that leaves cannot ask who else is there. Its stream waited
+    for the whole of `drain_seconds`."""
+    with redis_server() as redis:
+        async with world(redis.url, model, drain_seconds=3600) as orca:
+            returning = orca.stub.Generate(generation(max_new_tokens=2, detach_grace=Duration(seconds=30)))
+            request = await orca.engine.claim()
+            await orca.engine.commit(request, 0, [10])
+            await read(returning, 2)
+            async with Redis.from_url(redis.url) as admin:
+                await admin.config_set("requirepass", "new")
+                await admin.client_kill_filter(_type="normal", skipme=True)
+                draining = asyncio.create_task(orca.serving.app.drain())
+                async with asyncio.timeout(LEAVE_SECONDS + SLACK):
+                    with pytest.raises(grpc.aio.AioRpcError) as ended:
+                        await collect(returning)
+                reason = detail_of(ended.value, error_details_pb2.ErrorInfo()).reason
+                assert (ended.value.code(), reason) == (grpc.StatusCode.UNAVAILABLE, "ENDPOINT_LEAVING")
+                await admin.config_set("requirepass", "")
+            await draining
 
 
 async def registered(orca: World) -> int:

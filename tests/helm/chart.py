@@ -180,6 +180,17 @@ OPTIONS = {
             },
         )
     ),
+    "the live page, with keys": Options(
+        merged(
+            DEMO,
+            {
+                "ui": {"enabled": True, "settings": {"max_viewers": 32}},
+                "apiKeys": {"secret": "keys"},
+                "networkPolicy": {"uiClients": [{"podSelector": {"matchLabels": {"team": "ours"}}}]},
+            },
+        ),
+        frozenset({"Secret/keys"}),
+    ),
     "policies off": Options(merged(DEMO, {"networkPolicy": {"enabled": False}})),
     "policies with all options": Options(
         merged(

@@ -15,12 +15,13 @@ PORTS = {
     "redis": (6379,),
     "sentinel": (26379,),
     "jaeger": (4317, 16686),
+    "ui": (8001, 9090),
     FOREIGN: (8080,),
     WORLD: (53, 443, 6443, 80),
 }
 Arrow = tuple[str, str, int]
 
-DNS = {(name, WORLD, 53) for name in ("endpoint", "scheduler", "worker")}
+DNS = {(name, WORLD, 53) for name in ("endpoint", "scheduler", "worker", "check")}
 ARROWS: set[Arrow] = {
     *((client, "endpoint", port) for client in (FOREIGN, "test") for port in (50051, 8000)),
     ("endpoint", "redis", 6379),
@@ -93,9 +94,22 @@ def test_spans_go_to_jaeger_and_nobody_reads_them_unasked() -> None:
     assert arrows(render(merged(closed, everybody))) == ARROWS | spans | reads
 
 
+def test_the_live_page_reads_schedulers_and_chats_and_nobody_looks_unasked() -> None:
+    calls = {("ui", "scheduler", 9090), ("ui", "endpoint", 8000), ("ui", WORLD, 53)}
+    closed = merged(DEMO, SHAPE, {"ui": {"enabled": True}})
+    doors = {("ui", "endpoint", 50051)}  # open to everybody, but it may not go there
+    assert arrows(render(closed)) == ARROWS | calls
+    assert not arrows(render(closed)) & doors
+    few = {"networkPolicy": {"clients": [{"podSelector": {"matchLabels": {"app": "ours"}}}]}}
+    assert calls <= arrows(render(merged(closed, few)))
+    everybody = {"networkPolicy": {"uiClients": [{"podSelector": {"matchLabels": {}}}]}}
+    looks = {(name, "ui", 8001) for name in (FOREIGN, "test")}
+    assert arrows(render(merged(closed, everybody))) == ARROWS | calls | looks
+
+
 def test_init_steps_reach_what_they_fetch() -> None:
     hub = render(merged(SHAPE, {"model": {"hub": {"name": "openai-community/gpt2"}}}))
-    assert arrows(hub) == ARROWS | {("endpoint", WORLD, 443), ("worker", WORLD, 443)}
+    assert arrows(hub) == ARROWS | {(name, WORLD, 443) for name in ("endpoint", "worker", "check")}
     tokenizer = render(
         merged(SHAPE, {"model": {"claim": {"name": "c"}, "tokenizer": {"download": {"url": "http://h/m.tar"}}}})
     )

@@ -31,6 +31,10 @@ def selects(selector: Object, labels: Object) -> bool:
     return selector.items() <= labels.items()
 
 
+def is_of(thing: Object, name: str) -> bool:
+    return "labels" in thing["metadata"] and component(thing) == name  # extraObjects have none
+
+
 def labels_of(release: Rendered) -> dict[str, Object]:
     return {name: pod["metadata"]["labels"] for name, pod in release.pods.items()}
 
@@ -218,7 +222,7 @@ def test_the_hook_and_the_test_wait_for_the_rollout() -> None:
     job = release.one("Job", "orca-wait")
     assert job["metadata"]["annotations"]["helm.sh/hook"] == "post-install,post-upgrade,post-rollback"
     assert job["spec"]["activeDeadlineSeconds"] > 900
-    assert not rendered("nothing but a model").of_kind("Job")
+    assert "wait" not in rendered("nothing but a model").pods
     (first,) = release.pods["test"]["spec"]["initContainers"]
     for container, seconds in ((main(release.pods["wait"]), 900), (first, 300)):
         assert container["command"] == ["python", "-m", "orca_scheduler.discovery.wait"]
@@ -226,6 +230,49 @@ def test_the_hook_and_the_test_wait_for_the_rollout() -> None:
         assert container["image"] == main(release.pods["scheduler"])["image"]
     labels = release.workloads["worker"]["metadata"]["labels"]
     assert (labels["app.kubernetes.io/instance"], labels["app.kubernetes.io/component"]) == ("orca", "worker")
+
+
+@every_option
+def test_the_check_sees_what_a_worker_sees(option: str) -> None:
+    """Before anything is changed: with the worker's image, where a worker goes, at the worker's model."""
+    release = rendered(option)
+    worker, pod = release.pods["worker"], release.pods["check"]
+    given = main(pod)
+    assert given["image"] == main(worker)["image"]
+    for name in ("nodeSelector", "tolerations", "priorityClassName", "runtimeClassName", "imagePullSecrets"):
+        assert pod["spec"].get(name) == worker["spec"].get(name)
+    engine = release.environment("scheduler")
+    folder, *flags = given["args"]
+    assert folder == release.environment("worker")["ORCA_MODEL"]
+    assert flags[:2] == [f"--tp={engine['ORCA_TP']}", f"--pp={engine['ORCA_PP']}"]
+    kept = [[m for m in main(p)["volumeMounts"] if m["name"] == "models"] for p in (pod, worker)]
+    assert kept[0] == kept[1]
+    steps = [step["args"] for step in pod["spec"].get("initContainers", []) if step["name"] == "model"]
+    assert ["--config-only"] * len(steps) == flags[2:] == [args[-1] for args in steps]
+    assert "persistentVolumeClaim" not in str(pod) or not steps, "a cache of weights is a worker's"
+
+
+@every_option
+def test_what_the_check_needs_is_there_before_it(option: str) -> None:
+    """The release's own objects change only after the hook: what it needs of them is a hook of a lower weight."""
+    release = rendered(option)
+    hooks = {thing["kind"]: thing["metadata"]["annotations"] for thing in release.objects if is_of(thing, "check")}
+    for kind, annotations in hooks.items():
+        assert annotations["helm.sh/hook"] == "pre-install,pre-upgrade"
+        assert annotations["helm.sh/hook-delete-policy"] == "before-hook-creation,hook-succeeded"
+        assert int(annotations["helm.sh/hook-weight"]) == (0 if kind == "Job" else -1)
+    account = release.pods["check"]["spec"]["serviceAccountName"]
+    given = f"ServiceAccount/{account}" in OPTIONS[option].external
+    policies = {"NetworkPolicy"} if release.of_kind("NetworkPolicy") else set()
+    assert set(hooks) == {"Job"} | policies | (set() if given else {"ServiceAccount"})
+    job = release.one("Job", "orca-check")["spec"]
+    assert job["activeDeadlineSeconds"] > job["template"]["spec"]["activeDeadlineSeconds"] == 600
+    assert job["backoffLimit"] == 0
+
+
+def test_the_check_can_be_switched_off() -> None:
+    release = render(merged(DEMO, {"check": {"enabled": False}}))
+    assert not [thing for thing in release.objects if is_of(thing, "check")]
 
 
 def test_the_workers_say_how_many_pods_make_an_engine() -> None:

@@ -4,7 +4,7 @@ import pytest
 from helm.chart import DEMO, OPTIONS, PROXY, SERVICES, component, containers, main, merged, render, rendered
 
 PLATFORM = "a platform of its own rules"
-OWN_STEPS = {"endpoint": ["model"], "worker": ["model"], "test": ["wait"]}
+OWN_STEPS = {"endpoint": ["model"], "worker": ["model"], "check": ["model"], "test": ["wait"]}
 UIDS = ("runAsUser", "runAsGroup", "fsGroup")
 
 
@@ -121,7 +121,7 @@ def test_the_pod_of_helm_test_goes_where_pods_may_go() -> None:
 
 
 def test_containers_of_others() -> None:
-    """They begin before our steps, a proxy perhaps. The pod of `helm test` must end, so nothing runs beside it."""
+    """They begin before our steps, a proxy perhaps. Nothing runs beside in pods that must end."""
     values = {"model": {"path": None, "hub": {"name": "openai-community/gpt2"}}}
     release = render(merged(OPTIONS[PLATFORM].values, values, {"pod": {"containers": [{**PROXY, "name": "meter"}]}}))
     for name, pod in release.pods.items():
@@ -130,7 +130,7 @@ def test_containers_of_others() -> None:
     beside = {name: [one["name"] for one in pod["spec"]["containers"]] for name, pod in release.pods.items()}
     assert beside["endpoint"] == ["endpoint", "meter", "logs"]
     assert beside["redis"] == ["redis", "meter"]
-    assert beside["test"] == ["test"]
+    assert (beside["test"], beside["check"]) == (["test"], ["check"])
 
 
 def test_images_are_pinned() -> None:

@@ -54,7 +54,10 @@ def test_the_mode_can_change() -> None:
     before, after = (render(merged(DEMO, {"redis": {"mode": mode}})) for mode in ("single", "sentinel"))
     for field in ("serviceName", "selector", "volumeClaimTemplates"):
         assert before.workloads["redis"]["spec"][field] == after.workloads["redis"]["spec"][field]
-    assert before.one("Service", "orca-redis") == after.one("Service", "orca-redis")
+    service = after.one("Service", "orca-redis")
+    assert before.one("Service", "orca-redis") == service
+    pod = "statefulset.kubernetes.io/pod-name"
+    assert service["spec"]["selector"][pod] == "orca-redis-0", "a replica would refuse callers of before the change"
     assert after.environment("redis")["SERVERS"].startswith("orca-redis-0 ")
     assert before.pods["worker"] == after.pods["worker"]
 

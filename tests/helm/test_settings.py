@@ -11,6 +11,7 @@ from orca_common import fetch_model
 from orca_common.settings import KNOWN, PREFIX, Settings, variable
 from orca_endpoint.settings import EndpointSettings
 from orca_scheduler.settings import SchedulerSettings
+from orca_ui.settings import UiSettings
 from orca_worker.settings import SupervisorSettings
 
 SETTINGS: dict[str, type[Settings]] = {
@@ -37,6 +38,7 @@ DECIDED = {  # by values of their own, or by the chart
     *("tp", "pp", "gpus_per_pod", "slots", "workers", "worker_statefulset", "worker_namespace", "worker_port"),
     *("dtype", "device", "ranks", "rank_port", "advertise_host", "first_gpu"),
     *("api_keys", "api_keys_file", "tls_dir"),
+    *("ui_port", "scheduler_status", "endpoint_url"),
 }
 
 
@@ -113,9 +115,35 @@ def test_the_model_is_where_the_services_look(option: str, folder: str) -> None:
             assert mount["mountPath"] == folder
 
 
+def test_the_live_page_is_told_where_the_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Service that stands for every scheduler, ready or not, and the endpoints' own; with mTLS as a client."""
+    monkeypatch.setitem(SETTINGS, "ui", UiSettings)
+    option = "the live page, with keys"
+    page, release = loaded(option, "ui", monkeypatch), rendered(option)
+    assert (page.host, page.ui_port, page.max_viewers, page.status_port) == ("0.0.0.0", 8001, 32, 9090)
+    assert page.endpoint_url == "http://orca-endpoint:8000"
+    assert page.api_keys_file == loaded(option, "endpoint", monkeypatch).api_keys_file
+    services = {service["metadata"]["name"]: service["spec"] for service in release.of_kind("Service")}
+    name, _, port = page.scheduler_status.partition(":")
+    assert services[name]["clusterIP"] == "None"
+    assert services[name]["publishNotReadyAddresses"]
+    assert [str(one["port"]) for one in services[name]["ports"]] == [port]
+    labels = release.pods["scheduler"]["metadata"]["labels"]
+    assert services[name]["selector"].items() <= labels.items()
+    (endpoint,), (ui,) = containers(release.pods["endpoint"]), containers(release.pods["ui"])
+    assert (ui["image"], ui["command"]) == (endpoint["image"], ["python", "-m", "orca_ui"])
+    secret = {
+        "secrets": dict.fromkeys(("endpoint", "scheduler", "worker", "client", "redis"), "s") | {"client": "mine"}
+    }
+    secured = render(merged(DEMO, {"ui": {"enabled": True}, "tls": secret}))
+    assert secured.environment("ui")["ORCA_ENDPOINT_URL"] == "https://orca-endpoint:8000"
+    volumes = {volume["name"]: volume for volume in secured.pods["ui"]["spec"]["volumes"]}
+    assert volumes["tls"]["secret"]["secretName"] == "mine"
+
+
 def test_the_schema_knows_the_settings() -> None:
     schema = json.loads((FOLDER / "values.schema.json").read_text())["properties"]
-    for service, kind in SETTINGS.items():
+    for service, kind in (SETTINGS | {"ui": UiSettings}).items():
         known = schema[service]["properties"]["settings"]["properties"]
         assert set(known) == kind.model_fields.keys() - DECIDED
         fields = kind.model_json_schema()["properties"]
@@ -129,12 +157,12 @@ def test_the_schema_knows_the_settings() -> None:
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_the_init_step_understands_its_arguments(option: str) -> None:
-    for service in ("endpoint", "worker"):
+    for service in ("endpoint", "worker", "check"):
         steps = rendered(option).pods[service]["spec"].get("initContainers", [])
         for step in (step for step in steps if step["name"] == "model"):
             assert step["command"] == ["python", "-m", "orca_common.fetch_model"]
             given = fetch_model._arguments(step["args"])
-            assert given.tokenizer_only == (service == "endpoint")
+            assert (given.tokenizer_only, given.config_only) == (service == "endpoint", service == "check")
             names = [entry["name"] for entry in step.get("env", [])]
             secrets = OPTIONS[option].external & {"Secret/hub", "Secret/download"}
             assert names == (["HF_TOKEN" if given.hub else "FETCH_HEADER"] if secrets else [])

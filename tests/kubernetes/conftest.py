@@ -46,6 +46,7 @@ ORDER = [
     "certificates",
     "sentinel",
 ]
+PREFIX = "orca-test-"  # of the namespace
 CLUSTER = pytest.StashKey[Cluster]()
 OUTPUT = ROOT / "build/kubernetes"
 PROMPTS, TOKENS, DISTINCT = 6, 200, 12  # of the traffic; the last: different tokens in a continuation, at least
@@ -65,13 +66,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """A namespace of its own, which takes only pods that the restricted Pod Security Standard allows."""
-    cluster = request.session.stash[CLUSTER] = Cluster(f"orca-test-{secrets.token_hex(2)}")
+    cluster = request.session.stash[CLUSTER] = Cluster(f"{PREFIX}{secrets.token_hex(2)}")
     asyncio.run(_create(cluster))
     yield cluster
     asyncio.run(_delete(cluster))
 
 
 async def _create(cluster: Cluster) -> None:
+    """Makes the namespace. Two suites on one cluster would take each other's volumes and cores."""
+    names = (await call("kubectl", "get", "namespaces", "--output", "name")).split()
+    others = [name.removeprefix("namespace/") for name in names if name.startswith(f"namespace/{PREFIX}")]
+    if others:
+        pytest.exit(f"a suite runs in {others[0]}; if it was killed: kubectl delete namespace {others[0]}", 2)
     await call("kubectl", "create", "namespace", cluster.namespace)
     restricted = [f"pod-security.kubernetes.io/{mode}=restricted" for mode in ("enforce", "warn", "audit")]
     await call("kubectl", "label", "namespace", cluster.namespace, *restricted)

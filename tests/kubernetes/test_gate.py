@@ -1,4 +1,4 @@
-"""`wait.enabled`: Helm ends with the reason when a rollout stops, the other engine serves on, and a rollback heals."""
+"""`check` and `wait.enabled`: Helm ends with the reason, before anything changes or when a rollout stops."""
 
 import re
 
@@ -9,20 +9,29 @@ from traffic import Under
 
 from release import REGISTRY, TWO_PODS, Release, Releases
 
-GATED = TWO_PODS | {"engine.count": 2, "wait.enabled": True, "wait.patienceSeconds": 15}
+TWO_ENGINES = TWO_PODS | {"engine.count": 2, "check.timeoutSeconds": 60}
+GATED = TWO_ENGINES | {"check.enabled": False, "wait.enabled": True, "wait.patienceSeconds": 15}
 LITTLE = {f"worker.resources.{kind}.memory": "100Mi" for kind in ("requests", "limits")}
-FAULTS = {  # values, what Helm says, and how many engines serve on
-    "a wrong image": ({"worker.image": f"{REGISTRY}/orca-worker:none"}, "not found", 1),
-    "a wrong model path": ({"model.path": "/opt/orca/none"}, "/opt/orca/none: there is no such folder", 1),
-    "more memory than a node has": ({"worker.memory.rank": 900000}, "Insufficient memory", 1),
-    # The kernel ends the container, or where kubelet has it so a process in it, which then dies again and again.
-    "too little memory for its ranks": (LITTLE, "engine-0 of ", 1),
-    # Schedulers of the new tp drive no older pods.
+NO_IMAGE = {"worker.image": f"{REGISTRY}/orca-worker:none"}
+NO_FOLDER = {"model.path": "/opt/orca/none"}
+REFUSED = {  # values, and what Helm says
     "heads that tp does not divide": (
         {"engine.tp": 4, "model.numHeads": 12},
-        "6 heads cannot be shared evenly by 4",
-        0,
+        "tp 4: 6 heads cannot be shared evenly by 4 tensor ranks; nothing was changed",
     ),
+    "more stages than layers": (
+        {"engine.pp": 5, "model.numLayers": 12},
+        "pp 5: 4 layers are too few for 5 stages; nothing was changed",
+    ),
+    "a wrong model path": (NO_FOLDER, "/opt/orca/none: there is no such folder; nothing was changed"),
+    "a wrong image": (NO_IMAGE, "orca-check failed"),
+}
+STOPPED = {  # values, and what Helm says, when one of two engines has been replaced
+    "a wrong image": (NO_IMAGE, "not found"),
+    "a wrong model path": (NO_FOLDER, "/opt/orca/none: there is no such folder"),
+    "more memory than a node has": ({"worker.memory.rank": 900000}, "Insufficient memory"),
+    # The kernel ends the container, or where kubelet has it so a process in it, which then dies again and again.
+    "too little memory for its ranks": (LITTLE, "engine-0 of "),
 }
 
 
@@ -31,18 +40,43 @@ async def gated(releases: Releases) -> Release:
     return await releases.get(GATED)
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", REFUSED)
+async def test_an_upgrade_that_cannot_form_changes_nothing(
+    releases: Releases, traffic: Under, pauses: Pauses, name: str
+) -> None:
+    """Under load: all pods stay, also over the rollback. An unformable tp x pp stopped both engines, for 28.6 s."""
+    orca = await releases.get(TWO_ENGINES)
+    values, reason = REFUSED[name]
+    before = await uids(orca)
+    async with traffic(orca) as load:
+        async with load.disturbed(f"helm upgrade to {name}, refused by the check, and helm rollback") as seen:
+            try:
+                with pytest.raises(Failed, match=re.escape(reason)):
+                    await orca.upgrade(values, wait=False)
+                await load.flows()
+            finally:
+                await orca.rollback()
+            await orca.healed(600)
+        pauses(seen)
+    assert await uids(orca) == before
+
+
+async def uids(orca: Release) -> set[str]:
+    """The pods of workloads. That of a check that failed stays for its log."""
+    return {pod.uid for pod in await orca.pods() if pod.component != "check"}
+
+
+@pytest.mark.parametrize("name", STOPPED)
 async def test_an_upgrade_that_stops_is_an_error(gated: Release, traffic: Under, pauses: Pauses, name: str) -> None:
-    """Under load: the other engine serves on, and without another one all streams wait for the rollback."""
-    values, reason, left = FAULTS[name]
+    """Under load, without the check: the other engine serves on."""
+    values, reason = STOPPED[name]
     async with traffic(gated) as load:
         async with load.disturbed(f"helm upgrade to {name}, and helm rollback") as seen:
             try:
                 with pytest.raises(Failed, match=re.escape(reason)):
                     await gated.upgrade(values, wait=False)  # it would wait for endpoints of the wrong model first
-                assert len(await gated.ready_engines()) == left
-                if left:
-                    await load.flows()
+                assert len(await gated.ready_engines()) == 1
+                await load.flows()
             finally:
                 await gated.rollback()
             await gated.healed(600)
@@ -53,7 +87,7 @@ async def test_helm_test_fails_when_one_of_two_engines_is_dead(gated: Release) -
     await gated.cluster.helm("test", gated.name)
     try:
         with pytest.raises(Failed, match="not found"):
-            await gated.upgrade({"worker.image": f"{REGISTRY}/orca-worker:none", "test.timeoutSeconds": 60}, wait=False)
+            await gated.upgrade({**NO_IMAGE, "test.timeoutSeconds": 60}, wait=False)
         with pytest.raises(Failed, match="orca-test failed"):
             await gated.cluster.helm("test", gated.name)
         assert len(await gated.ready_engines()) == 1

@@ -39,7 +39,7 @@ async def installed(releases: Releases, values: Values) -> AsyncIterator[Release
 @pytest.mark.parametrize(
     ("values", "component", "sentence"),
     [
-        ({"model.path": "/opt/orca/no_model"}, "worker", "/opt/orca/no_model"),
+        ({"model.path": "/opt/orca/no_model", "check.enabled": False}, "worker", "/opt/orca/no_model"),
         ({"redis.externalUrl": "redis://10.255.255.1:6379/0"}, "endpoint", "10.255.255.1:6379"),
         ({"redis.externalUrl": "redis://10.255.255.1:6379/0"}, "scheduler", "10.255.255.1:6379"),
         (

@@ -36,6 +36,30 @@ async def test_engine_infos_are_those_that_formed(lab: Lab) -> None:
     assert await lab.pool.engine_infos() == [EngineInfo("b", 2, 3, 128, 7, "", "paper")]
 
 
+async def test_how_a_request_stands(lab: Lab) -> None:
+    await lab.endpoint()
+    await lab.engine()
+    assert await lab.pool.look_up("r") is None
+    await lab.submit("q")
+    await lab.submit("r", attempt=3)
+    waiting = await lab.pool.look_up("r")
+    assert waiting is not None
+    assert (waiting.state, waiting.position, waiting.engine, waiting.reason) == ("waiting", 2, "", None)
+    assert 0 < waiting.times.submitted <= waiting.now
+    await lab.advance(1)
+    claims = await lab.claim(count=2)
+    await lab.commit("r", claims["r"], 0, 1)
+    claimed = await lab.pool.look_up("r")
+    assert claimed is not None
+    assert (claimed.state, claimed.position, claimed.engine, claimed.tokens) == ("claimed", 0, "g", 1)
+    assert claimed.arrival == waiting.arrival
+    await lab.commit("r", claims["r"], 1, 2, Reason.EOS)
+    ended = await lab.pool.look_up("r")
+    assert ended is not None
+    assert (ended.state, ended.engine, ended.tokens, ended.reason) == ("ended", "", 3, Reason.EOS)
+    assert ended.times.submitted < ended.times.claimed <= ended.times.first_token <= ended.times.finished
+
+
 async def test_a_stream_from_submit_to_finish(lab: Lab) -> None:
     """Every moment is by Redis's clock, and stands in the packet's finish and in that of a later attach."""
     await lab.endpoint()

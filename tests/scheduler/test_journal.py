@@ -4,6 +4,7 @@ import json
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -42,10 +43,15 @@ from orca_scheduler.master.journal import (
     Heading,
     Journal,
     LifeStep,
+    Named,
     Note,
+    Recent,
     decode,
     encode,
+    files_in,
     lifecycle_state,
+    parse,
+    path_of,
     read,
     replay,
     restored_lifecycle,
@@ -138,7 +144,7 @@ def test_a_torn_file_replays_up_to_the_tear(tmp_path: Path, data: st.DataObject)
     path = tmp_path / "journal.jsonl"
     written = write(path, storm(random.Random(7), 40))
     whole = path.read_bytes()
-    torn = whole[: data.draw(st.integers(0, len(whole)))]
+    torn = whole[: round(data.draw(st.floats(0, 1)) * len(whole))]  # its heading has clocks: no length twice
     path.write_bytes(torn)
     whole_steps = [line for line in torn.split(b"\n")[:-1] if line.startswith((b'{"event"', b'{"life"'))]
     assert recorded(path) == written[: len(whole_steps)]
@@ -358,6 +364,79 @@ def test_a_drained_core_goes_on_drained() -> None:
 def test_below_the_limit_there_is_one_file(tmp_path: Path) -> None:
     write(tmp_path / "journal.jsonl", storm(random.Random(0), 200))
     assert [path.name for path in tmp_path.iterdir()] == ["journal.jsonl"]
+
+
+def test_of_old_terms_only_so_many_files_and_bytes_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new term removes the oldest files of its engine's earlier terms, and no other engine's."""
+
+    def begin(engine: str, term: int) -> None:
+        Journal(path_of(tmp_path, engine, term), Core(2, 3, 16), fresh_lifecycle(), term).close()
+
+    def terms() -> list[tuple[str, int, bool]]:
+        return [(file.engine, file.term, file.older) for file in files_in(tmp_path)]
+
+    monkeypatch.setattr(module, "OLDER_FILES", 3)
+    begin("a-1", 7)
+    for term in range(8, 12):
+        begin("a", term)
+    path_of(tmp_path, "a", 9).replace(tmp_path / "journal-a-9.1.jsonl")
+    begin("a", 9)  # of a scheduler that still believes in an old term
+    assert terms() == [
+        ("a", 8, False),
+        ("a", 9, True),
+        ("a", 9, False),
+        ("a", 10, False),
+        ("a", 11, False),
+        ("a-1", 7, False),
+    ]
+    begin("a", 12)
+    assert terms() == [("a", 9, False), ("a", 10, False), ("a", 11, False), ("a", 12, False), ("a-1", 7, False)]
+    monkeypatch.setattr(module, "OLDER", path_of(tmp_path, "a", 12).stat().st_size)
+    begin("a", 13)
+    assert terms() == [("a", 12, False), ("a", 13, False), ("a-1", 7, False)]
+
+
+def test_a_heading_says_whose_requests_they_are_and_when(tmp_path: Path) -> None:
+    path = path_of(tmp_path, "a", 5)
+    before = time.time_ns(), time.monotonic()
+    Journal(path, Core(2, 3, 16), fresh_lifecycle(), 5, lambda: {3: Named("näme", 77)}).close()
+    after = time.time_ns(), time.monotonic()
+    (heading,) = read(path)
+    assert isinstance(heading, Heading)
+    assert (heading.term, heading.claims) == (5, {3: Named("näme", 77)})
+    assert before[0] <= heading.wall <= after[0]
+    assert before[1] <= heading.now <= after[1]
+    assert module.request_names([heading]) == {3: "näme"}
+
+
+@pytest.mark.parametrize("share", [0, 4000, 1 << 20])
+def test_memory_has_the_latest_lines(share: int) -> None:
+    """In sections that begin with a heading; never more than its share and a section's last line beyond it."""
+    world = storm(random.Random(3), 300)
+    recent = Recent(lambda: share)
+    core = world.fresh()
+    journal = Journal(None, core, fresh_lifecycle(), recent=recent)
+    for event, _ in world.record:
+        core_step(journal, core, event)
+        assert isinstance(parse(recent.lines(0)[0]), Heading)
+    events = [line.event for line in map(parse, recent.lines(0)) if isinstance(line, CoreStep)]
+    assert events == [event for event, _ in world.record][len(world.record) - len(events) :]
+    sections = sum(isinstance(parse(line), Heading) for line in recent.lines(0))
+    assert sections <= module.SECTIONS
+    assert (len(events) == len(world.record)) == (share == 1 << 20)
+    last = recent.lines(time.time_ns())
+    assert last == recent.lines(0)[-len(last) :], "what ended before is left out"
+    assert isinstance(parse(last[0]), Heading)
+
+
+def test_a_step_that_waited_for_the_pool_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path, Core(2, 3, 16), fresh_lifecycle())
+    journal.core_step(Tick(0.0), [], late=0.25)
+    journal.core_step(Tick(0.0), [])
+    journal.close()
+    _, late, usual = read(path)
+    assert (late, usual) == (CoreStep(Tick(0.0), (), 0.25), CoreStep(Tick(0.0), ()))
 
 
 def test_only_its_owner_may_read_it(tmp_path: Path) -> None:

@@ -30,7 +30,8 @@ from orca_scheduler.discovery.candidates import Candidate
 from orca_scheduler.discovery.static import StaticDiscovery
 from orca_scheduler.lifecycle.events import Claimed, Opened
 from orca_scheduler.lifecycle.progress import Progress
-from orca_scheduler.master.journal import CoreStep, read
+from orca_scheduler.master.feed import Feed
+from orca_scheduler.master.journal import CoreStep, Recent, parse, read, request_names
 from orca_scheduler.master.ledger import MAX_BEHIND, RESERVE, CaughtUp, Deposed, Ledger, News
 from orca_scheduler.master.master import EngineMaster, Returned
 from orca_scheduler.settings import SchedulerSettings
@@ -148,6 +149,7 @@ class Bench:
 
     def __init__(self, redis: RedisServer, pool: Pool, rank: Rank) -> None:
         self.redis, self.pool, self.rank, self.pulse = redis, pool, rank, LoopPulse()
+        self.recent = Recent(lambda: 1 << 20)
 
     async def start(self, settings: dict[str, Any], held: EngineState | None = None) -> None:
         """Begins a master's term."""
@@ -159,6 +161,8 @@ class Bench:
         self.master = EngineMaster(
             *("engine-0", candidate, "me", term, False),
             *(self.pool, discovery, values, Telemetry("test"), self.pulse, Plaintext(), Metrics("scheduler")),
+            self.recent,
+            Feed(False),
         )
         self.running = asyncio.create_task(self.master.run())
 
@@ -668,6 +672,17 @@ async def test_logits_that_are_not_finite_end_their_request() -> None:
         assert (ended := await this.finish("bad")) is not None
         assert ended.reason is Reason.NOT_FINITE
         assert this.master.not_finite == 1
+
+
+async def test_the_latest_events_are_in_memory() -> None:
+    """Without a run folder too; and the requests that the engine has can be listed."""
+    rank = Rank()
+    async with bench(rank) as this:
+        await this.submit("r", [1], 3)
+        await this.iteration()
+        assert set(request_names(map(parse, this.recent.lines(0))).values()) == {"r"}
+        [request] = this.master.requests()
+        assert (request["request"], request["engine"], request["max_new_tokens"]) == ("r", "engine-0", 3)
 
 
 async def test_the_journal_has_the_step_that_failed(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def until(tokens: Sequence[int], stop: str) -> list[int]:
 class Letters:
     """A vocabulary in which each token is one character, for the endpoints: they look for stop strings."""
 
-    def detokenizer(self) -> "Letters":
+    def detokenizer(self, marks: tuple[str, ...] = ()) -> "Letters":
         return self
 
     def push(self, token_id: int) -> str:

@@ -1,8 +1,8 @@
 """Fetches a checkpoint into a folder: the init step of a pod.
 
-    python -m orca_common.fetch_model --to FOLDER [--tokenizer-only] --hub NAME [--revision REVISION]
-    python -m orca_common.fetch_model --to FOLDER [--tokenizer-only] --url URL [--sha256 HEX]
-    python -m orca_common.fetch_model --to FOLDER [--tokenizer-only] --folder FOLDER
+    python -m orca_common.fetch_model --to FOLDER [--tokenizer-only | --config-only] --hub NAME [--revision REVISION]
+    python -m orca_common.fetch_model --to FOLDER [--tokenizer-only | --config-only] --url URL [--sha256 HEX]
+    python -m orca_common.fetch_model --to FOLDER [--tokenizer-only | --config-only] --folder FOLDER
 
 Everything is fetched into `FOLDER.part`, checked, and then renamed. So the folder is either absent or complete, and an
 init step that starts again finds its work done. A lock beside the folder lets pods share a volume: one fetches, the
@@ -38,6 +38,7 @@ from .settings import fetch_header
 log = logging.getLogger(__name__)
 
 MARK = ".fetched.json"  # in the folder: what was asked for when it was fetched
+CONFIG_FILES = ("config.json",)
 SILENCE_SECONDS = 60.0  # a server that sends nothing for so long is given up
 PROGRESS_SECONDS = 5.0
 CHUNK = 1 << 20
@@ -163,8 +164,13 @@ def fill_from_folder(part: Path, folder: Path, patterns: Sequence[str]) -> None:
         shutil.copyfile(path, target)
 
 
-def fill_from_url(part: Path, url: str, sha256: str | None, header: str | None, patterns: Sequence[str]) -> None:
-    """Unpacks a tar archive while it arrives, so that the volume holds nothing twice. `header` is `NAME: VALUE`."""
+def fill_from_url(
+    part: Path, url: str, sha256: str | None, header: str | None, patterns: Sequence[str], *, config_only: bool = False
+) -> None:
+    """Unpacks a tar archive while it arrives, so that the volume holds nothing twice. `header` is `NAME: VALUE`.
+
+    config_only: stops at the first config.json, so that the digest of the whole is not compared.
+    """
     place = public(url)
     if urlsplit(url).scheme not in ("http", "https"):
         raise FailedPrecondition(f"{place} does not begin with http:// or https://")
@@ -177,6 +183,9 @@ def fill_from_url(part: Path, url: str, sha256: str | None, header: str | None, 
     try:
         with urllib.request.urlopen(request, timeout=SILENCE_SECONDS) as response:
             stream = _Download(response)
+            if config_only:
+                _unpack(stream, part, patterns, most=1)
+                return
             _unpack(stream, part, patterns)
             stream.drain()
     except urllib.error.HTTPError as error:
@@ -217,7 +226,9 @@ class _Download:
             pass
 
 
-def _unpack(stream: Any, part: Path, patterns: Sequence[str]) -> None:
+def _unpack(stream: Any, part: Path, patterns: Sequence[str], most: int | None = None) -> None:
+    """Unpacks the files whose names match; with `most`, at most this number of them."""
+    unpacked = 0
     with tarfile.open(fileobj=stream, mode="r|*") as archive:
         for member in archive:
             if member.isdir() or not any(PurePosixPath(member.name).match(pattern) for pattern in patterns):
@@ -235,12 +246,17 @@ def _unpack(stream: Any, part: Path, patterns: Sequence[str]) -> None:
             assert content is not None  # it is a file
             with content, target.open("wb") as to:
                 shutil.copyfileobj(content, to)
+            unpacked += 1
+            if unpacked == most:
+                return
 
 
 def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m orca_common.fetch_model", description="Fetches a checkpoint.")
     parser.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="the folder that it becomes")
-    parser.add_argument("--tokenizer-only", action="store_true", help="all but the weights: what an endpoint needs")
+    part = parser.add_mutually_exclusive_group()
+    part.add_argument("--tokenizer-only", action="store_true", help="all but the weights: what an endpoint needs")
+    part.add_argument("--config-only", action="store_true", help="config.json: what the check before an upgrade reads")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--hub", metavar="NAME", help="a model of the hub; HF_TOKEN may hold a token")
     source.add_argument("--url", help="a tar archive, plain or .gz, .bz2, .xz; FETCH_HEADER may hold an HTTP header")
@@ -261,19 +277,31 @@ def main(words: Sequence[str] | None = None) -> None:
     logs.configure("orca-fetch-model", "INFO")
     # Process 1 of a container has no default action for SIGTERM. What is half done is cleared by the next start.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
-    patterns = TOKENIZER_FILES if given.tokenizer_only else (*TOKENIZER_FILES, *WEIGHT_FILES)
+    weightless = given.tokenizer_only or given.config_only
+    patterns = TOKENIZER_FILES if weightless else (*TOKENIZER_FILES, *WEIGHT_FILES)
+    if given.config_only:
+        patterns = CONFIG_FILES
     if given.hub:
         source = {"hub": given.hub, **({"revision": given.revision} if given.revision else {})}
         fill = partial(fill_from_hub, name=given.hub, revision=given.revision, patterns=patterns)
     elif given.url:
         source = {"url": public(given.url), **({"sha256": given.sha256} if given.sha256 else {})}
-        fill = partial(fill_from_url, url=given.url, sha256=given.sha256, header=fetch_header(), patterns=patterns)
+        fill = partial(
+            fill_from_url,
+            url=given.url,
+            sha256=given.sha256,
+            header=fetch_header(),
+            patterns=patterns,
+            config_only=given.config_only,
+        )
     else:
         source = {"folder": str(given.folder)}
         fill = partial(fill_from_folder, folder=given.folder, patterns=patterns)
+    if given.config_only:
+        source["part"] = "config.json"
     target: Path = given.to.absolute()
     try:
-        fetched = fetch(target, source, fill, tokenizer_only=given.tokenizer_only)
+        fetched = fetch(target, source, fill, tokenizer_only=weightless)
     except (FailedPrecondition, OSError) as error:
         raise SystemExit(f"orca-fetch-model: {' '.join(str(error).split())}") from None
     log.info(f"{target} is {'fetched' if fetched else 'already there'}: {_size(target) / 1e6:.0f} MB")

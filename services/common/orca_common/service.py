@@ -12,7 +12,9 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from urllib.parse import parse_qsl
 
 from .listening import cannot_listen
 
@@ -22,13 +24,29 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+STREAM_SECONDS = 0.1  # between two lines of a stream of the status port
+MOST_STREAMS = 8  # at a time; each has a thread
+
+
+class Answer(NamedTuple):
+    """An answer of the status port in JSON."""
+
+    status: int
+    body: Mapping[str, Any]
+
+
+Query = Mapping[str, str]  # the values of a URL's query by name; of several, the last
+
 
 class StatusPort:
     """Answers `/livez`, `/readyz` and `/metrics` over plain HTTP, in threads of its own: under any load.
 
     `ready` returns why the service is not ready, None when it is. `alive` returns whether its event loop still runs.
-    `more` returns what else `/readyz` tells, whether the service is ready or not. All are called in these threads, and
-    so are the readers of `metrics`.
+    `more` returns what else `/readyz` tells, whether the service is ready or not. `pages` answer further paths. All are
+    called in these threads, and so are the readers of `metrics`.
+
+    `streams` are paths whose answers do not end: each makes a reader, which is called every STREAM_SECONDS for the next
+    line, empty where there is nothing new, until the client or the service leaves.
     """
 
     def __init__(
@@ -39,8 +57,16 @@ class StatusPort:
         alive: Callable[[], bool],
         more: Callable[[], Mapping[str, Any]] = dict,
         metrics: "Metrics | None" = None,
+        pages: Mapping[str, Callable[[Query], Answer]] = MappingProxyType({}),
+        streams: Mapping[str, Callable[[], Callable[[], bytes]]] | None = None,
+        shared: bool = False,
     ) -> None:
-        """Listens. Raises Unavailable when the port cannot be had."""
+        """Listens. shared: a process of ours keeps the port, by SO_REUSEPORT.
+
+        Raises Unavailable when the port cannot be had."""
+        streams = streams or {}
+        closed = self._closed = threading.Event()
+        places = threading.BoundedSemaphore(MOST_STREAMS)
 
         class Handler(BaseHTTPRequestHandler):
             timeout = 5  # seconds for a client to send its request
@@ -49,15 +75,23 @@ class StatusPort:
                 if self.path == "/metrics" and metrics is not None:
                     self.answer(200, *metrics.render(self.headers.get("Accept", "")))
                     return
+                if self.path in streams:
+                    self.stream(streams[self.path]())
+                    return
+                path, _, query = self.path.partition("?")
+                if path in pages:
+                    status, said = pages[path](dict(parse_qsl(query)))
+                    self.answer(status, json.dumps(said).encode(), "application/json")
+                    return
                 reason = None if alive() else "the service's event loop has not run for 10 s"
-                said: dict[str, Any] = {}
+                more_said: dict[str, Any] = {}
                 if self.path == "/readyz":
                     reason = reason or ready()
-                    said |= more()
+                    more_said |= more()
                 elif self.path != "/livez":
                     self.send_error(404)
                     return
-                body = json.dumps({"ok": reason is None, "reason": reason} | said).encode()
+                body = json.dumps({"ok": reason is None, "reason": reason} | more_said).encode()
                 self.answer(200 if reason is None else 503, body, "application/json")
 
             def answer(self, status: int, body: bytes, content_type: str) -> None:
@@ -67,11 +101,27 @@ class StatusPort:
                 self.end_headers()
                 self.wfile.write(body)
 
+            def stream(self, read: Callable[[], bytes]) -> None:
+                if not places.acquire(blocking=False):
+                    self.send_error(503, f"there are {MOST_STREAMS} readers already")
+                    return
+                try:
+                    self.send_response(200)
+                    self.send_header("Content-Type", "application/jsonl")
+                    self.end_headers()
+                    while not closed.is_set():
+                        if line := read():
+                            self.wfile.write(line)  # a client that does not read for `timeout` is given up
+                        closed.wait(STREAM_SECONDS)
+                finally:
+                    places.release()
+
             def log_message(self, format: str, *args: object) -> None:
                 log.debug(format, *args)
 
         class Server(ThreadingHTTPServer):
             address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            allow_reuse_port = shared
 
             def handle_error(self, request: object, client_address: object) -> None:
                 """Logs the exception of a request, which the library would print as plain text."""
@@ -89,6 +139,7 @@ class StatusPort:
         threading.Thread(target=self._server.serve_forever, name="status", daemon=True).start()
 
     def close(self) -> None:
+        self._closed.set()
         stopping = threading.Thread(target=self._server.shutdown)
         stopping.start()
         with suppress(OSError):  # a connection wakes the thread, which otherwise looks every 0.5 s

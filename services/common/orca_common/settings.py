@@ -43,9 +43,9 @@ kernels local_rank log_level max_batch_size max_body_bytes max_calls max_connect
 max_open_calls max_peer_calls max_peer_connections max_prompt_bytes max_prompts max_stop_bytes max_stop_strings
 max_stop_token_ids max_streams max_waiting max_waiting_bytes model other_models policy pool pool_patience port
 ports_kept pp rank_port ranks redis_password redis_url run_ahead run_dir schedulers served_model_name slots
-start_timeout status_port tenant_requests chat_tokens
-tenant_waiting_tokens threads tls_dir tp trusted_proxies worker_namespace worker_port worker_statefulset workers
-write_timeout
+scheduler_status show_prompts start_timeout status_port tenant_requests chat_tokens max_viewers ui ui_port endpoint_url
+tenant_waiting_tokens threads tls_dir tp trace_share trace_slow trusted_proxies worker_namespace worker_port
+worker_statefulset workers write_timeout
 """
 KNOWN = frozenset(NAMES.split())
 NAMED = re.compile(r"(?:(?<=^)|(?<=: ))(ORCA_[A-Z_]+|[a-z_]+)(?=: )")  # what a sentence is about
@@ -335,6 +335,10 @@ class ServiceSettings(ConnectionSettings):
     """The least level that is logged, in upper or lower case."""
     run_dir: str | None = None
     """Folder of the schedulers' journals; none are written if it is not given."""
+    trace_share: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Share of the requests whose spans are exported; those of a caller's sampled trace always are."""
+    trace_slow: Annotated[float, Field(ge=0)] = 0.0
+    """Seconds from which on a request's own spans are exported in any case, as a failed one's always are; 0: never."""
 
     def open_log(self, service: str) -> None:
         """Sends this process's log to standard error, and begins it with the warnings about the settings."""

@@ -45,9 +45,9 @@ class Telemetry:
     Spans are sent by a thread of their own. While no collector answers they are dropped, and the log says so once.
     """
 
-    def __init__(self, service: str, instance: str = "", part: str = "") -> None:
+    def __init__(self, service: str, instance: str = "", part: str = "", share: float = 1.0, slow: float = 0.0) -> None:
         """instance: tells processes of one service apart; in a pod, its name is used instead. part: of one of several
-        such processes in the same pod."""
+        such processes in the same pod. share, slow: the settings `trace_share` and `trace_slow`."""
         settings = OtelSettings()
         endpoint = settings.otel_exporter_otlp_traces_endpoint or settings.otel_exporter_otlp_endpoint
         self.enabled = bool(endpoint)
@@ -57,11 +57,13 @@ class Telemetry:
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
             from .span_exporter import PatientExporter, exporter_of
+            from .span_sampling import ByRequest, KeepSlowOrFailed
 
             self._exporter = PatientExporter(exporter_of(settings.protocol), endpoint)
             self._sending = BatchSpanProcessor(self._exporter)
-            provider = TracerProvider(resource=resource_of(service, instance, part), shutdown_on_exit=False)
-            provider.add_span_processor(self._sending)
+            resource = resource_of(service, instance, part)
+            provider = TracerProvider(sampler=ByRequest(share), resource=resource, shutdown_on_exit=False)
+            provider.add_span_processor(KeepSlowOrFailed(self._sending, slow))
             trace.set_tracer_provider(provider)
         self.tracer: Tracer = trace.get_tracer("orca")
 

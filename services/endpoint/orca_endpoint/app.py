@@ -77,7 +77,9 @@ class EndpointApp:
         self._checkpoint, self.vocabulary, template, defaults = await service.in_thread(
             self._read_model  # perhaps a download
         )
-        telemetry = Telemetry("orca-endpoint", secrets.token_hex(4))
+        telemetry = Telemetry(
+            "orca-endpoint", secrets.token_hex(4), share=settings.trace_share, slow=settings.trace_slow
+        )
         self._open.callback(telemetry.close)
         self._pool = Pool.of(settings)
         self.delivery = Delivery(self._pool)
@@ -146,8 +148,9 @@ class EndpointApp:
     async def drain(self) -> None:
         """Accepts nothing new, hands streams over, waits for the others, ends the rest UNAVAILABLE, leaves the pool.
 
-        New calls hear UNAVAILABLE and go elsewhere. Where another endpoint stays, streams whose clients will come back
-        end at once. A failed endpoint does not wait for streams: without its background tasks they get no tokens.
+        New calls get UNAVAILABLE and go elsewhere. Where another endpoint stays, or the pool does not say, streams
+        whose clients will come back end at once. A failed endpoint does not wait for streams: without its background
+        tasks they get no tokens.
         """
         log.info("leaving", extra={"calls": self.delivery.count})
         now = asyncio.get_running_loop().time
@@ -156,7 +159,7 @@ class EndpointApp:
         self.endpoint.draining = True
         self._grpc.serving(False)
         closing = [asyncio.create_task(self._http.stop())]
-        await _until(now() + STEP_SECONDS, self.delivery.hand_over())
+        await self.delivery.hand_over(STEP_SECONDS)
         await _until(min(now() + HAND_OVER_SECONDS, streams_end), self.delivery.idle())
         sending_away = asyncio.create_task(self._send_away())
         await _until(streams_end, self.delivery.idle())

@@ -38,6 +38,7 @@ from .records import (
     Reason,
     Refusal,
     Renewed,
+    Standing,
     Times,
 )
 from .scripts import SCHEMA, Constants, build, standard
@@ -309,6 +310,17 @@ class Pool:
         """Ends a request at once. True: it was alive; False: it had ended; None: it is unknown."""
         answer = await self._run("cancel", request_id)
         return None if answer is None else bool(answer)
+
+    async def look_up(self, request_id: str) -> Standing | None:
+        """Returns how a request stands; None: it is not known. Changes nothing."""
+        answer = await self._run("look_up", request_id)
+        if answer is None:
+            return None
+        state, position, slots, arrival, engine, tokens, losses, reason, *times, now = answer
+        why = Reason(int(reason)) if int(reason) else None
+        numbers = int(position), int(slots), int(arrival)
+        moments = Times(*map(int, times))
+        return Standing(state.decode(), *numbers, engine.decode(), int(tokens), int(losses), why, moments, int(now))
 
     async def finish_at(self, request_id: str, index: int, reason: Reason, digest: bytes) -> str:
         """Ends a request with the token at `index`, where an endpoint found a stop string. The smallest index stays.

@@ -72,6 +72,21 @@ class Attached:
     new: bool = False  # this submit has put the request into the queue
 
 
+class Standing(NamedTuple):
+    """How a request stands in the pool."""
+
+    state: str  # waiting, claimed or ended
+    position: int  # in the queue, from 1; 0: it is in none
+    slots: int  # that must be free for it to begin
+    arrival: int
+    engine: str  # that has claimed it; "" for none
+    tokens: int  # committed
+    losses: int  # of its engine in a row, without a token in between
+    reason: Reason | None  # of its end
+    times: Times
+    now: int  # Redis's TIME in microseconds
+
+
 class QueueLimits(NamedTuple):
     """What the queue may hold beside a number of requests. None: no limit."""
 

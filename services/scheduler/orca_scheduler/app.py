@@ -14,7 +14,7 @@ from orca_common import service
 from orca_common.address import join_address
 from orca_common.errors import OrcaError, Unavailable
 from orca_common.metrics import Metrics
-from orca_common.service import LoopPulse, StatusPort
+from orca_common.service import Answer, LoopPulse, Query, StatusPort
 from orca_common.telemetry import Telemetry
 from orca_common.tls import transport_of
 from orca_pool.outage import Outage
@@ -23,10 +23,12 @@ from orca_pool.retry import reached
 
 from .discovery.candidates import Discovery
 from .discovery.static import StaticDiscovery
+from .explain.telling import as_json
 from .scheduler import Scheduler
 from .settings import SchedulerSettings
 
 log = logging.getLogger(__name__)
+EXPLAIN_SECONDS = 10.0
 
 
 class SchedulerApp:
@@ -35,8 +37,9 @@ class SchedulerApp:
     def __init__(self, settings: SchedulerSettings) -> None:
         """Raises FailedPrecondition when the list of workers holds a part of an engine, or tls_dir cannot be used."""
         name = f"{socket.gethostname()}-{secrets.token_hex(4)}"
-        self._settings = settings
-        self._telemetry, self._pulse = Telemetry("orca-scheduler", name), LoopPulse()
+        self._settings, self._loop = settings, asyncio.get_running_loop()
+        kept = {"share": settings.trace_share, "slow": settings.trace_slow}
+        self._telemetry, self._pulse = Telemetry("orca-scheduler", name, **kept), LoopPulse()
         self._pool = Pool.of(settings)
         self._outage = Outage(asyncio.get_running_loop().time)  # until the pool has answered for the first time
         self._discovery = discovery_of(settings, self._refusals)
@@ -51,6 +54,15 @@ class SchedulerApp:
             self._pulse.alive,
             self._told,
             metrics,
+            pages={
+                "/explain": self._explain,
+                "/requests": lambda _: Answer(200, {"requests": self._scheduler.requests()}),
+            },
+            streams={
+                "/live": lambda: self._scheduler.live.reader(lives_alone=False),
+                "/live/quiet": lambda: self._scheduler.live.reader(lives_alone=True),
+            },
+            shared=settings.ports_kept,
         )
 
     def _told(self) -> dict[str, Any]:
@@ -62,6 +74,21 @@ class SchedulerApp:
             "notices": list(self._discovery.notices),
             "logits_not_finite": self._scheduler.not_finite,
         }
+
+    def _explain(self, query: Query) -> Answer:
+        """The status port's `/explain?request=ID`: why that request took as long as it did. Called in its threads."""
+        request = query.get("request")
+        if not request:
+            return Answer(400, {"error": "request: the id of a request is needed"})
+        asked = asyncio.run_coroutine_threadsafe(self._scheduler.explain(request), self._loop)
+        try:
+            story, standing = asked.result(EXPLAIN_SECONDS)
+        except (OrcaError, TimeoutError) as error:
+            asked.cancel()
+            return Answer(503, {"error": str(error) or f"no answer within {EXPLAIN_SECONDS:g} s"})
+        if story is None:
+            return Answer(404, {"error": f"request: neither the pool nor this scheduler's engines know {request!r}"})
+        return Answer(200, as_json(story, standing))
 
     def _refusals(self) -> dict[str, str | None]:
         """Of the engines that this scheduler masters, why their ranks refuse to form; None: they do not."""

@@ -7,25 +7,33 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from orca_common.errors import Unavailable
 from orca_common.metrics import Metrics
-from orca_common.service import LoopPulse
+from orca_common.service import LoopPulse, in_thread
 from orca_common.telemetry import Telemetry
 from orca_common.tls import Transport
 from orca_pool.leases import GAP_SECONDS, LEASE_SECONDS, RENEW_SECONDS
 from orca_pool.outage import Outage
 from orca_pool.pool import Pool
-from orca_pool.records import EngineState
+from orca_pool.records import EngineState, Standing
 
 from . import timers
 from .discovery.candidates import Candidate, Discovery
+from .explain.explanation import Explanation, explain
+from .explain.history import History
 from .gauges import report
+from .live import Live
+from .master.feed import Feed
+from .master.journal import Recent, parse
 from .master.master import EngineMaster
 from .settings import SchedulerSettings
 from .share import holds_too_much, may_take
 
 log = logging.getLogger(__name__)
+RECENT = 32 << 20  # bytes of memory for the latest events of all engines
+LISTED = 100  # requests
 STALE = 2.0  # seconds after which what was seen of the queue says nothing of the queue now
 
 
@@ -53,10 +61,13 @@ class Scheduler:
     ) -> None:
         self._name, self._pool, self._discovery = name, pool, discovery
         self._settings, self._telemetry, self._pulse, self._transport = settings, telemetry, pulse, transport
-        self._metrics = metrics
-        report(metrics, lambda: [master for master, _ in list(self._masters.values())], self._queue)
+        self._metrics, self._feed = metrics, Feed(settings.show_prompts)
+        self.live = Live(name, self._feed, self._mastered, self._queue)
+        report(metrics, self._mastered, self._queue)
         self._candidates: dict[str, Candidate] | None = None  # None: not known yet
         self._masters: dict[str, tuple[EngineMaster, asyncio.Task[None]]] = {}
+        self._recent: dict[str, Recent] = {}  # by engine, those included that it masters no more
+        self._explains = asyncio.Lock()
         self._sights: dict[str, Sight] = {}
         self._too_much: float | None = None  # since when it holds more than its share
         self._releasing: str | None = None  # the engine that goes to another scheduler
@@ -105,6 +116,10 @@ class Scheduler:
         """Rows of logits with NaN or infinity since this process began. May be called in any thread."""
         return self._not_finite + sum(master.not_finite for master, _ in list(self._masters.values()))
 
+    def _mastered(self) -> list[EngineMaster]:
+        """May be called in any thread."""
+        return [master for master, _ in list(self._masters.values())]
+
     def _queue(self) -> tuple[int, float] | None:
         """How many requests wait, and the age of the first one in seconds; None while the pool does not answer.
 
@@ -114,6 +129,25 @@ class Scheduler:
         if self._last_look is None or since > STALE:
             return None
         return self._waiting, self._oldest + since if self._waiting else 0.0
+
+    def requests(self) -> list[dict[str, Any]]:
+        """Returns the oldest requests that its engines have, LISTED of them. May be called in any thread."""
+        found = [request for master, _ in list(self._masters.values()) for request in master.requests()]
+        return sorted(found, key=lambda request: request["submitted"])[:LISTED]
+
+    async def explain(self, request: str) -> tuple[Explanation | None, Standing | None]:
+        """Explains a request, as far as the pool knows it, or it was on an engine of this scheduler.
+
+        Also returns the pool's word. Raises Unavailable while the pool is away."""
+        async with self._explains:  # one at a time: the ranks wait for this process
+            standing = await self._pool.look_up(request)
+            since = standing.times.submitted * 1000 if standing is not None else 0
+            lines = {engine: recent.lines(since) for engine, recent in self._recent.items()}
+            story = await in_thread(lambda: explanation_of(request, lines, standing, time.time_ns()))
+            return story, standing
+
+    def _recent_share(self) -> int:
+        return RECENT // len(self._recent)
 
     async def run(self) -> None:
         """Looks at the leases, again and again. Never returns; raises the error of a master that failed."""
@@ -250,5 +284,17 @@ class Scheduler:
             self._pulse,
             self._transport,
             self._metrics,
+            self._recent.setdefault(engine, Recent(self._recent_share)),
+            self._feed,
         )
         self._masters[engine] = master, asyncio.create_task(master.run(), name=f"master of {engine}")
+
+
+def explanation_of(
+    request: str, lines: Mapping[str, Sequence[bytes]], standing: Standing | None, now: int
+) -> Explanation | None:
+    """Explains a request from the lines of each engine's journals."""
+    histories = [History(engine) for engine in lines]
+    for history in histories:
+        history.take(map(parse, lines[history.engine]))
+    return explain(request, histories, standing, now)

@@ -54,6 +54,11 @@ class SchedulerSettings(ServiceSettings, PoolSettings):
     finish_seconds: Annotated[float, Field(ge=0)] = timers.FINISH
     """Seconds for which an engine may finish what it began, before its pods are replaced by those of another model."""
 
+    show_prompts: bool = False
+    """The live page may show prompts and answers; their token ids are then on the schedulers' status ports."""
+    ports_kept: bool = False
+    """The parent process keeps the status port by SO_REUSEPORT, so that no other program takes it during a restart."""
+
     @model_validator(mode="after")
     def _one_discovery(self) -> Self:
         if (self.workers is None) == (self.worker_statefulset is None):

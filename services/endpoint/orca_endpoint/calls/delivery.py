@@ -179,9 +179,19 @@ class Delivery:
             for call in calls:
                 call.wake()
 
-    async def hand_over(self) -> None:
-        """Ends the calls UNAVAILABLE whose clients will come back, if another endpoint is there for them."""
-        if await self._pool.hand_over(self.incarnation):
+    async def hand_over(self, within: float) -> None:
+        """Ends the calls UNAVAILABLE whose clients will come back, if another endpoint is there for them.
+
+        They end, too, when the pool does not answer in this many seconds: they get no token here. Its password may have
+        changed, and the next endpoints have the new one.
+        """
+        try:
+            async with asyncio.timeout(within):
+                others = await self._pool.hand_over(self.incarnation)
+        except (TimeoutError, Unavailable) as error:
+            log.warning("streams are handed over unasked", extra={"reason": str(error)})
+            others = 1
+        if others:
             self.handing_over = True
             for calls in self._calls.values():
                 for call in calls:

@@ -216,6 +216,10 @@ class Endpoint:
             raise NotFound(f"request {request.request_id} is not known; it may have ended long ago")
         return alive
 
+    @property
+    def has_chat_template(self) -> bool:
+        return self._chats.possible
+
     async def model(self) -> GetModelResponse:
         """The model, the limits of what is accepted, and the engines that have formed."""
         limits, checkpoint = self.settings, self.checkpoint
@@ -229,7 +233,7 @@ class Endpoint:
             max_stop_bytes=limits.max_stop_bytes,
             eos_token_ids=checkpoint.eos_token_ids,
             has_tokenizer=self.vocabulary is not None,
-            has_chat_template=self._chats.possible,
+            has_chat_template=self.has_chat_template,
             tool_syntax=self._chats.syntax,
             sampling_defaults=self.defaults.message(),
             engines=[

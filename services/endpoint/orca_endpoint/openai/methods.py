@@ -79,7 +79,9 @@ class Pages:
         return JSONResponse(self._own_card())
 
     def _own_card(self) -> dict[str, Any]:
-        return self._card(self._endpoint.name) | {"max_model_len": self._endpoint.checkpoint.max_positions}
+        endpoint = self._endpoint
+        more = {"max_model_len": endpoint.checkpoint.max_positions, "chat_template": endpoint.has_chat_template}
+        return self._card(endpoint.name) | more
 
     def _card(self, name: str) -> dict[str, Any]:
         """OpenAI's model object."""

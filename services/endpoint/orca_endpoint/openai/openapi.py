@@ -217,6 +217,7 @@ SCHEMAS: dict[str, Schema] = {
         created=INTEGER,
         owned_by=STRING,
         max_model_len=INTEGER,
+        chat_template=BOOLEAN,
     ),
     "TokenizeRequest": thing(
         ("prompt",), model=STRING, prompt=STRING, add_special_tokens=BOOLEAN, return_token_strs=BOOLEAN

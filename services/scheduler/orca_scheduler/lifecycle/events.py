@@ -160,7 +160,7 @@ class StoreHosted:
 
 @dataclass(frozen=True, slots=True)
 class RankFormed:
-    """A rank has taken its place in the epoch; its memory holds so many slots."""
+    """A rank has taken its place in the epoch; its memory holds this number of slots."""
 
     now: float
     life: int

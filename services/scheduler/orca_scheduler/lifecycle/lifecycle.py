@@ -107,7 +107,7 @@ class Incomplete:
 
 @dataclass(slots=True)
 class Greeting:
-    """Pods and ranks are being found. Whoever said Hello has an open control lane."""
+    """Pods and ranks are being found. A rank that said Hello has an open control lane."""
 
     since: float
     pods: list[int] = field(default_factory=list[int])  # whose supervisor has sent its table

@@ -69,6 +69,7 @@ from ..lifecycle.events import (
     LifeEvent,
     Model,
     NewEpoch,
+    Opened,
     Record,
     Recorded,
     Refused,
@@ -86,7 +87,8 @@ from ..lifecycle.lifecycle import Draining, Lifecycle, Running
 from ..ranks.members import put_members
 from ..ranks.ranks import Ranks
 from ..settings import SchedulerSettings
-from .journal import Journal
+from .feed import EngineFeed, Feed
+from .journal import Journal, Named, Recent, path_of
 from .ledger import CaughtUp, Deposed, EndedElsewhere, Ledger, News
 from .metrics import EngineMetrics
 from .output import Held
@@ -142,10 +144,12 @@ class EngineMaster:
         pulse: LoopPulse,
         transport: Transport,
         metrics: Metrics,
+        recent: Recent,
+        feed: Feed,
     ) -> None:
-        self.engine, self._term = engine, term
+        self.engine, self.term, self.shape = engine, term, settings.shape
         self._taken_over = taken_over  # from an owner who had not released it
-        self._pool, self._discovery, self._pulse, self._shape = pool, discovery, pulse, settings.shape
+        self._pool, self._discovery, self._pulse = pool, discovery, pulse
         self._transport = transport
         self.lifecycle = Lifecycle(
             engine, settings.shape, *_of_candidate(candidate), finish_seconds=settings.finish_seconds
@@ -173,10 +177,9 @@ class EngineMaster:
         self._loop = asyncio.get_running_loop()
         self._failed: asyncio.Future[None] = self._loop.create_future()  # ends by the error of a task
         self._tracing = Tracing(telemetry.tracer, engine, settings.policy) if telemetry.enabled else None
-        self._journal: Journal | None = None
-        if settings.run_dir is not None:
-            path = Path(settings.run_dir) / f"journal-{engine}-{term}.jsonl"
-            self._journal = Journal(path, self.core, self.lifecycle)
+        self._feed = EngineFeed(feed, engine, term)
+        path = None if settings.run_dir is None else path_of(Path(settings.run_dir), engine, term)
+        self._journal = Journal(path, self.core, self.lifecycle, term, self._names, recent)
 
     @property
     def unready(self) -> str | None:
@@ -198,6 +201,27 @@ class EngineMaster:
         """The engine's slots that are reserved, and all of them. May be asked in any thread."""
         memory = self.core.memory
         return memory.reserved, memory.n_slots
+
+    def requests(self) -> list[dict[str, Any]]:
+        """Returns the requests that the engine has, for people. May be asked in any thread."""
+        held = self._ledger.outputs.held.copy()
+        return [
+            {
+                "request": held[request.claim].claimed.request_id,
+                "engine": self.engine,
+                "submitted": held[request.claim].claimed.submitted / 1e6,
+                "tokens": request.generated,
+                "max_new_tokens": request.arrived.max_new_tokens,
+                "iterations": request.iterations,
+                "state": "waits" if request.row is None else "runs" if request.running else "between iterations",
+            }
+            for request in self.core.requests
+            if request.claim in held
+        ]
+
+    def held(self) -> list[Held]:
+        """The requests that it has claimed. May be asked in any thread."""
+        return list(self._ledger.outputs.held.values())
 
     def load(self) -> EngineLoad:
         """How loaded the engine is, for the pool's predictions."""
@@ -235,8 +259,7 @@ class EngineMaster:
             await asyncio.gather(*self._tasks, return_exceptions=True)
             if self._ranks is not None:
                 await self._ranks.close()  # a HangUp of the last step was cancelled before it began
-            if self._journal is not None:
-                self._journal.close()
+            self._journal.close()
 
     def _spawn(self, part: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Starts a task of this term. An error that ends it ends the master."""
@@ -263,15 +286,19 @@ class EngineMaster:
                     self._returned.append(returned)
                     await self._take_returned()
                 case CaughtUp():
-                    await self._take_returned()
+                    await self._take_returned(held_up=True)
                 case EndedElsewhere() as ended:
                     self._end_elsewhere(ended.claims)
                 case core.Tick() as tick:
                     self._step_core(tick)
                 case Claimed() as claimed:
-                    self._note_claims(claimed.claims)
+                    self._note_claims(claimed.now, claimed.claims)
+                    self._trace_claims(claimed.claims)
                     self._step_life(claimed)
                     self._ledger.admitted()
+                case Opened() as opened:
+                    self._note_claims(opened.now, opened.claims)
+                    self._step_life(opened)
                 case event:
                     self._step_life(event)
             life = self.lifecycle
@@ -285,8 +312,8 @@ class EngineMaster:
             if isinstance(life.state, Draining) and not self.core.in_flight:
                 self._step_life(Rested(self._now, life.life))
 
-    async def _take_returned(self) -> None:
-        """Gives the core what has returned, as far as the pool keeps up."""
+    async def _take_returned(self, held_up: bool = False) -> None:
+        """Gives the core what has returned, as far as the pool keeps up. held_up: it did not, until now."""
         while self._returned and self._ledger.keeps_up(self._returned[0].report.number):
             now, report = self._returned.popleft()
             if report.number not in self._in_flight:
@@ -297,6 +324,7 @@ class EngineMaster:
             for part in report.prompts:
                 self._ledger.outputs.scored(self._in_flight[report.number][part.index].claim, part.scores)
             event = BatchReturned(now, report.number, self._tokens_of(report), tuple(report.stuck))
+            late = self._now - now if held_up else 0.0
             began = time.perf_counter()
             actions = self.core.step(event)
             try:
@@ -306,7 +334,7 @@ class EngineMaster:
                 await asyncio.sleep(0)
                 self._settle(actions, report)
             finally:
-                self._record_step(event, actions)
+                self._record_step(event, actions, late)
             self._stepped()
             self._pace.returned(now, len(report.token_ids), running, not self.core.in_flight)
             self._metrics.returned(report.number, self._now - now, stepped, now)
@@ -366,10 +394,11 @@ class EngineMaster:
                 case ScheduleBatch():
                     pass
 
-    def _record_step(self, event: core.Event, actions: Sequence[core.Action]) -> None:
+    def _record_step(self, event: core.Event, actions: Sequence[core.Action], late: float = 0.0) -> None:
         """After the actions: the ranks wait for a batch, and where an action fails, this is the step to look for."""
-        if self._journal is not None and (actions or not isinstance(event, core.Tick)):
-            self._journal.core_step(event, actions)
+        if actions or not isinstance(event, core.Tick):
+            self._feed.step(event, actions)
+            self._journal.core_step(event, actions, late)
 
     def _stepped(self) -> None:
         self._ledger.claimable()
@@ -379,8 +408,8 @@ class EngineMaster:
     def _step_life(self, event: LifeEvent) -> None:
         """Steps the lifecycle and does what it says."""
         actions = self.lifecycle.step(event)
-        if self._journal is not None:
-            self._journal.life_step(event, actions)
+        self._feed.life_step(event, actions)
+        self._journal.life_step(event, actions)
         for action in actions:
             self._perform(action)
         if self._wake is not None:
@@ -393,10 +422,10 @@ class EngineMaster:
             case Dial(life, pods):
                 self._ranks = Ranks(
                     self.engine,
-                    self._term,
+                    self.term,
                     life,
                     pods,
-                    self._shape,
+                    self.shape,
                     self._pulse,
                     self._transport,
                     self._spawn,
@@ -480,7 +509,7 @@ class EngineMaster:
         self._post(EpochGiven(self._now, life, await self._ledger.new_epoch(above)))
 
     async def _record(self, action: Record) -> None:
-        shape = self._shape
+        shape = self.shape
         policy, rule = self.core.policy, Reservation(shape.block_size, self.core.policy.reserves_output)
         info = EngineInfo(
             self.engine, shape.tp, shape.pp, action.slots, action.epoch, action.weights, policy.name, rule
@@ -515,7 +544,7 @@ class EngineMaster:
     def _tell_core(self, event: EngineReady | EngineLost | Drain) -> None:
         match event:
             case EngineReady(_, n_slots, _):
-                shape = self._shape
+                shape = self.shape
                 self._note(formed=self._epoch, slots=n_slots, tp=shape.tp, pp=shape.pp)
                 log.info("engine formed", extra={"engine": self.engine, "epoch": self._epoch, "slots": n_slots})
             case EngineLost():
@@ -540,6 +569,7 @@ class EngineMaster:
         if self._tracing is not None:
             for request in held:
                 self._tracing.admitted(request)
+        self._feed.admitted(held)
         if held:
             self._step_core(Arrived(self._now, tuple(arrival(request) for request in held)))
 
@@ -573,7 +603,7 @@ class EngineMaster:
     def _control_message(self, action: ScheduleBatch) -> pb.Iteration:
         """The iteration for the ranks: new requests in full, once; all members by row, positions and, unless the ranks
         have it, token."""
-        message = pb.Iteration(term=self._term, epoch=self._epoch, number=action.iteration)
+        message = pb.Iteration(term=self.term, epoch=self._epoch, number=action.iteration)
         message.free_rows.extend(self._stale_rows)
         self._stale_rows = ()
         message.free_rows.extend(action.free_rows)
@@ -589,7 +619,7 @@ class EngineMaster:
             )
         put_members(message, action.members)
         if self._tracing is not None:
-            message.trace.update(self._tracing.scheduled(action, self.core.memory.n_slots))
+            message.trace.update(self._tracing.scheduled(action, self.core.memory.n_slots, self._epoch))
         return message
 
     def _commit(self, action: Commit, report: pb.IterationReport | None) -> None:
@@ -610,13 +640,23 @@ class EngineMaster:
 
     # -- for those who look on
 
-    def _note_claims(self, claims: tuple[int, ...]) -> None:
-        """The queue has given this engine requests."""
-        held = self._ledger.outputs.of(claims)
-        if self._journal is not None:
-            self._journal.note(claims={request.claimed.claim: request.claimed.request_id for request in held})
+    def _names(self) -> dict[int, Named]:
+        """The requests that the engine holds, by claim number."""
+        claimed = (held.claimed for held in self._ledger.outputs.held.values())
+        return {one.claim: Named(one.request_id, one.submitted) for one in claimed}
+
+    def _note_claims(self, now: float, claims: tuple[int, ...]) -> None:
+        """The queue has given this engine requests, or had given them to the term before."""
+        claimed = [held.claimed for held in self._ledger.outputs.of(claims)]
+        self._journal.note(
+            now=now,
+            claims={one.claim: one.request_id for one in claimed},
+            submitted={one.claim: one.submitted for one in claimed},
+        )
+
+    def _trace_claims(self, claims: tuple[int, ...]) -> None:
         if self._tracing is not None:
-            for request in held:
+            for request in self._ledger.outputs.of(claims):
                 self._tracing.claimed(request)
 
     def _trace_end(self, claims: Iterable[int], reason: str) -> None:
@@ -629,20 +669,18 @@ class EngineMaster:
         self._metrics.violated(len(found))
         for sentence in found:
             log.critical("invariant violated", extra={"engine": self.engine, "violation": sentence})
-        if self._journal is not None:
-            self._journal.flush()
+        self._journal.flush()
 
     def _note(self, **fields: Any) -> None:
         """A note that is in the file at once, with the moment on both clocks: the core's, and the wall's in ns."""
-        if self._journal is not None:
-            self._journal.note(**fields, now=self._now, wall=time.time_ns())
-            self._journal.flush()
+        self._journal.note(**fields, now=self._now, wall=time.time_ns())
+        self._journal.flush()
 
     def _times_came(self, iteration: int, times: list[pb.StageTimes]) -> None:
         """All ranks have told their times of an iteration."""
         self._metrics.timed(iteration, times)
-        if self._journal is not None:
-            self._journal.note(iteration=iteration, times=[times_of(one) for one in times])
+        self._feed.timed(iteration, times)
+        self._journal.note(iteration=iteration, times=[times_of(one) for one in times])
 
     async def _ticking(self) -> None:
         """Deadlines of requests, as events."""

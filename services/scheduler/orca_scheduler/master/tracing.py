@@ -41,17 +41,24 @@ class Tracing:
             name, context_of(held.record.trace), attributes=attributes, start_time=start_time
         )
 
-    def scheduled(self, action: ScheduleBatch, slots: int) -> dict[str, str]:
-        """An iteration begins. Returns the context for the ranks."""
-        stays = [self._stays[m.claim] for m in action.members if m.claim in self._stays]
+    def scheduled(self, action: ScheduleBatch, slots: int, epoch: int) -> dict[str, str]:
+        """An iteration begins. Returns the context for the ranks; an empty one where no member is sampled."""
+        stays = [(m, stay) for m in action.members if (stay := self._sampled(m.claim)) is not None]
+        if not stays:
+            return {}
         span = self._tracer.start_span(
             "orca.iteration",
             context=trace.set_span_in_context(trace.INVALID_SPAN),
-            links=[Link(stay.get_span_context()) for stay in stays],
+            links=[
+                Link(stay.get_span_context(), {"orca.row": m.row, "orca.start": m.start, "orca.count": m.count})
+                for m, stay in stays
+            ],
             attributes={
                 "orca.engine": self._engine,
+                "orca.epoch": epoch,
                 "orca.iteration": action.iteration,
-                "orca.members": [f"row {m.row} {m.phase} {m.count}" for m in action.members],
+                "orca.batch_size": len(action.members),
+                "orca.members": [f"row {m.row} {m.phase} from {m.start} count {m.count}" for m in action.members],
                 "orca.slots.reserved": action.reserved,
                 "orca.slots.free": slots - action.reserved,
                 "orca.policy": self._policy,
@@ -59,15 +66,18 @@ class Tracing:
             },
         )
         self._iterations[action.iteration] = span
-        for member in action.members:
-            stay = self._stays.get(member.claim)
-            if stay is not None:
-                stay.add_link(span.get_span_context())  # so that a viewer finds the iteration from the request
-                stay.add_event(
-                    "iteration",
-                    {"orca.iteration": action.iteration, "phase": member.phase.value, "batch": len(action.members)},
-                )
+        for member, stay in stays:
+            stay.add_link(span.get_span_context())  # so that a viewer finds the iteration from the request
+            stay.add_event(
+                "iteration",
+                {"orca.iteration": action.iteration, "phase": member.phase.value, "batch": len(action.members)},
+            )
         return carrier_of(span)
+
+    def _sampled(self, claim: int) -> Span | None:
+        """The stay of a request whose spans are exported as they are. (Those of others may be, once it has ended.)"""
+        stay = self._stays.get(claim)
+        return stay if stay is not None and stay.get_span_context().trace_flags.sampled else None
 
     def returned(self, report: pb.IterationReport) -> None:
         """An iteration's tokens are back."""

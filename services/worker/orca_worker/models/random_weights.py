@@ -19,7 +19,7 @@ from ..partition import Slice
 from .weights import WeightSource, check_memory
 
 SPREAD = 0.02  # their standard deviation: GPT-2's training begins with it
-CHUNK = 1 << 18  # numbers that are made at once: 2 MiB, which a cache holds
+CHUNK, CHUNK_OF_GPU = 1 << 18, 1 << 24  # numbers that are made at once; 2 MiB, which a cache holds
 STEP, FIRST, SECOND = (n - (1 << 64) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))  # signed
 
 
@@ -61,11 +61,12 @@ class RandomWeights(WeightSource):
 
 
 def places_of(part: Slice, device: torch.device) -> Iterator[tuple[int, Tensor]]:
-    """The places [CHUNK or fewer] int64 of a slice's elements in the whole tensor, and the number of the first one."""
+    """The places [n] int64 of a slice's elements in the whole tensor, in pieces, and the number of the first one."""
     along = torch.cat([torch.arange(one.start, one.stop, device=device) for one in part.ranges])
     whole, inner = part.shape[part.axis], prod(part.shape[part.axis + 1 :])
-    for begin in range(0, part.elements, CHUNK):
-        place = torch.arange(begin, min(begin + CHUNK, part.elements), device=device)
+    chunk = CHUNK if device.type == "cpu" else CHUNK_OF_GPU
+    for begin in range(0, part.elements, chunk):
+        place = torch.arange(begin, min(begin + chunk, part.elements), device=device)
         if len(along) < whole:
             line, column = place // inner, place % inner
             place = (line // len(along) * whole + along[line % len(along)]) * inner + column

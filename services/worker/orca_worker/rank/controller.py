@@ -20,7 +20,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
-from opentelemetry.trace import StatusCode
+from opentelemetry.trace import StatusCode, set_span_in_context
 
 from orca.v1 import worker_pb2
 from orca_common.address import join_address
@@ -362,7 +362,7 @@ class Controller:
                 lane.put(report)
             elif lane is self._lanes.current:
                 lane.keep_times(result.times, idle=not self._iterations)
-        if self._telemetry.enabled:
+        if origin.trace:
             self._trace(origin, result)
         if result.peer_lost:
             self._lose_peer(result.epoch, result.error)
@@ -371,9 +371,9 @@ class Controller:
             self._on_failure(result.error)
 
     def _trace(self, origin: Origin, result: worker_pb2.IterationReport) -> None:
-        """The span of this rank's share in an iteration."""
-        times = result.times
-        span = self._telemetry.tracer.start_span(
+        """The span of this rank's share in an iteration, and below it those of its parts."""
+        times, tracer = result.times, self._telemetry.tracer
+        span = tracer.start_span(
             "orca.stage",
             context=context_of(origin.trace),
             start_time=times.received,
@@ -387,8 +387,15 @@ class Controller:
                 "process.pid": os.getpid(),
             },
         )
-        span.add_event("started", timestamp=times.started)
-        span.add_event("computed", timestamp=times.computed)
+        below = set_span_in_context(span)
+        for name, since, until in (
+            ("orca.stage.control", times.received, times.taken),  # until the GPU thread took the message
+            ("orca.stage.wait", times.started - times.waited, times.started),  # for another rank's data
+            ("orca.stage.compute", times.started, times.computed),
+            ("orca.stage.send", times.computed, times.sent),
+        ):
+            if 0 < since < until:
+                tracer.start_span(name, below, start_time=since).end(until)
         if result.error:
             span.add_event("failed", {"error": result.error}, timestamp=times.computed)
             span.set_status(StatusCode.ERROR, result.error)

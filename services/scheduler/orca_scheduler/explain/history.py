@@ -1,0 +1,314 @@
+"""An engine's history, made of its journals: its batches, its requests, and how much room it had at each moment.
+
+Moments are ns of the wall clock. A journal's events have the clock of the scheduler that wrote it, and each heading has
+both.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from orca_common.reservation import Reservation
+
+from ..core.core import (
+    Arrived,
+    BatchReturned,
+    Cancelled,
+    Commit,
+    Drain,
+    EngineLost,
+    EngineReady,
+    GiveBack,
+    ScheduleBatch,
+)
+from ..core.policy import policy_named
+from ..core.request import Phase
+from ..master.journal import CoreStep, Heading, LifeStep, Line, Named, Note
+
+SECOND = 1_000_000_000
+GIVEN_BACK, ELSEWHERE, HANDED_OVER = (
+    "given back",
+    "ended elsewhere",
+    "handed over",
+)  # ends that no reason of the core has
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """An iteration. One that has neither returned nor was lost is in flight."""
+
+    iteration: int
+    scheduled: int
+    size: int
+    stop: str  # why the batch holds no more
+    returned: int | None = None
+    lost: int | None = None
+    late: int = 0  # ns for which its tokens waited until the pool kept up
+
+
+class Turn(NamedTuple):
+    """A request's part in a batch."""
+
+    batch: Batch
+    phase: Phase
+    count: int  # positions
+    samples: bool
+
+
+@dataclass(slots=True, eq=False)
+class Stay:
+    """A request at the engine, from its claim until it left."""
+
+    claim: int
+    request: str
+    submitted: int | None = None  # by the pool's clock
+    claimed: int = 0
+    arrival: int = 0  # its place in the queue
+    need: int = 0  # slots, for all its tokens
+    admitted: bool = False  # the core knows it
+    turns: list[Turn] = field(default_factory=list)
+    tokens: int = 0  # that it had when it came, and those since
+    slots: int = 0  # that it holds
+    left: int | None = None
+    why: str = ""  # it left: a reason of the core, or GIVEN_BACK, ELSEWHERE, HANDED_OVER
+
+
+class State(NamedTuple):
+    """The engine from one moment until the next one."""
+
+    at: int
+    formed: bool
+    live: int  # requests that it has
+    room: int  # slots that nothing has, and nothing that was claimed needs
+    why: str = ""  # the last loss, while it is not formed
+
+
+class History:
+    """One engine's past. `end`: the moment of the last event."""
+
+    def __init__(self, engine: str) -> None:
+        self.engine = engine
+        self.states: list[State] = []
+        self.batches: list[Batch] = []
+        self.stays: list[Stay] = []
+        self.max_bs = self.n_workers = self.end = 0
+        self._term = -1
+        self._offset = 0  # from the events' clock to the wall's
+        self._live: dict[int, Stay] = {}  # by claim
+        self._known: dict[int, Stay] = {}  # of this term, those included that have left
+        self._flying: dict[int, Batch] = {}  # by iteration
+        self._names: dict[int, Named] = {}
+        self._reservation = Reservation(1)
+        self._block = 1
+        self._n_slots = self._reserved = 0
+        self._formed, self._why = False, ""
+
+    # -- what it is asked
+
+    @property
+    def begin(self) -> int:
+        return self.states[0].at if self.states else 0
+
+    @property
+    def places(self) -> int:
+        """Requests that it takes at a time."""
+        return self.max_bs * self.n_workers
+
+    def states_between(self, begin: int, end: int) -> Iterable[tuple[State, int, int]]:
+        """Yields the states of a time, each with its part of it. Nothing is known before the first one."""
+        first = bisect_right(self.states, begin, key=lambda state: state.at) - 1
+        for n in range(max(first, 0), len(self.states)):
+            state = self.states[n]
+            if state.at >= end:
+                break
+            until = self.states[n + 1].at if n + 1 < len(self.states) else end
+            left, right = max(state.at, begin), min(until, end)
+            if left < right:
+                yield state, left, right
+
+    def batches_between(self, begin: int, end: int) -> list[Batch]:
+        """The batches that were scheduled in this time: from `begin` on, before `end`."""
+        first = bisect_left(self.batches, begin, key=lambda batch: batch.scheduled)
+        last = bisect_left(self.batches, end, lo=first, key=lambda batch: batch.scheduled)
+        return self.batches[first:last]
+
+    def state_at(self, at: int) -> State | None:
+        """How the engine stood at a moment; None: nothing tells."""
+        n = bisect_right(self.states, at, key=lambda state: state.at) - 1
+        return self.states[n] if n >= 0 else None
+
+    def in_flight(self, at: int) -> int:
+        """Batches that were in flight at a moment."""
+        last = bisect_right(self.batches, at, key=lambda batch: batch.scheduled)
+        near = self.batches[max(last - self.n_workers - 1, 0) : last]  # a run-ahead is one more
+        ends = (batch.returned if batch.lost is None else batch.lost for batch in near)
+        return sum(end is None or end > at for end in ends)
+
+    def holders(self, begin: int, end: int) -> list[Stay]:
+        """The requests that had slots at some moment of this time, the largest first."""
+        found = [
+            stay
+            for stay in self.stays
+            if stay.turns and stay.turns[0].batch.scheduled < end and (stay.left is None or stay.left > begin)
+        ]
+        return sorted(found, key=lambda stay: -stay.need)
+
+    # -- how it is made
+
+    def take(self, lines: Iterable[Line]) -> None:
+        """Goes on with a journal's next lines."""
+        for line in lines:
+            match line:
+                case Heading():
+                    self._begin(line)
+                case CoreStep():
+                    self._step(line)
+                case LifeStep(event):
+                    self.end = max(self.end, self._wall(event.now))
+                case Note(values):
+                    self._note(values)
+
+    def _wall(self, now: float) -> int:
+        return round(now * SECOND) + self._offset
+
+    def _begin(self, heading: Heading) -> None:
+        numbers = heading.numbers
+        self._offset = heading.wall - round(heading.now * SECOND)
+        self.max_bs, self.n_workers = numbers["max_bs"], numbers["n_workers"]
+        self._block = numbers["block_size"]
+        self._reservation = Reservation(self._block, policy_named(numbers["policy"]).reserves_output)
+        self._names |= heading.claims
+        if heading.term == self._term:
+            return  # a term goes on in another file
+        self._term = heading.term
+        for stay in self._live.values():
+            self._leave(stay, heading.wall, HANDED_OVER)
+        self._live.clear()
+        self._known.clear()
+        self._lose(heading.wall)
+        state: dict[str, Any] = heading.state
+        self._formed = state["formed"] and not state["draining"]
+        self._why = ""
+        self._n_slots = state["memory"].get("n_slots", 0)
+        rows = {row: len(blocks) for row, blocks in state["memory"].get("rows", [])}
+        for values in state["requests"]:
+            arrived = values["arrived"]
+            stay = self._arrive(arrived["claim"], arrived, heading.wall)
+            stay.tokens, stay.slots = values["generated"], rows.get(values["row"], 0) * self._block
+        self._reserved = sum(rows.values()) * self._block
+        self._stand(heading.wall)
+
+    def _arrive(self, claim: int, arrived: dict[str, Any], at: int) -> Stay:
+        stay = self._live.get(claim) or self._claim(claim, at)
+        stay.admitted, stay.arrival, stay.tokens = True, arrived["arrival"], arrived.get("generated", 0)
+        stay.need = self._reservation.upfront(arrived["input_tokens"], arrived["max_new_tokens"])
+        return stay
+
+    def _claim(self, claim: int, at: int) -> Stay:
+        named = self._names.get(claim)
+        stay = Stay(claim, named.request if named else f"claim {claim}", claimed=at)
+        if named is not None and named.submitted:
+            stay.submitted = named.submitted * 1000
+        self._live[claim] = self._known[claim] = stay
+        self.stays.append(stay)
+        return stay
+
+    def _note(self, values: dict[str, Any]) -> None:
+        match values:
+            case {"claims": claims, "submitted": submitted, "now": now}:
+                for text, name in claims.items():
+                    claim = int(text)
+                    self._names[claim] = Named(name, submitted[text])
+                    if claim not in self._known:
+                        self._claim(claim, self._wall(now))
+            case {"lost": verdict, "now": now}:
+                self._why = verdict
+                self._stand(self._wall(now))
+            case _:
+                pass
+
+    def _step(self, line: CoreStep) -> None:
+        event, at = line.event, self._wall(line.event.now)
+        taken = at + round(line.late * SECOND)
+        match event:
+            case EngineReady():
+                self._formed, self._n_slots, self._reserved = True, event.n_slots // self._block * self._block, 0
+            case EngineLost():
+                self._formed = False
+                self._lose(at)
+            case Drain():
+                self._formed, self._why = False, "it was being left"
+            case Arrived():
+                for arrival in event.requests:
+                    known = self._known.get(arrival.claim)
+                    if known is None or not known.admitted:
+                        fields = arrival.input_tokens, arrival.max_new_tokens, arrival.arrival, arrival.generated
+                        names = "input_tokens", "max_new_tokens", "arrival", "generated"
+                        self._arrive(arrival.claim, dict(zip(names, fields, strict=True)), at)
+            case Cancelled():
+                for claim in event.claims:
+                    self._end(claim, at, ELSEWHERE)
+            case BatchReturned():
+                batch = self._flying.pop(event.iteration, None)
+                if batch is not None:
+                    batch.returned, batch.late = at, taken - at
+            case _:
+                pass
+        for action in line.actions:
+            match action:
+                case Commit():
+                    for outcome in action.outcomes:
+                        stay = self._live.get(outcome.claim)
+                        if stay is not None and outcome.token is not None:
+                            stay.tokens += 1
+                        if outcome.finish is not None:
+                            self._end(outcome.claim, at, str(outcome.finish))
+                case GiveBack():
+                    for claim, _ in action.requests:
+                        self._end(claim, at, GIVEN_BACK)
+                case ScheduleBatch():
+                    pass
+        for action in line.actions:
+            if isinstance(action, ScheduleBatch):  # last: its slots are those after the ends
+                self._schedule(action, taken)
+        if isinstance(event, EngineLost):
+            self._reserved = self._n_slots = 0
+        self._stand(taken)
+
+    def _lose(self, at: int) -> None:
+        """Marks the batches in flight, which will not return to this scheduler."""
+        for batch in self._flying.values():
+            batch.lost = at
+        self._flying.clear()
+
+    def _schedule(self, action: ScheduleBatch, at: int) -> None:
+        batch = Batch(action.iteration, at, len(action.members), action.stop)
+        self.batches.append(batch)
+        self._flying[action.iteration] = batch
+        self._reserved = action.reserved
+        for member in action.members:
+            stay = self._live.get(member.claim)
+            if stay is not None:
+                stay.turns.append(Turn(batch, member.phase, member.count, member.samples))
+                stay.slots += len(member.new_blocks) * self._block
+
+    def _end(self, claim: int, at: int, why: str) -> None:
+        stay = self._live.pop(claim, None)
+        if stay is not None:
+            self._reserved -= stay.slots
+            self._leave(stay, at, why)
+
+    def _leave(self, stay: Stay, at: int, why: str) -> None:
+        stay.left, stay.why = at, why
+
+    def _stand(self, at: int) -> None:
+        """Notes how the engine stands from now on."""
+        self.end = max(self.end, at)
+        waiting = sum(stay.need for stay in self._live.values() if stay.admitted and not stay.slots)
+        room = max(self._n_slots - self._reserved - waiting, 0)
+        at = max(at, self.states[-1].at) if self.states else at
+        state = State(at, self._formed, len(self._live), room, "" if self._formed else self._why)
+        if self.states and self.states[-1][1:] == state[1:]:
+            return
+        self.states.append(state)

@@ -1,0 +1,5 @@
+"""`python -m orca_ui`."""
+
+from .app import main
+
+main()

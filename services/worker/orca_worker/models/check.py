@@ -1,0 +1,55 @@
+"""Checks whether workers of a new revision could form, before anything of the old one is touched.
+
+    python -m orca_worker.models.check FOLDER --tp 2 --pp 2 [--config-only]
+
+Exit codes: 0; 1 with a sentence on standard error; 2 for a wrong command line. The chart's hook before an upgrade runs
+it in a pod that has a worker's image and sees a worker's model. It reads no tensors, and imports no torch.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from orca_common.checkpoint import read_checkpoint, resolve_model
+from orca_common.errors import FailedPrecondition
+
+from .families import check_partition, check_type, family_of
+from .weight_files import header_of, missing, weight_files
+
+
+def check(folder: Path, tensor_parallel: int, pipeline_parallel: int, *, config_only: bool) -> None:
+    """Raises FailedPrecondition with a rank's sentence when no tp x pp ranks could serve this checkpoint.
+
+    config_only: the folder has no weights, because only its config.json was fetched.
+    """
+    checkpoint = read_checkpoint(folder)
+    check_partition(checkpoint, tensor_parallel, pipeline_parallel)
+    if config_only or not family_of(checkpoint).needs_torch:
+        return
+    for file in weight_files(folder):
+        try:
+            header_of(file)
+        except FileNotFoundError:
+            raise missing(folder, file.name) from None
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """The command. Returns its exit code."""
+    parser = argparse.ArgumentParser(prog="python -m orca_worker.models.check", description=__doc__)
+    parser.add_argument("folder", help="of the checkpoint")
+    parser.add_argument("--tp", type=int, required=True, help="tensor ranks")
+    parser.add_argument("--pp", type=int, required=True, help="pipeline stages")
+    parser.add_argument("--config-only", action="store_true", help="the folder has no weights")
+    given = parser.parse_args(words)
+    try:
+        check(resolve_model(given.folder, check_type), given.tp, given.pp, config_only=given.config_only)
+    except FailedPrecondition as error:
+        print(f"{error}; nothing was changed", file=sys.stderr)
+        return 1
+    print(f"{given.folder} can be served by {given.tp} x {given.pp} ranks (tp x pp)")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

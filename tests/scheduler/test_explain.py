@@ -1,0 +1,307 @@
+"""An explanation is the whole of a request's time: over random journals, and for each way a request can go."""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scheduler.life_script import fresh_lifecycle
+from scheduler.world import EOS, WORD, Asked, World, storm
+
+from orca_pool.records import Reason, Standing, Times
+from orca_scheduler.core.core import Action, Arrived, Commit, EngineLost, Event, ScheduleBatch
+from orca_scheduler.explain.explanation import Explanation, Kind, explain
+from orca_scheduler.explain.history import SECOND, History
+from orca_scheduler.explain.telling import as_json, sentence, title
+from orca_scheduler.master.journal import CoreStep, Heading, Line, Named, Note, lifecycle_state
+
+WALL = 1_700_000_000 * SECOND  # when the events' clock was at 0
+
+
+def name_of(arrival: int) -> str:
+    return f"request-{arrival}"
+
+
+def heading(world: World, now: float, term: int = 1) -> Heading:
+    core = world.fresh()
+    numbers = {
+        "max_bs": core.limits.max_bs,
+        "n_workers": core.n_workers,
+        "block_size": core.block_size,
+        "run_ahead": core.run_ahead,
+        "policy": core.policy.name,
+    }
+    wall = WALL + round(now * SECOND)
+    return Heading(numbers, core.state(), lifecycle_state(fresh_lifecycle()), term, now, wall, {})
+
+
+def journal(world: World, times: Sequence[float], submitted: dict[int, int]) -> Iterator[Line]:
+    """A world's events at these times. submitted: by arrival number, in microseconds of the pool's clock."""
+    yield heading(world, times[0])
+    for now, (event, actions) in zip(times, world.record, strict=True):
+        if isinstance(event, Arrived):
+            claims = {str(one.claim): name_of(one.arrival) for one in event.requests}
+            since = {str(one.claim): submitted[one.arrival] for one in event.requests}
+            yield Note({"claims": claims, "submitted": since, "now": now})
+        if isinstance(event, EngineLost):
+            yield Note({"lost": "rank 1 has ended", "now": now, "wall": WALL + round(now * SECOND)})
+        yield CoreStep(replace(event, now=now), tuple(actions))
+
+
+def wall(now: float) -> int:
+    return WALL + round(now * SECOND)
+
+
+def ends(record: Sequence[tuple[Event, Sequence[Action]]]) -> Iterator[tuple[int, int]]:
+    """Each claim that the core ended, and the number of the event."""
+    for n, (_, actions) in enumerate(record):
+        for action in actions:
+            if isinstance(action, Commit):
+                yield from ((one.claim, n) for one in action.outcomes if one.finish is not None)
+
+
+def whole(story: Explanation) -> None:
+    """The parts follow each other from the submission to the end, and each has a sentence."""
+    moments = [story.submitted, *(part.end for part in story.parts)]
+    assert [part.begin for part in story.parts] == moments[:-1]
+    assert moments[-1] == story.end
+    assert sum(part.end - part.begin for part in story.parts) == story.end - story.submitted
+    assert all(part.end > part.begin and sentence(part) for part in story.parts)
+    told = as_json(story, None)
+    assert abs(sum(part["seconds"] for part in told["parts"]) - told["seconds"]) < 1e-6
+    assert title(story)
+
+
+@settings(max_examples=40, deadline=None, database=None)
+@given(seed=st.integers(0, 1 << 32), steps=st.integers(1, 150))
+def test_the_parts_are_the_whole_time(seed: int, steps: int) -> None:
+    """Whatever happened to it: every request's parts have no gap, and its iterations are those that it was in."""
+    draw = random.Random(seed)
+    world = storm(draw, steps)
+    clock, times = 0.0, []
+    for _ in world.record:
+        clock += draw.choice((0.0, draw.uniform(0, 0.1)))
+        times.append(clock)
+    first = dict[int, float]()
+    claims = dict[int, int]()  # claim -> arrival
+    for now, (event, _) in zip(times, world.record, strict=True):
+        if isinstance(event, Arrived):
+            for one in event.requests:
+                first.setdefault(one.arrival, now)
+                claims[one.claim] = one.arrival
+    submitted = {arrival: round(wall(now) / 1000) - draw.randint(0, 200_000) for arrival, now in first.items()}
+    history = History("engine-0")
+    history.take(journal(world, times, submitted))
+    ran = dict.fromkeys(first, 0)
+    over = dict[int, float]()
+    for _, actions in world.record:
+        for action in actions:
+            if isinstance(action, ScheduleBatch):
+                for member in action.members:
+                    ran[claims[member.claim]] += 1
+    for claim, n in ends(world.record):
+        over[claims[claim]] = times[n]
+    for arrival in first:
+        story = explain(name_of(arrival), [history], None, wall(clock))
+        assert story is not None
+        whole(story)
+        assert story.submitted == submitted[arrival] * 1000
+        if arrival in over:
+            assert story.end == wall(over[arrival])
+        counted = sum(part.iterations for part in story.parts if part.kind in (Kind.RUN, Kind.LOST))
+        assert counted <= ran[arrival]
+    assert explain("stranger", [history], None, wall(clock)) is None
+
+
+class Told:
+    """A world whose requests come from a queue that was there before: every event 0.1 s after the one before."""
+
+    def __init__(self, max_bs: int, slots: int, n_workers: int = 1) -> None:
+        self.world = World(max_bs, n_workers, 4)
+        self.slots = slots
+        self.submitted: dict[int, int] = {}
+
+    def explain(self, arrival: int, standing: Standing | None = None, now: float | None = None) -> Explanation:
+        times = [n / 10 for n in range(len(self.world.record))]
+        history = History("engine-0")
+        history.take(journal(self.world, times, self.submitted))
+        story = explain(name_of(arrival), [history], standing, wall(times[-1] if now is None else now))
+        assert story is not None
+        whole(story)
+        return story
+
+
+def told(story: Explanation) -> list[str]:
+    return [sentence(part) for part in story.parts]
+
+
+def standing(**values: object) -> Standing:
+    usual = Standing("waiting", 1, 8, 3, "", 0, 0, None, Times(0, 0, 0, 0), 0)
+    return usual._replace(**values)
+
+
+def micros(now: float) -> int:
+    return wall(now) // 1000
+
+
+def test_slots_that_another_request_holds() -> None:
+    one = Told(max_bs=2, slots=16)
+    one.submitted = {1: micros(0), 2: micros(0.1)}
+    world = one.world
+    world.form(16)  # 0.0
+    world.arrive(Asked(4, 5))  # 0.1: takes 12 of the 16 slots
+    for _ in range(5):
+        world.back(WORD)  # 0.2 to 0.6
+    world.arrive(Asked(4, 2))  # 0.7: claimed as soon as there is room
+    world.back(WORD)
+    world.back(EOS)
+    story = one.explain(2)
+    assert told(story) == [
+        "waited 500.0 ms in the queue, 5 iterations of engine-0, for slots held by request-1",
+        "waited 100.0 ms in the queue until engine-0 had claimed it",
+        "ran 200.0 ms in 2 iterations (6 to 7) of engine-0: 1 initiation of 4 positions and 1 increment, "
+        "in batches of 1",
+    ]
+    assert (story.state, story.tokens, story.position) == ("finished", 2, 1)
+
+
+def test_places_and_the_queue_before_it() -> None:
+    """It waits for max_bs while it is the last of three."""
+    one = Told(max_bs=1, slots=64)
+    one.submitted = {1: micros(0), 2: micros(0), 3: micros(0.05)}
+    world = one.world
+    world.form(64)  # 0.0
+    world.arrive(Asked(2, 2))  # 0.1
+    world.back(WORD)
+    world.back(WORD)  # 0.3
+    world.arrive(Asked(2, 1))  # 0.4
+    world.back(WORD)  # 0.5
+    world.arrive(Asked(2, 1))  # 0.6
+    world.back(WORD)
+    story = one.explain(3)
+    assert [(part.kind, round(part.seconds, 3), part.iterations, part.ahead) for part in story.parts] == [
+        (Kind.CLAIM, 0.05, 0, 2),
+        (Kind.PLACES, 0.2, 2, 1),
+        (Kind.CLAIM, 0.1, 0, 1),
+        (Kind.PLACES, 0.1, 1, 0),
+        (Kind.CLAIM, 0.1, 0, 0),
+        (Kind.RUN, 0.1, 1, 0),
+    ]
+    assert story.position == 3
+
+
+def test_a_recovery() -> None:
+    one = Told(max_bs=2, slots=64)
+    one.submitted = {1: micros(0)}
+    world = one.world
+    world.form(64)
+    world.arrive(Asked(4, 3))  # 0.1
+    world.back(WORD)  # 0.2
+    world.lose()  # 0.3
+    world.form(64)  # 0.4
+    world.again(0)  # 0.5
+    world.back(WORD)
+    world.back(WORD)
+    story = one.explain(1)
+    kinds = [(part.kind, part.queued) for part in story.parts]
+    run = (Kind.RUN, False)
+    assert kinds == [(Kind.CLAIM, True), run, (Kind.LOST, False), (Kind.FORMING, True), (Kind.CLAIM, True), run]
+    assert told(story)[2:4] == [
+        "ran 100.0 ms in iteration 2 of engine-0, which never returned",
+        "waited 100.0 ms in the queue until engine-0 was formed: rank 1 has ended",
+    ]
+    assert story.engines == ("engine-0", "engine-0")
+    assert story.tokens == 3
+
+
+def test_a_queued_request() -> None:
+    """The pool alone knows it."""
+    one = Told(max_bs=1, slots=64)
+    one.submitted = {1: micros(0)}
+    world = one.world
+    world.form(64)
+    world.arrive(Asked(2, 9))  # 0.1
+    world.back(WORD)
+    world.back(WORD)  # 0.3
+    waits = standing(position=4, times=Times(micros(0.15), 0, 0, 0))
+    story = one.explain(3, waits, now=0.4)
+    assert (story.state, story.position_now) == ("queued", 4)
+    assert told(story) == [
+        "waited 250.0 ms in the queue, 2 iterations, while engine-0 had all the requests that it takes"
+    ]
+
+
+def test_ends_that_the_pool_alone_knows() -> None:
+    for reason, state in [(Reason.CANCELLED, "cancelled"), (Reason.DEADLINE, "expired"), (Reason.NEVER_FITS, None)]:
+        one = Told(max_bs=1, slots=64)
+        one.submitted = {1: micros(0)}
+        one.world.form(64)
+        one.world.arrive(Asked(2, 9))
+        one.world.back(WORD)
+        ended = standing(position=0, state="ended", reason=reason, times=Times(micros(0.1), 0, 0, micros(0.15)))
+        story = one.explain(3, ended)
+        assert story.state == (state or "failed (NEVER_FITS)")
+        assert story.seconds == 0.05
+
+
+def test_a_request_that_ran_and_was_cancelled() -> None:
+    one = Told(max_bs=1, slots=64)
+    one.submitted = {1: micros(0)}
+    world = one.world
+    world.form(64)
+    world.arrive(Asked(2, 9))
+    world.back(WORD)
+    world.cancel(1)  # 0.3
+    ended = standing(position=0, state="ended", reason=Reason.CANCELLED, times=Times(micros(0), 0, 0, micros(0.31)))
+    story = one.explain(1, ended)
+    assert (story.state, story.seconds, story.tokens) == ("cancelled", 0.31, 1)
+    assert one.explain(1).state == "ended"
+
+
+def test_an_id_that_came_twice_means_the_last_request() -> None:
+    one = Told(max_bs=1, slots=64)
+    world = one.world
+    world.form(64)
+    world.arrive(Asked(2, 1))
+    world.back(WORD)
+    world.arrive(Asked(2, 1))
+    world.back(WORD)
+    one.submitted = {1: micros(0), 2: micros(0.25)}
+    times = [n / 10 for n in range(len(world.record))]
+    lines = [
+        Note({**line.values, "claims": dict.fromkeys(line.values["claims"], "again")})
+        if isinstance(line, Note)
+        else line
+        for line in journal(world, times, one.submitted)
+    ]
+    history = History("engine-0")
+    history.take(lines)
+    story = explain("again", [history], None, wall(1))
+    assert story is not None
+    assert story.submitted == micros(0.25) * 1000
+
+
+def test_another_scheduler_takes_the_engine_over() -> None:
+    """The second term's journal goes on with the same claim."""
+    one = Told(max_bs=1, slots=64)
+    one.submitted = {1: micros(0)}
+    world = one.world
+    world.form(64)
+    world.arrive(Asked(2, 3))
+    world.back(WORD)
+    history = History("engine-0")
+    history.take(journal(world, [0.0, 0.1, 0.2], one.submitted))
+    again = World(1, 1, 4)
+    again.form(64)
+    again.arrive(Asked(2, 2))
+    again.back(WORD)
+    again.back(WORD)
+    second = list(journal(again, [2.0, 2.1, 2.2, 2.3], {1: micros(0)}))
+    first_line = second[0]
+    assert isinstance(first_line, Heading)
+    history.take([replace(first_line, term=2, claims={1: Named(name_of(1), micros(0))}), *second[1:]])
+    story = explain(name_of(1), [history], None, wall(3))
+    assert story is not None
+    whole(story)
+    assert [part.kind for part in story.parts] == [Kind.CLAIM, Kind.RUN, Kind.LOST, Kind.TAKEN_OVER, Kind.RUN]

@@ -1,0 +1,118 @@
+"""The service over HTTP: a scripted scheduler, a real uvicorn, keys, headers, chats that cannot be passed on."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from ui.feeds import ENGINE, START, Feed, request
+
+from orca_common.api_keys import line_of
+from orca_common.service import StatusPort
+from orca_ui.app import UiApp
+from orca_ui.pages import STATIC
+from orca_ui.settings import UiSettings
+
+KEY = "orca-test-key"
+NOWHERE = "http://127.0.0.1:9"  # no server listens there
+
+
+@asynccontextmanager
+async def page(read: Callable[[], bytes], **settings: Any) -> AsyncIterator[httpx2.AsyncClient]:
+    """The service, which follows one scripted scheduler."""
+    scheduler = StatusPort(
+        "127.0.0.1", 0, lambda: None, lambda: True, streams={"/live": lambda: read, "/live/quiet": lambda: read}
+    )
+    given = {"scheduler_status": f"127.0.0.1:{scheduler.port}", "endpoint_url": NOWHERE} | settings
+    app = UiApp(UiSettings.load(**given))
+    address = (await app.start())["http"]
+    running = asyncio.create_task(app.run())
+    try:
+        async with httpx2.AsyncClient(base_url=f"http://{address}", trust_env=False) as client:
+            yield client
+    finally:
+        await app.drain()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await app.close()
+        await asyncio.to_thread(scheduler.close)
+
+
+def scripted() -> Callable[[], bytes]:
+    feed = Feed()
+    first = [feed.line({"at": START, "claimed": [request(1, "mine", START)]}, held={})]
+
+    def read() -> bytes:
+        return json.dumps(first.pop() if first else feed.line()).encode() + b"\n"
+
+    return read
+
+
+async def first_with(answer: httpx2.Response, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """The first message that meets a condition."""
+    async with asyncio.timeout(30):
+        async for line in answer.aiter_lines():
+            if line.startswith("data: ") and condition(message := json.loads(line[6:])):
+                return message
+    raise AssertionError("the stream ended")
+
+
+async def test_a_browser_gets_the_picture_and_its_files() -> None:
+    async with page(scripted()) as client:
+        async with client.stream("GET", "/live") as answer:
+            assert answer.headers["content-type"].startswith("text/event-stream")
+            message = await first_with(answer, lambda m: bool(m.get("requests")))
+            assert message["requests"][0]["id"] == "mine"
+            assert ENGINE in message["engines"]
+        for path in ("/", *(f"/{file.name}" for file in STATIC.iterdir())):
+            answer = await client.get(path)
+            assert answer.status_code == 200, path
+            assert "default-src 'none'" in answer.headers["content-security-policy"]
+            assert answer.headers["x-content-type-options"] == "nosniff"
+        assert (await client.get("/settings.py")).status_code == 404
+        assert (await client.get("/requests/1/text")).status_code == 404, "no prompt is in the feed"
+
+
+async def test_with_keys_only_the_files_are_open(tmp_path: Path) -> None:
+    keys = line_of("research", KEY)
+    async with page(scripted(), api_keys=keys) as client:
+        assert (await client.get("/")).status_code == 200
+        assert (await client.get("/about")).json() == {"keys": True}
+        for path in ("/live", "/v1/models", "/requests/1/text"):
+            for wrong in ({}, {"authorization": "Bearer no"}):
+                answer = await client.get(path, headers=wrong)
+                assert answer.status_code == 401, path
+        async with client.stream("GET", "/live", headers={"authorization": f"Bearer {KEY}"}) as answer:
+            assert answer.status_code == 200
+            await first_with(answer, lambda m: bool(m["engines"]))
+
+
+async def test_chats_that_cannot_be_passed_on() -> None:
+    async with page(scripted()) as client:
+        answer = await client.post("/v1/completions", json={"prompt": "a"})
+        assert (answer.status_code, answer.json()["error"]["type"]) == (503, "server_error")
+        form = await client.post("/v1/completions", content=b'{"prompt": "a"}', headers={"content-type": "text/plain"})
+        assert form.status_code == 415, "a page of another site could send it"
+        large = await client.post("/v1/completions", json={"prompt": "a" * (1 << 20)})
+        assert large.status_code == 413
+
+
+async def test_more_viewers_than_allowed_are_refused() -> None:
+    async with page(scripted(), max_viewers=1) as client, client.stream("GET", "/live") as answer:
+        await first_with(answer, lambda m: True)
+        refused = await client.get("/live")
+        assert (refused.status_code, "max_viewers" in refused.text) == (503, True)
+
+
+@pytest.mark.parametrize("file", sorted(STATIC.iterdir()), ids=lambda file: file.name)
+def test_nothing_is_inline_and_nothing_comes_from_elsewhere(file: Path) -> None:
+    text = file.read_text().replace("http://www.w3.org/2000/svg", "")
+    assert "http://" not in text
+    assert "https://" not in text
+    assert "<style" not in text
+    assert "style=" not in text
+    assert "onclick=" not in text
