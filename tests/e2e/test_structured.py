@@ -121,7 +121,7 @@ def judge(tools: list[Any], found: list[tuple[str, str]]) -> None:
 async def test_forced_calls_of_random_tools_are_valid(stack: Running) -> None:
     """Streamed and not they are the same."""
     draw = random.Random(6)
-    tools = [some_tools(draw) for _ in range(10)]
+    tools = [some_tools(draw) for _ in range(6)]
     async with AsyncOpenAI(base_url=f"http://{stack.http}/v1", api_key="none", max_retries=0) as client:
         whole = await asyncio.gather(*(calls(client, n, one, False) for n, one in enumerate(tools)))
         streamed = await asyncio.gather(*(calls(client, n, one, True) for n, one in enumerate(tools)))

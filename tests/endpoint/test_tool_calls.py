@@ -46,7 +46,8 @@ def read(reader: CallReader, pieces: list[str]) -> Said:
 def answers(draw: st.DrawFn) -> tuple[Syntax, str, list[tuple[str, str]]]:
     """A syntax, a text that may look like the beginning of a call, and calls."""
     syntax = draw(st.sampled_from([*SYNTAXES.values()]))
-    call = st.tuples(st.sampled_from(["f", "get_weather-2"]), st.sampled_from(ARGUMENTS))
+    names: list[str] = ["f", "get_weather-2"]
+    call = st.tuples(st.sampled_from(names), st.sampled_from(ARGUMENTS))
     calls = draw(st.lists(call, max_size=1 if syntax.next is None else 3))
     if syntax.leads and calls:
         return syntax, "", calls
@@ -85,7 +86,7 @@ def test_an_answer_that_is_cut(name: str) -> None:
         reader = CallReader(syntax, "r")
         seen.append(said := read(reader, [*whole[:end]]))
         assert whole.startswith(said.content)
-        assert [part.number for part in said.calls] == [*range(len(said.calls))]
+        assert [part.at for part in said.calls] == [*range(len(said.calls))]
     assert len({json.dumps(said) for said in seen}) > len(ARGUMENTS[0])
 
 

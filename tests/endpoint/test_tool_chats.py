@@ -138,18 +138,18 @@ async def test_which_calls_a_request_allows(orca: World, client: AsyncOpenAI) ->
     named: Any = {"type": "function", "function": {"name": "time"}}
     some: Any = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [named]}}
     grammars = dict[str, str]()
+    kinds: dict[str, dict[str, Any]] = {
+        "auto": {},
+        "one": {"parallel_tool_calls": False},
+        "none": {"tool_choice": "none"},
+        "required": {"tool_choice": "required"},
+        "named": {"tool_choice": named},
+        "some": {"tool_choice": some},
+        "json": {"response_format": {"type": "json_object"}},
+        "json alone": {"tool_choice": "none", "response_format": {"type": "json_object"}},
+    }
     async with orca.background(script):
-        choices: list[tuple[str, dict[str, Any]]] = [
-            ("auto", {}),
-            ("one", {"parallel_tool_calls": False}),
-            ("none", {"tool_choice": "none"}),
-            ("required", {"tool_choice": "required"}),
-            ("named", {"tool_choice": named}),
-            ("some", {"tool_choice": some}),
-            ("json", {"response_format": {"type": "json_object"}}),
-            ("json alone", {"tool_choice": "none", "response_format": {"type": "json_object"}}),
-        ]
-        for name, more in choices:
+        for name, more in kinds.items():
             await client.chat.completions.create(model="tiny", messages=[USER], tools=TOOLS, max_tokens=4, **more)
             grammars[name] = script.records[-1].sampling.grammar
     assert len(set(grammars.values())) == len(grammars)

@@ -95,7 +95,7 @@ def syntax_in(template: str) -> Syntax | None:
 class CallPart(NamedTuple):
     """A part of a call: its id and its name first, then its arguments in pieces."""
 
-    number: int  # of the call in the answer
+    at: int  # the number of the call in the answer, from 0
     id: str
     name: str
     arguments: str
@@ -215,7 +215,7 @@ def merged(parts: Sequence[CallPart]) -> list[CallPart]:
     """The parts with those of one call joined."""
     found: list[CallPart] = []
     for part in parts:
-        if found and found[-1].number == part.number:
+        if found and found[-1].at == part.at:
             found[-1] = found[-1]._replace(arguments=found[-1].arguments + part.arguments)
         else:
             found.append(part)

@@ -84,9 +84,9 @@ def delta_of(events: Sequence[Token | Finished]) -> dict[str, Any]:
         delta["content"] = text
     if parts := merged([part for event in events if event.said is not None for part in event.said.calls]):
         delta["tool_calls"] = [
-            {"index": part.number, **call_of(part)}
+            {"index": part.at, **call_of(part)}
             if part.id
-            else {"index": part.number, "function": {"arguments": part.arguments}}
+            else {"index": part.at, "function": {"arguments": part.arguments}}
             for part in parts
         ]
     return delta
