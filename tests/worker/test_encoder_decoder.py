@@ -236,7 +236,7 @@ RANKS = [("t5", 2, 1, "auto"), ("marian", 2, 1, "auto"), ("t5", 1, 3, "auto"), (
 
 
 @pytest.mark.parametrize(("family", "tp", "pp", "kernels"), [*RANKS, ("t5", 2, 2, "torch")])
-async def test_several_ranks_in_processes(tmp_path: Path, family: str, tp: int, pp: int, kernels: str) -> None:
+async def test_several_ranks_in_processes(tmp_path: Path, family: str, tp: int, pp: int, kernels: Kernels) -> None:
     """With several stages the encoder's output returns to the first, while other iterations are in flight. In one case
     a stage has no layer of the encoder."""
     if family == "t5":
