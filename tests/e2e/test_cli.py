@@ -55,7 +55,7 @@ def roles(run_dir: Path) -> dict[str, dict[str, object]]:
 def test_serve_generate_and_ctrl_c(served: tuple[subprocess.Popen[str], Path, str]) -> None:
     process, run_dir, said = served
     found = roles(run_dir)
-    assert set(found) == {"redis", "endpoint", "scheduler", "supervisor", "rank"}
+    assert set(found) == {"redis", "endpoint", "scheduler", "supervisor", "rank", "ui"}
     assert {"engine", "stage", "rank"} <= set(found["rank"])
     address = str(found["endpoint"]["address"])
     settings = {role: psutil.Process(int(str(found[role]["pid"]))).environ() for role in ("scheduler", "endpoint")}
@@ -171,7 +171,7 @@ def test_config_of_a_service() -> None:
     wrong = orca("config", "foo")
     assert (wrong.returncode, wrong.stderr) == (
         1,
-        "foo: is no service; serve, endpoint, scheduler, worker have settings\n",
+        "foo: is no service; serve, endpoint, scheduler, worker, ui have settings\n",
     )
     shown = orca("config", "scheduler", "--workers", "a:1")
     assert 'workers = "a:1"' in shown.stdout

@@ -69,11 +69,12 @@ async def test_a_run_that_is_ready_has_told_of_its_ranks(tmp_path: Path) -> None
         await stack.stop()
 
 
-def test_truncated_weights_and_foreign_modules(tmp_path: Path) -> None:
+def test_wrong_weights_and_foreign_modules(tmp_path: Path) -> None:
     """The command itself, in a folder whose redis.py is not Redis's: status 1 and one sentence, nothing else."""
     model = tmp_path / "model"
     shutil.copytree(DEMO_MODEL, model)
-    os.truncate(model / "model.safetensors", 1_000_000)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"n_layer": config["n_layer"] + 1}))
     for module in ("redis", "grpc", "json"):
         (tmp_path / f"{module}.py").write_text("raise SystemExit('not this one')")
     orca = Path(sys.executable).parent / "orca"
@@ -81,7 +82,7 @@ def test_truncated_weights_and_foreign_modules(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("engine-0 cannot form: ")
-    assert "the weights in model cannot be read (model.safetensors: " in done.stderr
+    assert done.stderr.endswith("refuses: --model: the weights in model lack h.4.ln_1.bias\n")
     assert done.stderr.count("\n") == 1, done.stderr
     assert done.stdout.endswith("ended, nothing is left running; logs and journals: run\n")
 

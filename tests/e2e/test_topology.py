@@ -69,7 +69,10 @@ def test_a_family_that_orca_has_not(tmp_path: Path) -> None:
 def journal(folder: Path) -> Path:
     """Two stages of 10 ms, one request at a time: A's iterations 1 and 2, then B's 3 after a pause of 20 ms."""
     numbers = {"max_bs": 1, "n_workers": 2, "block_size": 1, "run_ahead": 0}
-    lines: list[object] = [{"core": numbers, "state": {}, "lifecycle": {}}]
+    clock = {"now": 1.0, "wall": 1000 * MS}
+    lines: list[object] = [
+        {"core": numbers, "state": {}, "lifecycle": {}, "term": 1, "clock": clock, "claims": {}},
+    ]
     lines.append({"note": {"formed": 5, "slots": 9, "tp": 1, "pp": 2, "now": 1.0, "wall": 1000 * MS}})
     lines.append({"note": {"claims": {"1": "first", "2": "second"}}})
 

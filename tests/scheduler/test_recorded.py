@@ -38,6 +38,7 @@ def converted(line: dict[str, Any]) -> dict[str, Any]:
         state["memory"] = {"n_slots": n_slots, "free_blocks": free_blocks, "rows": held, "owners": []}
         state["memory"] |= {"free_rows": free_rows, "next_row": next_row}
         line["core"]["policy"] = "paper"
+        line |= {"term": 1, "clock": {"now": 0.0, "wall": 0}, "claims": {}}
         line["lifecycle"]["state"] = named(line["lifecycle"]["state"])
         return line
     event = "event" if "event" in line else "life"

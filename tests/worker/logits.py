@@ -5,13 +5,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 from worker.driver import Sampled, TinyEngine
 
-from orca_worker.device import model as device
+from orca_worker.data_plane.plane import DataPlane
+from orca_worker.device.model import DeviceModel, Made
+from orca_worker.iteration.batch import Batch
+from orca_worker.iteration.model import Output
 from orca_worker.models import cpu
 from orca_worker.sampling import sampling
 from orca_worker.stage.stage import Stage
@@ -29,9 +33,17 @@ def seen_logits() -> Iterator[list[Tensor]]:
 
         return look
 
+    on_device = DeviceModel._sampled
+
+    def look_at_device(model: DeviceModel, batch: Batch, plane: DataPlane, made: Made, cut: np.ndarray) -> Output:
+        if made.logits is not None:  # a replay runs no Python that could be watched
+            seen.append(made.logits.clone())
+        return on_device(model, batch, plane, made, cut)
+
     with pytest.MonkeyPatch.context() as patch:
-        for module, name in ((cpu, "sample"), (sampling, "sample"), (device, "choose_on_device")):
-            patch.setattr(module, name, watched(getattr(module, name)))
+        for module in (cpu, sampling):
+            patch.setattr(module, "sample", watched(module.sample))
+        patch.setattr(DeviceModel, "_sampled", look_at_device)
         yield seen
 
 

@@ -20,6 +20,7 @@ from orca_kernels.cpu.library import instruction_sets
 from orca_worker.iteration.batch import Batch
 from orca_worker.models import cpu, parts, plain
 from orca_worker.models.families import topology
+from orca_worker.settings import Kernels
 
 VOCABULARY, SLOTS = 97, 900
 ALL_KERNELS = ["torch", *instruction_sets()]

@@ -4,6 +4,8 @@ from .finding import Finding, fault, ok, warning
 from .objects import Object, Release, at, component_of, containers, matches, name_of, pod_template
 from .snapshot import Snapshot
 
+POD_NAME = "statefulset.kubernetes.io/pod-name"
+
 
 def services(snapshot: Snapshot) -> list[Finding]:
     """Every Service selects pods of the release and names ports that they have; the workers' tells all addresses."""
@@ -38,11 +40,16 @@ def services(snapshot: Snapshot) -> list[Finding]:
 
 
 def selected(release: Release, selector: Object | None) -> list[Object]:
-    return [
-        workload
-        for workload in release.workloads().values()
-        if matches(selector, at(pod_template(workload), "metadata", "labels"))
-    ]
+    """The workloads of which a selector chooses pods, or one pod: each pod of a StatefulSet has its name as a label."""
+    found = []
+    for workload in release.workloads().values():
+        labels = dict(at(pod_template(workload), "metadata", "labels") or {})
+        pod = str((selector or {}).get(POD_NAME, ""))
+        if workload.get("kind") == "StatefulSet" and pod.rpartition("-")[0] == name_of(workload):
+            labels[POD_NAME] = pod
+        if matches(selector, labels):
+            found.append(workload)
+    return found
 
 
 def policies(snapshot: Snapshot) -> list[Finding]:

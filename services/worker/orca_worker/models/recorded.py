@@ -74,13 +74,14 @@ class RecordedFamily(Generic[C]):
 
         from ..sampling.sampling import HiddenModel, SamplingModel
         from .plain import TorchStage
-        from .random_weights import RandomWeights
         from .weights import Weights
 
         assert device is not None
         recording, kind = self.record(self.read(checkpoint), place), getattr(torch, dtype)
         of = recording.slices, kind, device, loading
         if (seed := checkpoint.random_weights) is not None:
+            from .random_weights import RandomWeights
+
             weights = RandomWeights(seed, *of)
         else:
             weights = Weights(checkpoint.folder, self.prefix, *of)
