@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,7 +67,9 @@ def test_serve_generate_and_ctrl_c(served: tuple[subprocess.Popen[str], Path, st
         command = [ORCA, "generate", "--address", address, "--max-new-tokens", "6", *arguments]
         return subprocess.run(command, check=True, capture_output=True, text=True, env=WIDE, timeout=60).stdout
 
-    shown = orca("status", "--run-dir", str(run_dir))
+    until = time.monotonic() + 60
+    while (shown := orca("status", "--run-dir", str(run_dir))).returncode and time.monotonic() < until:
+        pass  # the live page starts behind the services
     rank = next(line for line in shown.stdout.splitlines() if line.startswith("engine-0 rank 0 "))
     assert (shown.returncode, rank.split()[-1]) == (0, "yes"), shown.stdout
     assert f"try: {ORCA} generate " in said
