@@ -55,6 +55,10 @@ def roles(run_dir: Path) -> dict[str, dict[str, object]]:
 
 def test_serve_generate_and_ctrl_c(served: tuple[subprocess.Popen[str], Path, str]) -> None:
     process, run_dir, said = served
+    until = time.monotonic() + 60
+    shown = orca("status", "--run-dir", str(run_dir))
+    while (shown.returncode or "ui-0" not in shown.stdout) and time.monotonic() < until:
+        shown = orca("status", "--run-dir", str(run_dir))  # the live page starts behind the services
     found = roles(run_dir)
     assert set(found) == {"redis", "endpoint", "scheduler", "supervisor", "rank", "ui"}
     assert {"engine", "stage", "rank"} <= set(found["rank"])
@@ -67,9 +71,6 @@ def test_serve_generate_and_ctrl_c(served: tuple[subprocess.Popen[str], Path, st
         command = [ORCA, "generate", "--address", address, "--max-new-tokens", "6", *arguments]
         return subprocess.run(command, check=True, capture_output=True, text=True, env=WIDE, timeout=60).stdout
 
-    until = time.monotonic() + 60
-    while (shown := orca("status", "--run-dir", str(run_dir))).returncode and time.monotonic() < until:
-        pass  # the live page starts behind the services
     rank = next(line for line in shown.stdout.splitlines() if line.startswith("engine-0 rank 0 "))
     assert (shown.returncode, rank.split()[-1]) == (0, "yes"), shown.stdout
     assert f"try: {ORCA} generate " in said
