@@ -40,7 +40,7 @@ class Reference:
         self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
     def sampling(self, prompt: Sequence[int]) -> dict[str, Any]:
-        """What a request must ask for so that its tokens are those of `continued`."""
+        """The sampling parameters with which a request gets the tokens of `continued`."""
         return {}
 
     def greedy(self, prompt: Sequence[int], max_new_tokens: int) -> list[int]:

@@ -18,7 +18,7 @@ CONTROLS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]|\r")
 
 
 class Terminal:
-    """A program with a terminal of its own, as a context. What it prints is read as text, without colours."""
+    """Runs a program in a terminal of its own, as a context. Its output is read as text, without colours."""
 
     def __init__(self, command: Sequence[str], columns: int = 140, rows: int = 40) -> None:
         self._keys, theirs = pty.openpty()
@@ -42,7 +42,7 @@ class Terminal:
         os.close(self._keys)
 
     def send(self, keys: str) -> None:
-        """Presses keys. What was printed before is forgotten."""
+        """Presses keys, and forgets all earlier output."""
         self._printed = ""
         os.write(self._keys, keys.encode())
 

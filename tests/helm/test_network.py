@@ -94,7 +94,7 @@ def test_spans_go_to_jaeger_and_nobody_reads_them_unasked() -> None:
     assert arrows(render(merged(closed, everybody))) == ARROWS | spans | reads
 
 
-def test_the_live_page_reads_schedulers_and_chats_and_nobody_looks_unasked() -> None:
+def test_the_live_page_reaches_schedulers_and_endpoints_and_its_own_clients_are_named() -> None:
     calls = {("ui", "scheduler", 9090), ("ui", "endpoint", 8000), ("ui", WORLD, 53)}
     closed = merged(DEMO, SHAPE, {"ui": {"enabled": True}})
     doors = {("ui", "endpoint", 50051)}  # open to everybody, but it may not go there

@@ -165,7 +165,7 @@ def resolve_model(model: str, accept: Callable[[Path], None] = lambda folder: No
     downloaded first.
 
     accept: raises FailedPrecondition for a model that is not wanted. It is given a folder with config.json, before
-    gigabytes of weights are downloaded. Raises FailedPrecondition also when `model` is none of them.
+    gigabytes of weights are downloaded. Raises FailedPrecondition also for any other `model`.
     """
     try:
         here, there = (Path(model) / "config.json").exists(), Path(model).exists()

@@ -7,7 +7,7 @@ second   that output, from which each stage takes the keys and values of its lay
 
 A stage ends both passes of an iteration before it begins the next iteration. So all sends and receives of an engine
 have one order, by iteration, pass and stage, and each waits only for earlier ones: however many iterations are in
-flight, no circle of waiting stages can arise. An iteration in which nobody begins has the second pass alone.
+flight, no circle of waiting stages can arise. An iteration in which no request begins has the second pass alone.
 """
 
 from __future__ import annotations
