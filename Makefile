@@ -66,7 +66,7 @@ examples: $(STAMP) ## Compile and run the examples and gRPC's interop cases in N
 
 # Debian's Chromium must be installed: apt-get install chromium. The rest is not kept in the repository.
 page: $(STAMP) ## Look at the live page in Chromium: what moves, a killed rank, a chat, axe; pictures in build/page/shots.
-	$(BIN)/python -m uv pip install --quiet --target build/page/python playwright==1.61.0
+	$(BIN)/python -m uv pip install --quiet --target build/page/python playwright==1.65.2
 	npm pack --silent --pack-destination build/page axe-core@4.14.1 && tar -xzf build/page/axe-core-4.14.1.tgz -C build/page
 	PYTHONPATH=build/page/python $(BIN)/pytest -m long tests/e2e/test_live_page.py
 

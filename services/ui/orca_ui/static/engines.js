@@ -262,7 +262,7 @@ class Slots extends HTMLElement {
       pen.fillStyle = fill;
       pen.fillRect((block % columns) * cell, Math.floor(block / columns) * cell, cell - inset, cell - inset);
     };
-    const empty = getComputedStyle(this).getPropertyValue("--lane");
+    const empty = getComputedStyle(this.canvas).color;
     for (let block = 0; block < blocks; block++) square(block, empty);
     pen.font = `600 ${cell - 7}px system-ui, sans-serif`;
     pen.textAlign = "center";
