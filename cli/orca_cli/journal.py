@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from orca_common.errors import FailedPrecondition, NotFound
 from orca_scheduler.core.core import Arrived, BatchReturned, Cancelled, Commit, GiveBack, ScheduleBatch
 from orca_scheduler.lifecycle.events import Admit, Claimed, Gone, Opened, Orphaned
-from orca_scheduler.master.journal import CoreStep, Heading, LifeStep, Line, Note, files_in, parse
+from orca_scheduler.master.journal import CoreStep, Heading, LifeStep, Line, Note, files_in, named_in, parse
 
 LOOK = 0.2  # seconds between looks for new lines
 LISTED = 8  # requests that a line names at most
@@ -65,14 +65,9 @@ def told(lines: Iterable[tuple[Path, bytes]]) -> Iterator[Read]:
     moments: dict[Path, int] = {}  # from a file's events to the wall's clock, ns
     for path, raw in lines:
         line = parse(raw)
-        match line:
-            case Heading():
-                moments[path] = line.wall - round(line.now * 1e9)
-                names |= {claim: named.request for claim, named in line.claims.items()}
-            case Note({"claims": claims}):
-                names |= {int(claim): name for claim, name in claims.items()}
-            case _:
-                pass
+        if isinstance(line, Heading):
+            moments[path] = line.wall - round(line.now * 1e9)
+        names |= named_in(line)
         now = now_of(line)
         at = "" if now is None else clock(round(now * 1e9) + moments[path])
         yield Read(path.name, raw, line, claims_of(line), f"{at:<12}  {words(line, names)}")
@@ -82,14 +77,7 @@ def of_request(lines: Iterable[Read], request: str) -> Iterator[Read]:
     """Yields the lines that are about one request."""
     claims: set[int] = set()
     for read in lines:
-        match read.line:
-            case Heading():
-                named = {claim: one.request for claim, one in read.line.claims.items()}
-            case Note({"claims": of_note}):
-                named = {int(claim): name for claim, name in of_note.items()}
-            case _:
-                named = {}
-        claims |= {claim for claim, name in named.items() if name == request}
+        claims |= {claim for claim, name in named_in(read.line).items() if name == request}
         if claims & read.claims:
             yield read
 
@@ -125,10 +113,8 @@ def claims_of(line: Line) -> frozenset[int]:
     """The claims that a line is about."""
     found: set[int] = set()
     match line:
-        case Heading():
-            found |= line.claims.keys()
-        case Note({"claims": claims}):
-            found |= set(map(int, claims))
+        case Heading() | Note():
+            found |= named_in(line).keys()
         case CoreStep() | LifeStep():
             for value in (line.event, *line.actions):
                 match value:
@@ -146,8 +132,6 @@ def claims_of(line: Line) -> frozenset[int]:
                         found |= {claim for claim, _ in value.requests}
                     case _:
                         pass
-        case _:
-            pass
     return frozenset(found)
 
 

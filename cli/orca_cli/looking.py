@@ -24,7 +24,6 @@ class Look:
     """All that the status ports said at one moment."""
 
     at: float  # of the monotonic clock
-    ports: int  # that answered
     silent: tuple[str, ...]  # sentences about those that did not
     schedulers: tuple[dict[str, Any], ...]  # what their /readyz says
     requests: tuple[dict[str, Any], ...]  # the oldest first
@@ -74,8 +73,7 @@ def look(addresses: Sequence[str]) -> Look:
                 elif sample.name.startswith("orca_"):
                     sums[sample.name][key] += sample.value
     requests.sort(key=lambda one: one["submitted"])
-    count = len(addresses) - len(silent)
-    return Look(time.monotonic(), count, tuple(silent), tuple(schedulers), tuple(requests), sums)
+    return Look(time.monotonic(), tuple(silent), tuple(schedulers), tuple(requests), sums)
 
 
 def _ask(address: str) -> tuple[dict[str, Any], list[dict[str, Any]], str] | str:

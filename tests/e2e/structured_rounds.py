@@ -11,7 +11,9 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Awaitable
 from pathlib import Path
+from typing import TypeVar
 
 sys.path[:0] = [str(Path(__file__).parents[1])]
 
@@ -19,6 +21,8 @@ import jsonschema  # noqa: E402
 from e2e.test_structured import answer, make_model  # noqa: E402
 from schemas import a_schema  # noqa: E402
 from stacks import Running, folder_in_memory, running  # noqa: E402
+
+T = TypeVar("T")
 
 
 async def answers(stack: Running, schemas: list[dict[str, object]], together: int) -> list[str]:
@@ -47,6 +51,16 @@ async def kill(stack: Running, draw: random.Random, kills: int) -> None:
         await asyncio.sleep(draw.uniform(0.5, 2))
 
 
+async def while_killing(stack: Running, draw: random.Random, kills: int, work: Awaitable[T]) -> T:
+    """Awaits this work while ranks are killed, and all of them are there again."""
+    killing = asyncio.create_task(kill(stack, draw, kills))
+    done = await work
+    if not killing.done():
+        print("some ranks were killed after the last answer")
+    await killing
+    return done
+
+
 async def main(asked: argparse.Namespace) -> None:
     draw = random.Random(asked.seed)
     schemas = [a_schema(draw) for _ in range(asked.schemas)]
@@ -59,13 +73,9 @@ async def main(asked: argparse.Namespace) -> None:
             for schema, text in zip(schemas, before, strict=True):
                 jsonschema.Draft202012Validator(schema).validate(json.loads(text))
             print(f"{len(before)} answers are valid, {len(set(before))} distinct, {time.monotonic() - began:.0f} s")
-            killing = asyncio.create_task(kill(stack, draw, asked.kills))
-            hit = await answers(stack, schemas, asked.together)
-            killed = killing.done()
-            await killing
+            hit = await while_killing(stack, draw, asked.kills, answers(stack, schemas, asked.together))
             same = sum(a == b for a, b in zip(before, hit, strict=True))
-            late = "" if killed else ", some of them after the last answer"
-            print(f"with {asked.kills} ranks killed{late}: {same} the same")
+            print(f"with {asked.kills} ranks killed: {same} the same")
             assert hit == before
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parents[1])]
 
-from e2e.structured_rounds import kill  # noqa: E402
+from e2e.structured_rounds import while_killing  # noqa: E402
 from e2e.test_structured import calls, judge, make_model  # noqa: E402
 from openai import AsyncOpenAI  # noqa: E402
 from stacks import folder_in_memory, running  # noqa: E402
@@ -46,13 +46,10 @@ async def main(asked: argparse.Namespace) -> None:
                 judge(given, found)
             count = sum(map(len, whole))
             print(f"{len(whole)} answers with {count} calls are valid, {time.monotonic() - began:.0f} s")
-            killing = asyncio.create_task(kill(stack, draw, asked.kills))
-            streamed = await answers(stack.http, tools, asked.together, stream=True)
-            killed = killing.done()
-            await killing
+            work = answers(stack.http, tools, asked.together, stream=True)
+            streamed = await while_killing(stack, draw, asked.kills, work)
             same = sum(a == b for a, b in zip(whole, streamed, strict=True))
-            late = "" if killed else ", some of them after the last answer"
-            print(f"streamed with {asked.kills} ranks killed{late}: {same} the same")
+            print(f"streamed with {asked.kills} ranks killed: {same} the same")
             assert streamed == whole
 
 

@@ -277,10 +277,10 @@ def main(words: Sequence[str] | None = None) -> None:
     logs.configure("orca-fetch-model", "INFO")
     # Process 1 of a container has no default action for SIGTERM. What is half done is cleared by the next start.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
-    weightless = given.tokenizer_only or given.config_only
-    patterns = TOKENIZER_FILES if weightless else (*TOKENIZER_FILES, *WEIGHT_FILES)
     if given.config_only:
-        patterns = CONFIG_FILES
+        patterns, part = CONFIG_FILES, {"part": "config.json"}
+    else:
+        patterns, part = (*TOKENIZER_FILES, *([] if given.tokenizer_only else WEIGHT_FILES)), {}
     if given.hub:
         source = {"hub": given.hub, **({"revision": given.revision} if given.revision else {})}
         fill = partial(fill_from_hub, name=given.hub, revision=given.revision, patterns=patterns)
@@ -297,11 +297,9 @@ def main(words: Sequence[str] | None = None) -> None:
     else:
         source = {"folder": str(given.folder)}
         fill = partial(fill_from_folder, folder=given.folder, patterns=patterns)
-    if given.config_only:
-        source["part"] = "config.json"
     target: Path = given.to.absolute()
     try:
-        fetched = fetch(target, source, fill, tokenizer_only=weightless)
+        fetched = fetch(target, source | part, fill, tokenizer_only=given.tokenizer_only or given.config_only)
     except (FailedPrecondition, OSError) as error:
         raise SystemExit(f"orca-fetch-model: {' '.join(str(error).split())}") from None
     log.info(f"{target} is {'fetched' if fetched else 'already there'}: {_size(target) / 1e6:.0f} MB")

@@ -58,13 +58,12 @@ class StatusPort:
         more: Callable[[], Mapping[str, Any]] = dict,
         metrics: "Metrics | None" = None,
         pages: Mapping[str, Callable[[Query], Answer]] = MappingProxyType({}),
-        streams: Mapping[str, Callable[[], Callable[[], bytes]]] | None = None,
+        streams: Mapping[str, Callable[[], Callable[[], bytes]]] = MappingProxyType({}),
         shared: bool = False,
     ) -> None:
         """Listens. shared: a process of ours keeps the port, by SO_REUSEPORT.
 
         Raises Unavailable when the port cannot be had."""
-        streams = streams or {}
         closed = self._closed = threading.Event()
         places = threading.BoundedSemaphore(MOST_STREAMS)
 
@@ -80,18 +79,18 @@ class StatusPort:
                     return
                 path, _, query = self.path.partition("?")
                 if path in pages:
-                    status, said = pages[path](dict(parse_qsl(query)))
-                    self.answer(status, json.dumps(said).encode(), "application/json")
+                    page = pages[path](dict(parse_qsl(query)))
+                    self.answer(page.status, json.dumps(page.body).encode(), "application/json")
                     return
                 reason = None if alive() else "the service's event loop has not run for 10 s"
-                more_said: dict[str, Any] = {}
+                said: dict[str, Any] = {}
                 if self.path == "/readyz":
                     reason = reason or ready()
-                    more_said |= more()
+                    said |= more()
                 elif self.path != "/livez":
                     self.send_error(404)
                     return
-                body = json.dumps({"ok": reason is None, "reason": reason} | more_said).encode()
+                body = json.dumps({"ok": reason is None, "reason": reason} | said).encode()
                 self.answer(200 if reason is None else 503, body, "application/json")
 
             def answer(self, status: int, body: bytes, content_type: str) -> None:

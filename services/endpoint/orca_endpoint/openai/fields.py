@@ -16,6 +16,16 @@ STRINGS = {"oneOf": [STRING, {"type": "array", "items": STRING}]}
 IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 
 
+def thing(required: Iterable[str] = (), **properties: dict[str, Any]) -> dict[str, Any]:
+    """The schema of an object."""
+    return {"type": "object", "required": list(required), "properties": properties}
+
+
+def closed(required: Iterable[str], **properties: dict[str, Any]) -> dict[str, Any]:
+    """The schema of an object that has no other properties."""
+    return thing(required, **properties) | {"additionalProperties": False}
+
+
 class Field(NamedTuple):
     """One field of the body: whether it is honoured, how, and its type as JSON Schema."""
 

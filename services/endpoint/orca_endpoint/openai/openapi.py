@@ -9,7 +9,7 @@ from orca_common.release import VERSION
 from .chat.fields import FIELDS as CHAT_FIELDS
 from .chat.tools import CALL
 from .completions.request import FIELDS
-from .fields import BOOLEAN, IDS, INTEGER, STRING, Field
+from .fields import BOOLEAN, IDS, INTEGER, STRING, Field, closed, thing
 
 STREAM = "text/event-stream"
 Schema = dict[str, Any]
@@ -48,14 +48,10 @@ def operation(summary: str, answers: Mapping[str, Schema], body: str | None = No
     return found | more
 
 
-def thing(required: tuple[str, ...] = (), **properties: Schema) -> Schema:
-    return {"type": "object", "required": list(required), "properties": properties}
-
-
 def body_of(fields: Iterable[Field], required: str) -> Schema:
     """The schema of a method's body."""
     described = {field.name: {**field.schema, "description": field.how} for field in fields}
-    return thing((required,), **described) | {"additionalProperties": False}
+    return closed((required,), **described)
 
 
 def nullable(name: str) -> Schema:
@@ -219,10 +215,9 @@ SCHEMAS: dict[str, Schema] = {
         max_model_len=INTEGER,
         chat_template=BOOLEAN,
     ),
-    "TokenizeRequest": thing(
+    "TokenizeRequest": closed(
         ("prompt",), model=STRING, prompt=STRING, add_special_tokens=BOOLEAN, return_token_strs=BOOLEAN
-    )
-    | {"additionalProperties": False},
+    ),
     "Tokens": thing(
         ("count", "max_model_len", "tokens", "token_strs"),
         count=INTEGER,
@@ -230,7 +225,7 @@ SCHEMAS: dict[str, Schema] = {
         tokens=IDS,
         token_strs={"type": ["array", "null"], "items": STRING},
     ),
-    "DetokenizeRequest": thing(("tokens",), model=STRING, tokens=IDS) | {"additionalProperties": False},
+    "DetokenizeRequest": closed(("tokens",), model=STRING, tokens=IDS),
     "Text": thing(("prompt",), prompt=STRING),
     "Health": thing(("status",), status={"const": "ok"}),
     "Version": thing(("version",), version=STRING),

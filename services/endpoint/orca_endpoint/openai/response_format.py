@@ -7,30 +7,18 @@ from typing import Any
 from orca_common.errors import InvalidArgument, echo
 
 from .body import check_names, get
-from .fields import BOOLEAN, STRING, Field
+from .fields import BOOLEAN, STRING, Field, closed
 
 FORMAT = {
     "oneOf": [
         {"type": "object", "properties": {"type": {"enum": ["text", "json_object"]}}, "additionalProperties": False},
-        {
-            "type": "object",
-            "required": ["type", "json_schema"],
-            "properties": {
-                "type": {"const": "json_schema"},
-                "json_schema": {
-                    "type": "object",
-                    "required": ["name", "schema"],
-                    "properties": {
-                        "name": STRING,
-                        "schema": {"type": "object"},
-                        "strict": BOOLEAN,
-                        "description": STRING,
-                    },
-                    "additionalProperties": False,
-                },
-            },
-            "additionalProperties": False,
-        },
+        closed(
+            ["type", "json_schema"],
+            type={"const": "json_schema"},
+            json_schema=closed(
+                ["name", "schema"], name=STRING, schema={"type": "object"}, strict=BOOLEAN, description=STRING
+            ),
+        ),
     ]
 }
 RESPONSE_FORMAT = Field(

@@ -23,7 +23,7 @@ from ..core.core import (
     ScheduleBatch,
 )
 from ..core.policy import policy_named
-from ..core.request import Phase
+from ..core.request import Arrival, Phase, Request
 from ..master.journal import CoreStep, Heading, LifeStep, Line, Named, Note
 
 SECOND = 1_000_000_000
@@ -194,16 +194,17 @@ class History:
         self._n_slots = state["memory"].get("n_slots", 0)
         rows = {row: len(blocks) for row, blocks in state["memory"].get("rows", [])}
         for values in state["requests"]:
-            arrived = values["arrived"]
-            stay = self._arrive(arrived["claim"], arrived, heading.wall)
-            stay.tokens, stay.slots = values["generated"], rows.get(values["row"], 0) * self._block
+            request = Request.restored(values)
+            stay = self._arrive(request.arrived, heading.wall)
+            stay.tokens = request.generated
+            stay.slots = 0 if request.row is None else rows.get(request.row, 0) * self._block
         self._reserved = sum(rows.values()) * self._block
         self._stand(heading.wall)
 
-    def _arrive(self, claim: int, arrived: dict[str, Any], at: int) -> Stay:
-        stay = self._live.get(claim) or self._claim(claim, at)
-        stay.admitted, stay.arrival, stay.tokens = True, arrived["arrival"], arrived.get("generated", 0)
-        stay.need = self._reservation.upfront(arrived["input_tokens"], arrived["max_new_tokens"])
+    def _arrive(self, arrival: Arrival, at: int) -> Stay:
+        stay = self._live.get(arrival.claim) or self._claim(arrival.claim, at)
+        stay.admitted, stay.arrival, stay.tokens = True, arrival.arrival, arrival.generated
+        stay.need = self._reservation.upfront(arrival.input_tokens, arrival.max_new_tokens)
         return stay
 
     def _claim(self, claim: int, at: int) -> Stay:
@@ -244,9 +245,7 @@ class History:
                 for arrival in event.requests:
                     known = self._known.get(arrival.claim)
                     if known is None or not known.admitted:
-                        fields = arrival.input_tokens, arrival.max_new_tokens, arrival.arrival, arrival.generated
-                        names = "input_tokens", "max_new_tokens", "arrival", "generated"
-                        self._arrive(arrival.claim, dict(zip(names, fields, strict=True)), at)
+                        self._arrive(arrival, at)
             case Cancelled():
                 for claim in event.claims:
                     self._end(claim, at, ELSEWHERE)

@@ -404,14 +404,19 @@ def request_names(lines: Iterable[Line]) -> dict[int, str]:
     """Request ids by claim number."""
     names: dict[int, str] = {}
     for line in lines:
-        match line:
-            case Heading(claims=claims):
-                names |= {claim: named.request for claim, named in claims.items()}
-            case Note({"claims": claims}):
-                names |= {int(claim): name for claim, name in claims.items()}
-            case _:
-                pass
+        names |= named_in(line)
     return names
+
+
+def named_in(line: Line) -> dict[int, str]:
+    """The request ids in a line, by claim number."""
+    match line:
+        case Heading(claims=claims):
+            return {claim: named.request for claim, named in claims.items()}
+        case Note({"claims": claims}):
+            return {int(claim): name for claim, name in claims.items()}
+        case _:
+            return {}
 
 
 def _line(line: dict[str, Any]) -> Line:

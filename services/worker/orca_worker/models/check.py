@@ -14,8 +14,7 @@ from pathlib import Path
 from orca_common.checkpoint import read_checkpoint, resolve_model
 from orca_common.errors import FailedPrecondition
 
-from .families import check_partition, check_type, family_of
-from .weight_files import header_of, missing, weight_files
+from .families import check_partition, check_type, check_weights
 
 
 def check(folder: Path, tensor_parallel: int, pipeline_parallel: int, *, config_only: bool) -> None:
@@ -25,13 +24,8 @@ def check(folder: Path, tensor_parallel: int, pipeline_parallel: int, *, config_
     """
     checkpoint = read_checkpoint(folder)
     check_partition(checkpoint, tensor_parallel, pipeline_parallel)
-    if config_only or not family_of(checkpoint).needs_torch:
-        return
-    for file in weight_files(folder):
-        try:
-            header_of(file)
-        except FileNotFoundError:
-            raise missing(folder, file.name) from None
+    if not config_only:
+        check_weights(checkpoint)
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -100,8 +100,7 @@ def check_files(folder: Path) -> None:
             size = file.stat().st_size
         except FileNotFoundError:
             raise missing(folder, file.name) from None
-        spans = [info.get("data_offsets") for info in header.values() if isinstance(info, dict)]
-        if (needed := start + max((span[1] for span in spans if _is_span(span)), default=0)) > size:
+        if (needed := start + max((end for _, end in _spans(header)), default=0)) > size:
             raise broken(file, f"it ends after {size} of {needed} bytes")
 
 
@@ -133,8 +132,7 @@ def _of_file(file: Path, most: int) -> bytes:
         descriptor = open_regular(file)
     except (FailedPrecondition, OSError):
         return b""
-    spans = [info.get("data_offsets") for info in header.values() if isinstance(info, dict)]
-    tensors = [(start + span[0], span[1] - span[0]) for span in spans if _is_span(span)]
+    tensors = [(start + begin, end - begin) for begin, end in _spans(header)]
     each = max(most // max(len(tensors), 1), LEAST_BYTES)
     try:
         found.update(os.pread(descriptor, start, 0))
@@ -149,6 +147,12 @@ def _of_file(file: Path, most: int) -> bytes:
     finally:
         os.close(descriptor)
     return found.digest()
+
+
+def _spans(header: dict[str, Any]) -> list[tuple[int, int]]:
+    """The offsets of all tensors. Wrong ones are left to their reader to refuse."""
+    found = [info.get("data_offsets") for info in header.values() if isinstance(info, dict)]
+    return [(span[0], span[1]) for span in found if _is_span(span)]
 
 
 def _is_span(value: object) -> TypeGuard[tuple[int, int]]:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from orca_common.scores import MAX_TOP
 
-from ..fields import BOOLEAN, METADATA, MODEL, OURS, SAMPLED, STOP, STREAM, STRING, USER, Field
+from ..fields import BOOLEAN, METADATA, MODEL, OURS, SAMPLED, STOP, STREAM, STRING, USER, Field, closed
 from ..request import Fixed
 from ..response_format import RESPONSE_FORMAT
 from .tools import CALL
@@ -43,24 +43,15 @@ REFUSED = (
 )
 FIXED: Fixed = {one.name: (one.value, one.why) for one in REFUSED}
 
-PART = {
-    "type": "object",
-    "required": ["type", "text"],
-    "properties": {"type": {"const": "text"}, "text": STRING},
-    "additionalProperties": False,
-}
-MESSAGE = {
-    "type": "object",
-    "required": ["role"],
-    "properties": {
-        "role": {"enum": ["system", "developer", "user", "assistant", "tool"]},
-        "content": {"oneOf": [STRING, {"type": "array", "items": PART}, {"type": "null"}]},
-        "name": STRING,
-        "tool_call_id": STRING,
-        "tool_calls": {"type": "array", "items": CALL},
-    },
-    "additionalProperties": False,
-}
+PART = closed(["type", "text"], type={"const": "text"}, text=STRING)
+MESSAGE = closed(
+    ["role"],
+    role={"enum": ["system", "developer", "user", "assistant", "tool"]},
+    content={"oneOf": [STRING, {"type": "array", "items": PART}, {"type": "null"}]},
+    name=STRING,
+    tool_call_id=STRING,
+    tool_calls={"type": "array", "items": CALL},
+)
 COUNT = {"type": "integer", "minimum": 1}
 
 FIELDS = (

@@ -11,62 +11,30 @@ from orca.v1.orca_pb2 import TOOL_CHOICE_NONE, TOOL_CHOICE_REQUIRED, TOOL_CHOICE
 from orca_common.errors import InvalidArgument, echo
 
 from ..body import check_names, get, text
-from ..fields import BOOLEAN, STRING, Field
+from ..fields import BOOLEAN, STRING, Field, closed
 
-FUNCTION = {
-    "type": "object",
-    "required": ["name"],
-    "properties": {
-        "name": STRING | {"pattern": "^[A-Za-z0-9_-]{1,64}$"},
-        "description": STRING,
-        "parameters": {"type": "object"},
-        "strict": BOOLEAN,
-    },
-    "additionalProperties": False,
-}
-NAMED = {
-    "type": "object",
-    "required": ["type", "function"],
-    "properties": {
-        "type": {"const": "function"},
-        "function": {
-            "type": "object",
-            "required": ["name"],
-            "properties": {"name": STRING},
-            "additionalProperties": False,
-        },
-    },
-    "additionalProperties": False,
-}
-ALLOWED = {
-    "type": "object",
-    "required": ["type", "allowed_tools"],
-    "properties": {
-        "type": {"const": "allowed_tools"},
-        "allowed_tools": {
-            "type": "object",
-            "required": ["mode", "tools"],
-            "properties": {"mode": {"enum": ["auto", "required"]}, "tools": {"type": "array", "items": NAMED}},
-            "additionalProperties": False,
-        },
-    },
-    "additionalProperties": False,
-}
-CALL = {
-    "type": "object",
-    "required": ["id", "type", "function"],
-    "properties": {
-        "id": STRING,
-        "type": {"const": "function"},
-        "function": {
-            "type": "object",
-            "required": ["name", "arguments"],
-            "properties": {"name": STRING, "arguments": STRING},
-            "additionalProperties": False,
-        },
-    },
-    "additionalProperties": False,
-}
+IS_FUNCTION = {"const": "function"}
+FUNCTION = closed(
+    ["name"],
+    name=STRING | {"pattern": "^[A-Za-z0-9_-]{1,64}$"},
+    description=STRING,
+    parameters={"type": "object"},
+    strict=BOOLEAN,
+)
+NAMED = closed(["type", "function"], type=IS_FUNCTION, function=closed(["name"], name=STRING))
+ALLOWED = closed(
+    ["type", "allowed_tools"],
+    type={"const": "allowed_tools"},
+    allowed_tools=closed(
+        ["mode", "tools"], mode={"enum": ["auto", "required"]}, tools={"type": "array", "items": NAMED}
+    ),
+)
+CALL = closed(
+    ["id", "type", "function"],
+    id=STRING,
+    type=IS_FUNCTION,
+    function=closed(["name", "arguments"], name=STRING, arguments=STRING),
+)
 FIELDS = (
     Field(
         "tools",
@@ -77,12 +45,7 @@ FIELDS = (
         {
             "type": "array",
             "maxItems": 128,
-            "items": {
-                "type": "object",
-                "required": ["type", "function"],
-                "properties": {"type": {"const": "function"}, "function": FUNCTION},
-                "additionalProperties": False,
-            },
+            "items": closed(["type", "function"], type=IS_FUNCTION, function=FUNCTION),
         },
     ),
     Field(
