@@ -235,6 +235,7 @@ class Releases:
         self.cluster = cluster
         self._current: Release | None = None
         self._values: Values = {}
+        self._broken: list[Values] = []  # an installation takes minutes to fail, and the next one would, too
 
     async def get(self, values: Values) -> Release:
         """A release with these values, all of whose pods are Ready."""
@@ -245,11 +246,17 @@ class Releases:
                 pass
             else:
                 return self._current
+        if values in self._broken:
+            raise Failed(f"a release with {dict(values)} did not come up before")
         await self.remove()
         release = Release(self.cluster, values)
         self._current, self._values = release, values
-        await release.install()
-        await release.healed()
+        try:
+            await release.install()
+            await release.healed()
+        except Failed:
+            self._broken.append(values)
+            raise
         assert reachable(release.host()), "run the suite where the cluster's Services can be reached, as on a node"
         return release
 

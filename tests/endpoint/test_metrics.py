@@ -107,3 +107,14 @@ def test_gaps_of_tokens_that_come_together_share_their_time(monkeypatch: pytest.
     assert found.value("orca_time_to_first_token_seconds_sum") == 1.0
     assert found.value("orca_inter_token_latency_seconds_count") == 5
     assert found.value("orca_inter_token_latency_seconds_sum") == pytest.approx(0.5)
+
+
+def test_every_token_but_the_first_has_a_gap_when_several_come_first() -> None:
+    metrics = Metrics("endpoint")
+    meter = Meter(CallMetrics(metrics), "", 1.0)
+    meter.answered(Attached(b"", 1, [], [], None, new=True), 3, 0)
+    meter.came(3)
+    found = values(metrics)
+    assert found.value("orca_time_to_first_token_seconds_count") == 1
+    assert found.value("orca_inter_token_latency_seconds_count") == 2
+    assert found.value("orca_inter_token_latency_seconds_sum") == 0

@@ -86,7 +86,8 @@ TABLE = (
         "orca_inter_token_latency_seconds",
         "histogram",
         AT_ENDPOINT,
-        "Time between two tokens of a stream. Tokens that come together share the time since the one before them.",
+        "Time between two tokens of a stream. Tokens that come together share the time since the one before them; "
+        "those that come with the first one add 0.",
         buckets=BETWEEN_TOKENS,
     ),
     Row(

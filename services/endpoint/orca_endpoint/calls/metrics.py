@@ -104,8 +104,11 @@ class Meter:
         now, shared = time.monotonic(), self._all
         if self._last is not None:
             shared.gap.observe((now - self._last) / new, new)
-        elif self._new:
-            shared.first_token.observe(now - self._arrived)
+        else:
+            if self._new:
+                shared.first_token.observe(now - self._arrived)
+            if new > 1:  # they came with the first one
+                shared.gap.observe(0.0, new - 1)
         self._last = now
         shared.generation.add(new)
         self._generation.add(new)
