@@ -1,8 +1,8 @@
 """Each alert of helm/files/alerts.yaml fires by its real cause on a real stack, and clears when the cause is gone.
 
 The rules are 60 times as quick here (`metrics.hurried`): a real Prometheus scrapes a real stack for a minute or two. No
-cause is known of OrcaInvariantViolated alone. promtool tests that alert, and the limits of all others, with the rules as
-they are (alerts_test.yaml).
+cause is known of OrcaInvariantViolated alone. promtool tests that alert, and the limits of all others, with the rules
+as they are (alerts_test.yaml).
 """
 
 import asyncio

@@ -236,7 +236,7 @@ TABLE = (
         "orca_recoveries_total",
         "counter",
         AT_SCHEDULER,
-        "How often a running engine was given up, to be formed again or to end, and why.",
+        "Ends of a running engine's epoch, by cause. The causes leaving, replaced and retired are no faults.",
         {"engine": ENGINE, "cause": CAUSES},
     ),
     Row(
