@@ -9,7 +9,7 @@ from traffic import Under
 from release import TWO_PODS, Release, Releases
 
 PLACES = 8  # of an engine: a batch of 4 in each of its two stages
-ONE, TWO = 5, 2 * PLACES  # streams that one engine has room for, and two
+ONE, TWO = 5, 2 * PLACES  # streams for which an engine has room, and for which two have
 VALUES = TWO_PODS | {
     "scheduler.settings.max_batch_size": 4,
     "engine.autoscale.enabled": True,

@@ -24,7 +24,7 @@ BOUNDS = Bounds(least=1, most=3, queue_age=5.0, up_seconds=0.0, down_seconds=0.0
 
 
 class Scheduler:
-    """What a scheduler knows, as the test says it."""
+    """A scheduler's knowledge, as the test says it."""
 
     def __init__(self) -> None:
         self.first, self.seen = True, (0, 0.0)

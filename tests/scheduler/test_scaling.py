@@ -18,7 +18,7 @@ def load(requests: int, *, finishing: bool = False) -> Load:
 
 
 def seen(now: float, *requests: int, waiting: int = 0, oldest: float = 0.0, finishing: int = 0) -> Seen:
-    """Engines that hold so many requests each; the last `finishing` of them know that they are to begin nothing."""
+    """Engines that hold these numbers of requests; the last `finishing` of them know that they are to begin nothing."""
     count = len(requests)
     loads = {n: load(held, finishing=n >= count - finishing) for n, held in enumerate(requests)}
     return Seen(now, count, count - finishing, waiting, oldest, loads)
@@ -69,7 +69,7 @@ def test_an_engine_goes_when_one_less_has_had_room_for_long_and_it_has_finished(
     scaling = Scaling(BOUNDS)
     assert counts(after(scaling, seen(0, 3, 3), 299)) == (2, 2)
     assert counts(scaling.step(seen(300, 3, 3))) == (2, 1)
-    assert counts(scaling.step(seen(301, 3, 3))) == (2, 1)  # nobody was told yet
+    assert counts(scaling.step(seen(301, 3, 3))) == (2, 1)  # no engine knows of it yet
     assert counts(scaling.step(seen(302, 5, 1, finishing=1))) == (2, 1)
     assert counts(scaling.step(seen(303, 6, 0, finishing=1))) == (1, 1)
 
@@ -177,7 +177,7 @@ def test_any_history(engines: int, looks: list[tuple[float, bool, int, float, li
             assert engines < bounds.least or (oldest > bounds.queue_age and now - changed >= bounds.up_seconds)
             assert wish.engines <= max(2 * engines, bounds.least)
         if wish.engines < engines:
-            assert beginning == wish.engines  # all were told before
+            assert beginning == wish.engines  # all knew before
             last = [load for number, load in enumerate(loads[:engines]) if number >= beginning]
             idle = not any(load.requests for load in last)
             assert idle or now - told >= bounds.finish_seconds - 1e-6

@@ -40,7 +40,7 @@ class Load(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What is known at a moment."""
+    """The queue and the engines, as they are known at a moment."""
 
     now: float
     engines: int  # whose pods there are to be
@@ -67,7 +67,7 @@ class Scaling:
     def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds
         self._engines = -1  # that were seen last
-        self._changed = 0.0  # since when there are so many
+        self._changed = 0.0  # since when this has been their number
         self._fits: float | None = None  # since when one engine less would do
         self._finishing: float | None = None  # since when the last ones finish
 
@@ -111,7 +111,7 @@ class Scaling:
 
     def _finish(self, seen: Seen, beginning: int, why: str) -> Wish:
         """Has the last engines finish, and go when they have nothing left."""
-        if seen.beginning > beginning:  # nobody has told them yet
+        if seen.beginning > beginning:  # they do not know of it yet
             self._finishing = None
             return Wish(seen.engines, beginning, why)
         if self._finishing is None:

@@ -67,7 +67,7 @@ async def test_engines_come_finish_and_go(tmp_path: Path) -> None:
 
 
 async def test_a_number_that_was_changed_meanwhile_stays(tmp_path: Path) -> None:
-    """Somebody scales while a scheduler decides by what it saw before, whether it hears of that in time or not."""
+    """Somebody scales while a scheduler decides by what it saw before, whether it sees that in time or not."""
     async with watched(tmp_path, scales=True) as world:
         await until(lambda: world.addresses == ENGINE_0)
         seen = world.discovery.size
