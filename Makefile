@@ -23,7 +23,7 @@ PYTEST = $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test again examples page hostile test-kubernetes distributed fuzz matrix takeovers links sentinel restart overload soak lint audit docs
+.PHONY: help setup demo check test again examples page alerts hostile test-kubernetes distributed fuzz matrix takeovers links sentinel restart overload soak lint audit docs
 .PHONY: simulate mutations bench bench-pool gpu protos locks images push release package publish
 
 help: ## Show this help.
@@ -91,6 +91,9 @@ page: $(STAMP) ## Look at the live page in Chromium: what moves, a killed rank, 
 	npm pack --silent --pack-destination build/page axe-core@4.14.1 && tar -xzf build/page/axe-core-4.14.1.tgz -C build/page
 	PYTHONPATH=build/page/python $(BIN)/pytest -m long tests/e2e/test_live_page.py
 
+alerts: $(STAMP) ## See each alert of the chart fire and clear on a stack, where Debian's package prometheus is installed.
+	$(BIN)/pytest -m 'long or not long' tests/e2e/test_alerts.py
+
 hostile: $(STAMP) ## Attack an endpoint from one host, at its door and through nginx and HAProxy where they are installed.
 	$(BIN)/pytest tests/hostile
 
@@ -103,6 +106,7 @@ distributed: $(STAMP) ## Run all of what `make test` samples: tokens of every tp
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS)
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --tp 1 --pp 3 --run-ahead 1
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --tp 1 --pp 2 --dtype bfloat16
+	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --run-ahead 1 --kernels device-loop
 	$(PYTEST) -m long tests/worker
 
 simulate: $(STAMP) ## Simulate endpoints, schedulers and clients on a pool with faults: SEEDS=300, FIRST=0; first the protocol alone.

@@ -27,7 +27,7 @@ HOME = {  # import package -> the folder that holds it
     "orca_chaos": "chaos",
     "orca_cli": "cli",
 }
-PURE = ("core", "lifecycle", "timers", "share")  # of orca_scheduler
+PURE = ("core", "lifecycle", "timers", "share", "scaling")  # of orca_scheduler
 WORKER = (  # rooms of orca_worker, the lowest first
     *("settings", "machine", "partition", "processes", "data_plane"),
     *("iteration", "sampling", "device", "models", "stage", "rank", "pod", "__main__"),
@@ -193,7 +193,7 @@ RULES = [
         ),
     ),
     Rule(
-        "the scheduler's core and lifecycle, its timers and its share import the standard library, each "
+        "the scheduler's core and lifecycle, its timers, its share and its scaling import the standard library, each "
         "other and orca_common.reservation only: no clock, no I/O, no protobuf",
         "orca_scheduler",
         lambda i: (

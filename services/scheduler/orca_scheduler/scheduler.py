@@ -62,8 +62,8 @@ class Scheduler:
         self._name, self._pool, self._discovery = name, pool, discovery
         self._settings, self._telemetry, self._pulse, self._transport = settings, telemetry, pulse, transport
         self._metrics, self._recent = metrics, Recent(RECENT)
-        self.live = Live(name, self._recent, self._mastered, self._queue, settings.show_prompts)
-        report(metrics, self._mastered, self._queue)
+        self.live = Live(name, self._recent, self._mastered, self.queue, settings.show_prompts)
+        report(metrics, self._mastered, self.queue)
         self._candidates: dict[str, Candidate] | None = None  # None: not known yet
         self._masters: dict[str, tuple[EngineMaster, asyncio.Task[None]]] = {}
         self._explains = asyncio.Lock()
@@ -111,6 +111,13 @@ class Scheduler:
         return {engine: why for engine, why in told.items() if why is not None}
 
     @property
+    def first(self) -> bool:
+        """Whether it masters the first engine, and so decides what one scheduler alone may; or there is no engine."""
+        if self._candidates is None:
+            return False
+        return not self._candidates or next(iter(self._candidates)) in self._masters
+
+    @property
     def not_finite(self) -> int:
         """Rows of logits with NaN or infinity since this process began. May be called in any thread."""
         return self._not_finite + sum(master.not_finite for master, _ in list(self._masters.values()))
@@ -119,7 +126,7 @@ class Scheduler:
         """May be called in any thread."""
         return [master for master, _ in list(self._masters.values())]
 
-    def _queue(self) -> tuple[int, float] | None:
+    def queue(self) -> tuple[int, float] | None:
         """How many requests wait, and the age of the first one in seconds; None while the pool does not answer.
 
         May be called in any thread.

@@ -304,7 +304,7 @@ class EngineMaster:
                     self._step_life(event)
             life = self.lifecycle
             if (
-                life.finishing
+                life.finish_by is not None
                 and isinstance(life.state, Running)
                 and self._ledger.nothing_left
                 and not self.core.requests
@@ -702,12 +702,12 @@ class EngineMaster:
         return self._loop.time()
 
 
-def _of_candidate(candidate: Candidate | None) -> tuple[tuple[str, ...] | None, str, bool, bool]:
-    """A candidate as the lifecycle knows it: pods, why some are absent, whether they are to be replaced, and whether by
-    those of another model."""
+def _of_candidate(candidate: Candidate | None) -> tuple[tuple[str, ...] | None, str, bool, bool, bool]:
+    """A candidate as the lifecycle knows it: pods, why some are absent, whether they are to be replaced, whether by
+    those of another model, and whether the engine is to be taken away soon."""
     if candidate is None:
-        return None, "", False, False
-    return candidate.pods, candidate.absent, candidate.replace, candidate.other_model
+        return None, "", False, False, False
+    return candidate.pods, candidate.absent, candidate.replace, candidate.other_model, candidate.ending
 
 
 def arrival(held: Held) -> Arrival:
