@@ -17,18 +17,24 @@ followed() {
   return 1
 }
 
+# Becomes the server. It may be a replica later, whatever it is now.
+serve() {
+  sh /etc/orca/redis/redis-follow.sh &
+  exec "$@"
+}
+
 waited=0
 while true; do
   primary=$(named)
   if [ -z "$primary" ]; then
     why='no two Sentinels name the same primary'
   elif [ "$primary" != "$HOST" ]; then
-    exec "$@" --replicaof "$primary" 6379
+    serve "$@" --replicaof "$primary" 6379
   elif [ "$waited" -lt 30 ] && followed; then
     # The Sentinels may be making it the primary at this moment: with two of them, one would lose what it wrote.
     why='a replica is to become the primary'
   elif [ -e /data/appendonlydir ] || [ -e /data/appendonly.aof ] || [ -z "$(ask sentinel replicas orca)" ]; then
-    exec "$@"
+    serve "$@"
   else
     why='it is named as the primary and its disk is empty, but there were replicas: delete the claims of the Sentinels to begin anew'
   fi

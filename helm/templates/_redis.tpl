@@ -191,7 +191,7 @@ livenessProbe:
 
 {{/* The scripts of servers and Sentinels, mounted where they look for each other. A change restarts both. */}}
 {{- define "orca.redisScripts" -}}
-{{ (.Files.Glob "files/*").AsConfig }}
+{{ (.Files.Glob "files/*.sh").AsConfig }}
 sentinel.conf: |
   {{- include "orca.sentinelConf" . | nindent 2 }}
 {{- end -}}

@@ -98,6 +98,9 @@ def test_sentinels_show_the_certificate_of_redis() -> None:
 
 
 def test_a_change_of_the_scripts_restarts_servers_and_sentinels() -> None:
+    scripts = {script.name for script in (FOLDER / "files").glob("*.sh")}
+    assert rendered(PLAIN).one("ConfigMap", "orca-redis")["data"].keys() == scripts | {"sentinel.conf"}
+
     def sums(seconds: float) -> set[str]:
         release = render(merged(DEMO, {"redis": {"mode": "sentinel"}, "sentinel": {"downAfterSeconds": seconds}}))
         pods = (release.pods[name]["metadata"]["annotations"] for name in ("redis", "sentinel"))

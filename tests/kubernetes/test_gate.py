@@ -1,4 +1,7 @@
-"""`check` and `wait.enabled`: Helm ends with the reason, before anything changes or when a rollout stops."""
+"""`check` and `wait.enabled`: Helm ends with the reason, before anything changes or when a rollout stops.
+
+With one engine a rollout that stops is the end of serving until the rollback; with two, one serves on.
+"""
 
 import re
 
@@ -9,8 +12,8 @@ from traffic import Under
 
 from release import REGISTRY, TWO_PODS, Release, Releases
 
-TWO_ENGINES = TWO_PODS | {"engine.count": 2, "check.timeoutSeconds": 60}
-GATED = TWO_ENGINES | {"check.enabled": False, "wait.enabled": True, "wait.patienceSeconds": 15}
+CHECKED = TWO_PODS | {"check.timeoutSeconds": 60}
+GATED = CHECKED | {"check.enabled": False, "wait.enabled": True, "wait.patienceSeconds": 15}
 LITTLE = {f"worker.resources.{kind}.memory": "100Mi" for kind in ("requests", "limits")}
 NO_IMAGE = {"worker.image": f"{REGISTRY}/orca-worker:none"}
 NO_FOLDER = {"model.path": "/opt/orca/none"}
@@ -26,33 +29,30 @@ REFUSED = {  # values, and what Helm says
     "a wrong model path": (NO_FOLDER, "/opt/orca/none: there is no such folder; nothing was changed"),
     "a wrong image": (NO_IMAGE, "orca-check failed"),
 }
-STOPPED = {  # values, and what Helm says, when one of two engines has been replaced
+STOPPED = {  # values, and what Helm says, when one engine has been replaced
     "a wrong image": (NO_IMAGE, "not found"),
     "a wrong model path": (NO_FOLDER, "/opt/orca/none: there is no such folder"),
     "more memory than a node has": ({"worker.memory.rank": 900000}, "Insufficient memory"),
-    # The kernel ends the container, or where kubelet has it so a process in it, which then dies again and again.
+    # The kernel ends the container (OOMKilled), or, where kubelet wants it, one process: then the worker ends itself.
     "too little memory for its ranks": (LITTLE, "engine-0 of "),
 }
 
 
-@pytest.fixture
-async def gated(releases: Releases) -> Release:
-    return await releases.get(GATED)
-
-
 @pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("engines", [1, 2])
 async def test_an_upgrade_that_cannot_form_changes_nothing(
-    releases: Releases, traffic: Under, pauses: Pauses, name: str
+    releases: Releases, traffic: Under, pauses: Pauses, name: str, engines: int
 ) -> None:
     """Under load: all pods stay, also over the rollback. An unformable tp x pp stopped both engines, for 28.6 s."""
-    orca = await releases.get(TWO_ENGINES)
+    orca = await releases.get(CHECKED | {"engine.count": engines})
     values, reason = REFUSED[name]
     before = await uids(orca)
     async with traffic(orca) as load:
-        async with load.disturbed(f"helm upgrade to {name}, refused by the check, and helm rollback") as seen:
+        title = f"helm upgrade --wait to {name}, {engines} engines, refused by the check, and helm rollback"
+        async with load.disturbed(title) as seen:
             try:
                 with pytest.raises(Failed, match=re.escape(reason)):
-                    await orca.upgrade(values, wait=False)
+                    await orca.upgrade(values)
                 await load.flows()
             finally:
                 await orca.rollback()
@@ -67,23 +67,32 @@ async def uids(orca: Release) -> set[str]:
 
 
 @pytest.mark.parametrize("name", STOPPED)
-async def test_an_upgrade_that_stops_is_an_error(gated: Release, traffic: Under, pauses: Pauses, name: str) -> None:
-    """Under load, without the check: the other engine serves on."""
+@pytest.mark.parametrize("engines", [1, 2])
+async def test_an_upgrade_that_stops_is_an_error(
+    releases: Releases, traffic: Under, pauses: Pauses, name: str, engines: int
+) -> None:
+    """Under load, without the check: one engine is replaced, and the other serves on."""
+    orca = await releases.get(GATED | {"engine.count": engines})
     values, reason = STOPPED[name]
-    async with traffic(gated) as load:
-        async with load.disturbed(f"helm upgrade to {name}, and helm rollback") as seen:
+    async with traffic(orca) as load:
+        title = f"helm upgrade --wait to {name}, {engines} engines, stopped, and helm rollback"
+        async with load.disturbed(title) as seen:
             try:
                 with pytest.raises(Failed, match=re.escape(reason)):
-                    await gated.upgrade(values, wait=False)  # it would wait for endpoints of the wrong model first
-                assert len(await gated.ready_engines()) == 1
-                await load.flows()
+                    # Endpoints of the wrong model do not come up either, and --wait waits for them first.
+                    await orca.upgrade(values, wait="model.path" not in values)
+                assert len(await orca.ready_engines()) == engines - 1
+                if engines > 1:
+                    await load.flows()
             finally:
-                await gated.rollback()
-            await gated.healed(600)
+                await orca.rollback()
+            await orca.healed(600)
+            await load.flows()
         pauses(seen)
 
 
-async def test_helm_test_fails_when_one_of_two_engines_is_dead(gated: Release) -> None:
+async def test_helm_test_fails_when_one_of_two_engines_is_dead(releases: Releases) -> None:
+    gated = await releases.get(GATED | {"engine.count": 2})
     await gated.cluster.helm("test", gated.name)
     try:
         with pytest.raises(Failed, match="not found"):

@@ -73,6 +73,18 @@ async def test_servers_are_restarted(
         pauses(seen)
 
 
+async def test_a_replica_that_no_sentinel_knows(watched: Release) -> None:
+    """It was new when its primary died, of whom Sentinels learn about replicas: it followed the old one for ever."""
+    orca, execute = watched, watched.cluster.execute
+    await followed(orca)
+    primary = await orca.primary()
+    first, second = (pod.name for pod in await orca.pods("redis") if pod.name != primary)
+    await execute(second, "sh", "-c", f"$CLI replicaof {first} 6379")
+    for pod in await orca.pods("sentinel"):
+        await execute(pod.name, "sh", "-c", "$CLI -p 26379 sentinel reset orca")
+    await followed(orca)
+
+
 async def test_all_servers_and_sentinels_are_killed(watched: Release, traffic: Under, pauses: Pauses) -> None:
     """Their data is on their disks, and so is the name of the primary."""
     orca = watched

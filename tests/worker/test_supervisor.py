@@ -164,6 +164,40 @@ def test_why_a_rank_ended(code: int, out_of_memory: bool, why: str) -> None:
     assert why_ended(code, out_of_memory) == why
 
 
+# A supervisor that reads the kernel's count of processes killed for want of memory from a file of the test.
+COUNTED = """
+import sys
+from pathlib import Path
+from orca_worker import machine
+from orca_worker.pod.supervisor import main
+machine.COUNTERS = (Path(sys.argv.pop(1)),)
+main()
+"""
+
+
+async def test_a_pod_ends_when_memory_was_too_little_from_the_beginning(tmp_path: Path) -> None:
+    """Kubernetes then says why. A pod that has been ready replaces the rank: requests have made it need more."""
+    count = tmp_path / "memory.events"
+    count.write_text("oom 3\noom_kill 3\n")
+    async with running(make_timed(tmp_path), "-c", COUNTED, str(count)) as pod:
+        (rank,) = await pod.running()
+        await pod.hello(rank)
+        async with grpc.aio.insecure_channel(rank.address) as channel:
+            lane: Any = (await make_member(channel)).Run()
+            await lane.write(pb.ControlMessage(heartbeat=pb.Heartbeat(number=1, epoch=1)))
+            await lane.read()
+            assert await asyncio.to_thread(pod.ready) is None
+        count.write_text("oom 4\noom_kill 4\n")
+        os.kill(rank.pid, signal.SIGKILL)
+        await pod.until(lambda ranks: ranks[0].pid == 0)
+        assert (await pod.running())[0].restarts == 1
+    async with running(make_timed(tmp_path), "-c", COUNTED, str(count)) as pod:
+        (rank,) = await pod.running()
+        count.write_text("oom 5\noom_kill 5\n")
+        os.kill(rank.pid, signal.SIGKILL)
+        assert await asyncio.wait_for(pod.process.wait(), 20) == 1
+
+
 async def test_fence_kills_that_process_and_no_other(tmp_path: Path) -> None:
     async with running(make_timed(tmp_path)) as pod:
         (rank,) = await pod.running()

@@ -27,7 +27,7 @@ from orca_common import service
 from orca_common.address import join_address, split_address
 from orca_common.backoff import Backoff
 from orca_common.checkpoint import read_checkpoint, resolve_model
-from orca_common.errors import InvalidArgument, OrcaError, Unavailable
+from orca_common.errors import FailedPrecondition, InvalidArgument, OrcaError, Unavailable
 from orca_common.grpc_server import GrpcServer
 from orca_common.listening import reserve_port
 from orca_common.metrics import Metrics, Reading
@@ -152,15 +152,24 @@ class Supervisor(worker_pb2_grpc.SupervisorServicer):
         self._ranks = [Rank(number, settings) for number in range(settings.ranks)]
         of_pod = settings.model_dump(exclude={"ranks", "rank_port"})
         self._of_ranks = RankSettings(**of_pod | {"config": None, "port": 0, "status_port": 0, "local_rank": 0})
+        self._oom_kills = machine.kills()  # before it began
+        self._was_ready = False  # all of its ranks, at some time
         self._changed = asyncio.Event()  # replaced after every change
         self._stopping = asyncio.Event()
 
     async def run(self) -> None:
-        """Keeps the ranks running until it is cancelled."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._forks.run(_tell_end))
-            for rank in self._ranks:
-                group.create_task(self._keep(rank))
+        """Keeps the ranks running until it is cancelled.
+
+        Raises FailedPrecondition when the kernel kills one for want of memory before the pod was ever ready: the next
+        one would need as much, and Kubernetes sees and tells a container that ends again and again.
+        """
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._forks.run(self._fork_server_ended))
+                for rank in self._ranks:
+                    group.create_task(self._keep(rank))
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
 
     async def _keep(self, rank: Rank) -> None:
         backoff = Backoff()
@@ -177,9 +186,19 @@ class Supervisor(worker_pb2_grpc.SupervisorServicer):
             pause = backoff.after(lived)
             what = {"rank": rank.number, "status": code, "lived": lived, "again_in": pause, "why": rank.last_end}
             log.error("rank ended", extra=what)
+            self._may_begin_again(f"rank {rank.number}: {rank.last_end}")
             rank.restarts += 1
             self._publish()
             await asyncio.sleep(pause)
+
+    def _fork_server_ended(self, why: str, lived: float, again_in: float) -> None:
+        log.error("fork server ended", extra={"why": why, "lived": lived, "again_in": again_in})
+        self._may_begin_again(f"the fork server: {why}")
+
+    def _may_begin_again(self, why: str) -> None:
+        """Raises FailedPrecondition when memory was too little from the beginning."""
+        if not self._was_ready and machine.kills() > self._oom_kills:
+            raise FailedPrecondition(f"{why}; it was never ready, so the limit is too low")
 
     async def stop(self) -> None:
         """Lets the ranks leave, and kills those that have not left within the drain bound. Follows `run`."""
@@ -222,7 +241,9 @@ class Supervisor(worker_pb2_grpc.SupervisorServicer):
         for thread in asking:
             thread.join(max(0.0, until - time.monotonic()))
         reasons = (answers.get(rank.number, f"rank {rank.number}: does not answer") for rank in self._ranks)
-        return next((reason for reason in reasons if reason is not None), None)
+        reason = next((reason for reason in reasons if reason is not None), None)
+        self._was_ready |= reason is None
+        return reason
 
     def report(self, metrics: Metrics) -> None:
         """Has the ranks asked at each scrape."""
@@ -365,10 +386,6 @@ class SupervisorApp:
 
     async def close(self) -> None:
         await self._open.aclose()
-
-
-def _tell_end(why: str, lived: float, again_in: float) -> None:
-    log.error("fork server ended", extra={"why": why, "lived": lived, "again_in": again_in})
 
 
 def main(settings: SupervisorSettings | None = None, first: Begun | None = None) -> None:
