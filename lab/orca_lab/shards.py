@@ -33,8 +33,9 @@ from torch._C._distributed_c10d import FakeProcessGroup, Store
 
 from orca.v1 import worker_pb2
 from orca_scheduler.ranks.members import increment, initiation, put_members
+from orca_worker.data_plane.backends import Group
 from orca_worker.data_plane.plane import Loopback
-from orca_worker.data_plane.process_groups import Group, ProcessGroups, open_store
+from orca_worker.data_plane.process_groups import ProcessGroups, open_store
 from orca_worker.iteration.model import Compute, Model
 from orca_worker.models.families import topology
 from orca_worker.models.gpt2.configuration import GPT2Config
@@ -70,20 +71,28 @@ def load_random(
     return (SamplingModel(stage) if place.is_last else HiddenModel(stage)), weights.bytes_made
 
 
-class FakeGroups(ProcessGroups):
-    """Process groups of torch's backend "fake": operations return at once and leave their tensors as they are.
+class Fake:
+    """`Backend` of torch's backend "fake": operations return at once and leave their tensors as they are."""
 
-    What an earlier stage would have sent is random."""
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.in_streams = device, device.type == "cuda"
+
+    def group(self, store: Store, rank: int, size: int) -> Group:
+        return FakeProcessGroup._create_internal(rank, size)
+
+    def meet(self, group: Group, rank: int, size: int, sums: bool) -> None:
+        """There is no other rank to meet."""
+
+    def leave(self, group: Group) -> None:
+        """No thread waits in a group."""
+
+
+class FakeGroups(ProcessGroups):
+    """Process groups of this rank alone. What an earlier stage would have sent is random."""
 
     def __init__(self, place: Place, device: torch.device) -> None:
         self._own_store = open_store("127.0.0.1")
-        super().__init__(place, 1, ("127.0.0.1", self._own_store.port), "127.0.0.1", device, returns_tokens=False)
-
-    def _new_group(self, store: Store, rank: int, size: int) -> Group:
-        return FakeProcessGroup._create_internal(rank, size)
-
-    def _meet(self, group: Group, purpose: str, rank: int, size: int) -> None:
-        """There is no other rank to meet."""
+        super().__init__(place, 1, ("127.0.0.1", self._own_store.port), Fake(device), returns_tokens=False)
 
     def receive(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
         x = super().receive(shape, dtype)

@@ -96,12 +96,16 @@ CASES = [
     token_grid.Case("qwen3", 1, 2, max_bs=8),
     token_grid.Case("t5", 2, 2),
     token_grid.Case("marian", 1, 3, run_ahead=1),
+    token_grid.Case("llama", 2, 2, run_ahead=1, kernels="device-loop"),
 ]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 async def test_tokens(tmp_path: Path, case: token_grid.Case) -> None:
-    """The layout of Figure 6, uneven shards with a run-ahead, other families. `make distributed` runs the grid."""
+    """The layout of Figure 6, uneven shards with a run-ahead, other families, the loop of a GPU.
+
+    `make distributed` runs the grid.
+    """
     await token_grid.check(case, tmp_path, 1)
 
 

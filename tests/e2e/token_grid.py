@@ -1,9 +1,10 @@
 """Float32 tokens of whole stacks equal transformers': greedy ones, and Marian's as they are drawn from its logits.
 
 GPT-2 for tp x pp in {1, 2, 3} x {1, 2, 4}, run-ahead 0 and 1; the other families for {1, 2} x {1, 2}, max_bs 1, 3, 8,
-and those with an encoder for three stages and a run-ahead too.
+and those with an encoder for three stages and a run-ahead too. The loop of a GPU on a CPU (`kernels=device-loop`) for
+all families without an encoder, {1, 2} x {1, 2}, run-ahead 0 and 1.
 
-    python tests/e2e/token_grid.py [--sample N] [--seed 1] [--model t5]
+    python tests/e2e/token_grid.py [--sample N] [--seed 1] [--model t5] [--kernels device-loop]
 
 The models are the demo model and random ones, whose sizes no number of ranks divides. Requests arrive at random.
 """
@@ -55,6 +56,7 @@ class Case(NamedTuple):
     pp: int
     run_ahead: int = 0
     max_bs: int = 3
+    kernels: str = "auto"
 
     @property
     def requests(self) -> int:
@@ -78,6 +80,11 @@ GRID = [
     ),
     *(Case(model, 1, 3, ahead, max_bs) for model, ahead, max_bs in product(WITH_ENCODER, (0, 1), (1, 3, 8))),
     *(Case(model, 2, 2, run_ahead=1) for model in WITH_ENCODER),
+    *(
+        Case(model, tp, pp, ahead, kernels="device-loop")
+        for model, tp, pp, ahead in product((*MODELS, *SHAPES), (1, 2), (1, 2), (0, 1))
+        if tp == 1 or model not in ONE_RANK
+    ),
 ]
 
 
@@ -105,7 +112,7 @@ async def check(case: Case, folder: Path, seed: int) -> None:
     asked = requests_for(of(model), draw, case.requests)
     run = folder / "run"
     numbers: dict[str, Any] = {"max_batch_size": case.max_bs, "block_size": 4, "run_ahead": case.run_ahead}
-    async with running(run, model, tp=case.tp, pp=case.pp, **numbers) as stack:
+    async with running(run, model, tp=case.tp, pp=case.pp, **numbers, kernels=case.kernels) as stack:
         assert len([p for p in stack.processes() if p["role"] == "rank"]) == case.tp * case.pp
         got = await asyncio.gather(*(answer(stack, request) for request in asked))
     assert got == [request.known.tokens for request in asked]
@@ -117,15 +124,16 @@ async def answer(stack: Running, request: Asked) -> list[int]:
     return await stack.tokens(request.known.prompt, len(request.known.tokens), **request.sampling)
 
 
-async def main(sample: int | None, seed: int, model: str | None) -> None:
-    grid = [case for case in GRID if model in (None, case.model)]
+async def main(sample: int | None, seed: int, model: str | None, kernels: str | None) -> None:
+    grid = [case for case in GRID if model in (None, case.model) and kernels in (None, case.kernels)]
     cases = grid if sample is None else random.Random(seed).sample(grid, sample)
     for case in cases:
         started = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="orca-grid-") as folder:
             await check(case, Path(folder), seed)
         ahead = ", one ahead" if case.run_ahead else ""
-        where = f"tp {case.tp} x pp {case.pp}, max_bs {case.max_bs}{ahead}"
+        loop = f", {case.kernels}" if case.kernels != "auto" else ""
+        where = f"tp {case.tp} x pp {case.pp}, max_bs {case.max_bs}{ahead}{loop}"
         print(f"{case.model} model, {where}: {case.requests} requests equal", end=" ")
         print(f"({time.monotonic() - started:.1f} s)", flush=True)
     print(f"{len(cases)} of {len(grid)} passed")
@@ -136,5 +144,6 @@ if __name__ == "__main__":
     parser.add_argument("--sample", type=int, help="how many cases to run, chosen by the seed; all if not given")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--model", help="the cases of one model alone")
+    parser.add_argument("--kernels", choices=("auto", "device-loop"), help="the cases of these kernels alone")
     arguments = parser.parse_args()
-    asyncio.run(main(arguments.sample, arguments.seed, arguments.model))
+    asyncio.run(main(arguments.sample, arguments.seed, arguments.model, arguments.kernels))

@@ -20,9 +20,9 @@ from orca_lab.roofline import accelerator
 from orca_lab.shapes import Shape, gpt
 from orca_lab.shards import BLOCK_SIZE, INCREMENT, INITIATION, formed, measure_place, places
 from orca_lab.shards import Case as ShardCase
-from orca_worker.data_plane.process_groups import ProcessGroups, open_store
+from orca_worker.data_plane.backends import Nccl
+from orca_worker.data_plane.process_groups import open_store
 from orca_worker.iteration.model import Compute
-from orca_worker.partition import Place
 from orca_worker.stage.stage import Stage
 
 pytestmark = [
@@ -116,11 +116,10 @@ def test_shards_are_timed_against_a_floor() -> None:
 
 def test_nccl_of_one_rank() -> None:
     """A group as a rank makes it, of this rank alone: NCCL refuses two ranks on one GPU (before 2.30)."""
-    store = open_store("127.0.0.1")
-    plane = ProcessGroups(Place(2, 1), 1, ("127.0.0.1", store.port), "127.0.0.1", CUDA, returns_tokens=False)
-    group = plane._new_group(store, 0, 1)
-    plane._meet(group, "tensor", 0, 1)
+    nccl = Nccl(CUDA)
+    group = nccl.group(open_store("127.0.0.1"), 0, 1)
+    nccl.meet(group, 0, 1, sums=True)
     x = torch.arange(4.0, device=CUDA)
     group.allreduce([x]).wait()
     assert x.tolist() == [0, 1, 2, 3]
-    group.abort()
+    nccl.leave(group)

@@ -34,7 +34,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Text:
-    """`old`, which stands once in a file that is not Python, becomes `new`."""
+    """`old`, which stands once in a file, becomes `new`: for what is not Python, and for lines that change places."""
 
     old: str
     new: str

@@ -62,8 +62,8 @@ class SchedulerApp:
                 "/requests": lambda _: Answer(200, {"requests": self._scheduler.requests()}),
             },
             streams={
-                "/live": lambda: self._scheduler.live.reader(lives_alone=False),
-                "/live/quiet": lambda: self._scheduler.live.reader(lives_alone=True),
+                "/live": lambda: self._scheduler.live.reader(failures_alone=False),
+                "/live/quiet": lambda: self._scheduler.live.reader(failures_alone=True),
             },
             shared=settings.ports_kept,
         )

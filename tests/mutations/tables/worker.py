@@ -1,9 +1,27 @@
 """The worker: forks, relays."""
 
-from mutations.changes import drop, never, sets, swap, unbound
+from mutations.changes import Text, drop, gives, never, sets, swap, unbound
 from mutations.mutation import Mutation
 
+KEEP = "self._keep(purpose, group)"
+MEET = 'self._backend.meet(group, rank, size, sums=purpose == "tensor")'
 MUTATIONS = [
+    Mutation(
+        "an abort does not reach a group whose ranks meet",
+        "services/worker/orca_worker/data_plane/process_groups.py",
+        "",
+        Text(
+            f"{KEEP}  # before its ranks meet, so that an abort reaches it\n            {MEET}\n", f"{MEET}; {KEEP}\n"
+        ),
+        "tests/worker/test_garbage.py::test_a_rank_is_lost_at_a_step_of_joining[1-3-dies]",
+    ),
+    Mutation(
+        "garbage of an aborted receive is an index",
+        "services/worker/orca_worker/iteration/device_tokens.py",
+        "DeviceTokens.find",
+        gives("torch.where(given == HERE, self._table.index_select(0, rows), given)"),
+        "tests/worker/test_garbage.py::test_a_rank_is_lost_in_the_middle[1-2]",
+    ),
     Mutation(
         "a fork leaks its streams",
         "services/worker/orca_worker/processes/fork_server.py",

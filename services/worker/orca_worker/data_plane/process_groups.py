@@ -9,17 +9,12 @@ downstream  a pair, this tensor rank of this stage and of the next one: the hidd
 encoded     a pair, this tensor rank of the last stage and of the first: the output of an encoder that goes back
 tokens      the rank that samples and the ranks of the first stage: for a scheduler that runs ahead
 
-Every rank joins its groups in this order.
-
-The GPU thread waits in these operations, and an abort must wake it. NCCL's abort does. In gloo (torch 2.13) neither
-abort() nor shutdown() wakes a thread that waits for a frozen peer. But gloo closes all sockets of a group when a
-receive in it times out. So we leave a gloo group by a receive of nothing with a timeout of a millisecond.
+Every rank joins its groups in this order. `backends.py` has what NCCL and gloo do differently.
 """
 
 from __future__ import annotations
 
 import encodings.idna  # noqa: F401  # the first address of a socket would load it, while an epoch forms
-import logging
 import socket
 import threading
 import time
@@ -31,20 +26,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from ..partition import Place
+from .backends import WILDCARDS, Backend, Group
 from .plane import PeerLost
 
-log = logging.getLogger(__name__)
-
-# Bounds of last resort. Before they pass, the master forms a new epoch, which wakes whoever waits in the old one.
-JOIN_TIMEOUT = timedelta(minutes=10)
-WAIT_TIMEOUT = timedelta(hours=2)
-NEVER_SENT = 99  # tag of a receive to which no send belongs
-WILDCARDS = ("", "0.0.0.0", "::")
-
-Group = Any  # ProcessGroupGloo or ProcessGroupNCCL; only what torch.distributed's C++ backends share is used
+JOIN_TIMEOUT = timedelta(minutes=10)  # a bound of last resort: before it passes, the master forms a new epoch
 
 
 def open_store(host: str) -> TCPStore:
@@ -60,22 +48,18 @@ def open_store(host: str) -> TCPStore:
 
 
 class ProcessGroups:
-    """`DataPlane` over process groups. `host`: where other ranks reach this one. `returns_encoded`: the model has an
-    encoder."""
+    """`DataPlane` over process groups. `returns_encoded`: the model has an encoder."""
 
     def __init__(
         self,
         place: Place,
         epoch: int,
         store: tuple[str, int],
-        host: str,
-        device: torch.device | None,
+        backend: Backend,
         returns_tokens: bool,
         returns_encoded: bool = False,
     ) -> None:
-        self._place, self._epoch, self._store, self._host = place, epoch, store, host
-        self._device = device or torch.device("cpu")
-        self._is_gloo = self._device.type == "cpu"
+        self._place, self._epoch, self._store, self._backend = place, epoch, store, backend
         self.returns_tokens, self._returns_encoded = returns_tokens, returns_encoded and place.pipeline_parallel > 1
         self.sent_bytes = self.waited = 0
         self._lost: str | None = None  # why the plane no longer works
@@ -84,7 +68,8 @@ class ProcessGroups:
         self._woken = threading.Event()  # ends `join`: the groups are there, or the plane was aborted
         received = "upstream", "encoded", "tokens"
         self._expected: dict[str, deque[tuple[Any, Tensor]]] = {kind: deque() for kind in received}  # (work, x)
-        self._sends: deque[tuple[Any, Tensor]] = deque()  # gloo's, oldest first: a send needs its tensor until it ends
+        # Of a host's groups, oldest first: a send needs its tensor until it ends. A device's stream keeps it itself.
+        self._sends: deque[tuple[Any, Tensor]] = deque()
 
     # Coming and going
 
@@ -110,14 +95,10 @@ class ProcessGroups:
         store = TCPStore(*self._store, None, False, timeout=JOIN_TIMEOUT, wait_for_workers=False)
 
         def join(purpose: str, name: str, rank: int, size: int) -> None:
-            if self._lost is None:
-                group = self._new_group(PrefixStore(f"{self._epoch}/{name}", store), rank, size)
-                with self._lock:  # before its ranks meet, so that an abort finds it
-                    if self._lost is not None:
-                        return
-                    self._groups[purpose] = group
-                if not self._is_gloo:
-                    self._meet(group, purpose, rank, size)
+            self.check()
+            group = self._backend.group(PrefixStore(f"{self._epoch}/{name}", store), rank, size)
+            self._keep(purpose, group)  # before its ranks meet, so that an abort reaches it
+            self._backend.meet(group, rank, size, sums=purpose == "tensor")
 
         tp, stage, rank = place.tensor_parallel, place.stage, place.tensor_rank
         if tp > 1:
@@ -137,38 +118,11 @@ class ProcessGroups:
         """How many ranks of the first stage do not sample."""
         return self._place.tensor_parallel - (self._place.pipeline_parallel == 1)
 
-    def _meet(self, group: Group, purpose: str, rank: int, size: int) -> None:
-        """NCCL's ranks meet in their first operation, so it is done here, in a thread that may be left behind.
-
-        It waits for its own operation alone: a kernel that an earlier epoch has left on the device may spin on. (Not
-        run: no GPU was at hand.)
-        """
-        x = torch.zeros(1, device=self._device)
-        if purpose == "tensor":
-            work = [group.allreduce([x])]
-        elif rank:
-            work = [group.recv([x], 0, 0)]
-        else:
-            work = [group.send([x], peer, 0) for peer in range(1, size)]
-        for each in work:
-            each.wait()
-        met = torch.cuda.Event()
-        met.record()
-        met.synchronize()
-
-    def _new_group(self, store: Store, rank: int, size: int) -> Group:
-        """A group. Those of gloo connect here, those of NCCL in `_meet`."""
-        if not self._is_gloo:
-            nccl: Any = dist.ProcessGroupNCCL
-            options = nccl.Options()
-            options._timeout = WAIT_TIMEOUT
-            return nccl(store, rank, size, options)
-        gloo: Any = dist.ProcessGroupGloo
-        options = gloo._Options()
-        options._timeout, options._threads = WAIT_TIMEOUT, 1
-        anywhere = self._host in WILDCARDS
-        options._devices = [gloo.create_default_device() if anywhere else gloo.create_device(hostname=self._host)]
-        return gloo(store, rank, size, options)
+    def _keep(self, purpose: str, group: Group) -> None:
+        """Raises PeerLost when the plane was aborted meanwhile."""
+        with self._lock:
+            self.check()
+            self._groups[purpose] = group
 
     def check(self) -> None:
         if self._lost is not None:
@@ -184,18 +138,8 @@ class ProcessGroups:
         while groups:
             purpose, group = groups.popitem()
             # The thread has the last reference to the group, whose destructor may wait for running operations.
-            threading.Thread(target=self._leave, args=[group], name=f"leave-{purpose}", daemon=True).start()
-
-    def _leave(self, group: Group) -> None:
-        """Wakes whoever waits in a group."""
-        if not self._is_gloo:
-            group.abort()
-            return
-        nothing, peer = torch.empty(1), int(group.rank() == 0)
-        try:
-            group.recv([nothing], peer, NEVER_SENT).wait(timedelta(milliseconds=1))
-        except RuntimeError as error:
-            log.debug("a group was left: %s", error)
+            leaving = threading.Thread(target=self._backend.leave, args=[group], name=f"leave-{purpose}", daemon=True)
+            leaving.start()
 
     def _lose(self, reason: str) -> PeerLost:
         """Aborts, and returns the error to raise. If the plane was lost before, the first reason counts."""
@@ -207,10 +151,10 @@ class ProcessGroups:
 
     def all_reduce(self, x: Tensor) -> Tensor:
         tp = self._place.tensor_parallel
-        if tp > 2 and self._is_gloo:
+        if tp > 2 and not self._backend.in_streams:
             # A ring adds in an order that depends on where in x an element lies, so on the rest of the batch. Two
-            # numbers have one order. (NCCL's order is its own: with three and more GPUs a request's last bits are not
-            # those that it has alone.)
+            # numbers have one order. (On a device the order is the library's: with three and more GPUs a request's last
+            # bits are not those that it has alone.)
             self.sent_bytes += (tp - 1) * x.nbytes
             parts = [torch.empty_like(x) for _ in range(tp)]
             self._do("tensor", lambda group: group.allgather([parts], [x]))
@@ -241,7 +185,7 @@ class ProcessGroups:
 
     def expect(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         if not self._place.is_first:
-            self._expect("upstream", torch.empty(shape, dtype=dtype, device=self._device))
+            self._expect("upstream", torch.empty(shape, dtype=dtype, device=self._backend.device))
 
     def receive(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
         if self._place.is_first:
@@ -259,27 +203,25 @@ class ProcessGroups:
         self._start("encoded", x, lambda group: group.send([x], 1, 0))
 
     def receive_encoded(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        self._expect("encoded", torch.empty(shape, dtype=dtype, device=self._device))
+        self._expect("encoded", torch.empty(shape, dtype=dtype, device=self._backend.device))
         return self._receive("encoded")
 
     def send_tokens(self, token_ids: list[int] | Tensor) -> None:
-        x = torch.as_tensor(token_ids, dtype=torch.int32, device=self._device)
+        x = torch.as_tensor(token_ids, dtype=torch.int32, device=self._backend.device)
         for reader in range(1, self._token_readers + 1):
             self._start("tokens", x, lambda group, reader=reader: group.send([x], reader, 0))
 
     def expect_tokens(self, count: int) -> None:
-        # Of zeros: an aborted receive leaves them, and they are looked up in a table before the abort is known.
-        self._expect("tokens", torch.zeros(count, dtype=torch.int32, device=self._device))
+        self._expect("tokens", torch.empty(count, dtype=torch.int32, device=self._backend.device))
 
     def receive_tokens(self) -> Tensor:
         return self._receive("tokens")
 
     def _expect(self, purpose: str, x: Tensor) -> None:
-        """Notes that x will be received. With gloo the receive begins here: the sender waits for it, and then x arrives
-        in the background. NCCL's receive is a kernel that spins until x is there, so it must not begin before the GPU's
-        other work.
+        """Notes that x will be received. On a host the receive begins here: the sender waits for it, and then x arrives
+        in the background. In a stream it spins until x is there, so it must not begin before the device's other work.
         """
-        work = self._begin_receive(purpose, x) if self._is_gloo else None
+        work = None if self._backend.in_streams else self._begin_receive(purpose, x)
         self._expected[purpose].append((work, x))
 
     def _begin_receive(self, purpose: str, x: Tensor) -> Any:
@@ -297,7 +239,7 @@ class ProcessGroups:
         """Begins an operation that sends x, without waiting for it."""
         self.sent_bytes += x.nbytes
         work = self._begin(purpose, operation)
-        if self._is_gloo:
+        if not self._backend.in_streams:
             self._sends.append((work, x))
             if len(self._sends) > self._most_sends:
                 self._end(purpose, self._sends.popleft()[0])

@@ -54,7 +54,9 @@ class Rendezvous:
             address = "", 0
         if not address[0]:
             raise FailedPrecondition(f"an engine of {place.ranks} ranks needs the address of a store, not {store!r}")
+        from .backends import Gloo, Nccl
         from .process_groups import ProcessGroups
 
-        of_epoch = place, epoch, address, self.host, self._device
-        return ProcessGroups(*of_epoch, returns_tokens, self._returns_encoded)
+        device = self._device
+        backend = Nccl(device) if device is not None and device.type == "cuda" else Gloo(self.host)
+        return ProcessGroups(place, epoch, address, backend, returns_tokens, self._returns_encoded)

@@ -25,9 +25,8 @@ from .cuda import FusedStage
 from .plain import LoadedAttention, PlainKernels, TokenKernels, TorchStage
 
 
-def on_cpu(stage: TorchStage) -> DeviceModel:
+def on_cpu(stage: TorchStage, recorder: Replayed) -> DeviceModel:
     """The `Model` of a stage."""
-    recorder = Replayed()
     fused = FusedStage(stage, lambda plan, kv: PlanKernels(plan, kv, recorder))
     return DeviceModel(fused, stage.recording.place, recorder, partial(recorder.launch, sample))
 

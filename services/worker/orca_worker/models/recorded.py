@@ -95,7 +95,8 @@ class RecordedFamily(Generic[C]):
 
             return on_cuda(stage, compute), weights.bytes_read
         if device.type == "cpu" and compute.kernels == "device-loop" and not recording.has_encoder:
+            from ..device.replay import Replayed
             from .device_loop import on_cpu
 
-            return on_cpu(stage), weights.bytes_read
+            return on_cpu(stage, Replayed()), weights.bytes_read
         return (SamplingModel(stage) if place.is_last else HiddenModel(stage)), weights.bytes_read
