@@ -23,7 +23,7 @@ PYTEST = $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test again examples page hostile test-kubernetes distributed fuzz matrix takeovers links sentinel restart overload soak lint audit docs
+.PHONY: help setup demo check test again examples page alerts hostile test-kubernetes distributed fuzz matrix takeovers links sentinel restart overload soak lint audit docs
 .PHONY: simulate mutations bench bench-pool gpu gpu-node protos locks images push release package publish
 
 help: ## Show this help.
@@ -69,6 +69,9 @@ page: $(STAMP) ## Look at the live page in Chromium: what moves, a killed rank, 
 	$(BIN)/python -m uv pip install --quiet --target build/page/python playwright==1.65.2
 	npm pack --silent --pack-destination build/page axe-core@4.14.1 && tar -xzf build/page/axe-core-4.14.1.tgz -C build/page
 	PYTHONPATH=build/page/python $(BIN)/pytest -m long tests/e2e/test_live_page.py
+
+alerts: $(STAMP) ## See each alert of the chart fire and clear on a stack, where Debian's package prometheus is installed.
+	$(BIN)/pytest -m 'long or not long' tests/e2e/test_alerts.py
 
 hostile: $(STAMP) ## Attack an endpoint from one host, at its door and through nginx and HAProxy where they are installed.
 	$(BIN)/pytest tests/hostile

@@ -27,7 +27,7 @@ HOME = {  # import package -> the folder that holds it
     "orca_chaos": "chaos",
     "orca_cli": "cli",
 }
-PURE = ("core", "lifecycle", "timers", "share")  # of orca_scheduler
+PURE = ("core", "lifecycle", "timers", "share", "scaling")  # of orca_scheduler
 WORKER = (  # rooms of orca_worker, the lowest first
     *("settings", "machine", "partition", "processes", "data_plane"),
     *("iteration", "sampling", "device", "models", "stage", "rank", "pod", "__main__"),
@@ -171,14 +171,14 @@ RULES = [
         ),
     ),
     Rule(
-        "orca_bench -> the scheduler's pure core, journal, members and ledger, the endpoint's delivery, orca_worker, "
-        "orca_kernels, orca_local, orca_lab, orca_client, orca_pool, orca_common, orca.v1; never orca_cli",
+        "orca_bench -> the scheduler's pure core, journal and its memory, members and ledger, the endpoint's delivery, "
+        "orca_worker, orca_kernels, orca_local, orca_lab, orca_client, orca_pool, orca_common, orca.v1; never orca_cli",
         "orca_bench",
         lambda i: ours(
             i,
             *("orca_bench", "orca_worker", "orca_kernels", "orca_local", "orca_lab", "orca_client", "orca_pool"),
             *("orca_common", "orca.v1", "orca_endpoint.calls.delivery", "orca_scheduler.master.ledger"),
-            "orca_scheduler.master.journal",
+            *("orca_scheduler.master.journal", "orca_scheduler.master.recent"),
             *(f"orca_scheduler.{name}" for name in (*PURE, "ranks.members")),
         ),
     ),
@@ -193,7 +193,7 @@ RULES = [
         ),
     ),
     Rule(
-        "the scheduler's core and lifecycle, its timers and its share import the standard library, each "
+        "the scheduler's core and lifecycle, its timers, its share and its scaling import the standard library, each "
         "other and orca_common.reservation only: no clock, no I/O, no protobuf",
         "orca_scheduler",
         lambda i: (

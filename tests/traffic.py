@@ -45,6 +45,6 @@ class Traffic(Streams):
 
 
 class Under(Protocol):
-    """`async with traffic(release) as load`: traffic on a release while the block runs."""
+    """`async with traffic(release) as load`: a number of streams on a release while the block runs."""
 
-    def __call__(self, release: Release) -> AbstractAsyncContextManager[Traffic]: ...
+    def __call__(self, release: Release, streams: int = 20) -> AbstractAsyncContextManager[Traffic]: ...

@@ -20,7 +20,8 @@ from orca_scheduler.core.core import Action, Arrived, BatchReturned, Core, Engin
 from orca_scheduler.core.request import Arrival
 from orca_scheduler.lifecycle.lifecycle import Lifecycle
 from orca_scheduler.lifecycle.places import Shape
-from orca_scheduler.master.journal import Journal, Recent, path_of
+from orca_scheduler.master.journal import Journal, path_of
+from orca_scheduler.master.recent import Recent
 
 PROMPT, OUTPUT = 10, 1000  # tokens of a request
 CASES = ["64x1", "64x8", "512x1", "512x8"]
@@ -63,7 +64,7 @@ def journal_microseconds(batch: int, stages: int, iterations: int, folder: Path 
     steps = [engine.turn() for _ in range(iterations)]
     path = None if folder is None else path_of(folder, "engine-0", 1)
     life = Lifecycle("engine-0", Shape(1, stages, 1, 1, None, 0), None, "", False, False)
-    journal = Journal(path, engine.core, life, recent=Recent(lambda: MEMORY))
+    journal = Journal(path, engine.core, life, recent=Recent(MEMORY).of("engine-0"))
     began = time.process_time()
     for event, actions in steps:
         journal.core_step(event, actions)

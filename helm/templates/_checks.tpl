@@ -43,6 +43,13 @@
 {{- fail (printf "model.cache: only what is fetched is kept (download, hub); model.%s is read where it is" (first $given)) -}}
 {{- end -}}
 
+{{- range $block := list "engine" "endpoint" -}}
+{{- with (index $values $block).autoscale -}}
+{{- if and .enabled (lt (int .max) (int .min)) -}}
+{{- fail (printf "%s.autoscale: max, %d, is less than min, %d" $block (int .max) (int .min)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- if mod $tp $perPod -}}
 {{- fail (printf "engine.gpusPerPod: %d is no divisor of tp, %d" $perPod $tp) -}}
 {{- end -}}

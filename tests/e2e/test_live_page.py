@@ -141,9 +141,10 @@ async def test_a_story_by_keyboard(site: Site) -> None:
     await page.wait_for_selector("tbody .request")
     await page.focus("tbody .request")
     await page.keyboard.press("Enter")
-    await page.wait_for_selector("dialog[open] orca-story li")
+    await page.wait_for_selector("dialog[open] orca-story li:has-text('of engine-0')")
+    await page.wait_for_selector("dialog[open] orca-story p:has-text('finished after')")
     told = await page.inner_text("dialog[open]")
-    for part in ("input token", "came into the queue", "engine-0 claimed it", "made its first token"):
+    for part in ("input token", "in the queue until engine-0 had claimed it", "1 initiation of 3 positions"):
         assert part in told
     assert await page.is_hidden("dialog[open] button:has-text('Show the text')"), "prompts are not shown unasked"
     await page.keyboard.press("Escape")

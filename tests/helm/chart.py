@@ -170,6 +170,15 @@ OPTIONS = {
             },
         )
     ),
+    "engines and endpoints by load": Options(
+        merged(
+            DEMO,
+            {
+                "engine": {"tp": 2, "pp": 2, "autoscale": {"enabled": True, "min": 2, "max": 5, "queueSeconds": 2.5}},
+                "endpoint": {"autoscale": {"enabled": True, "max": 20}},
+            },
+        )
+    ),
     "a hook that waits": Options(merged(DEMO, {"wait": {"enabled": True, "timeoutSeconds": 900}})),
     "Jaeger": Options(
         merged(

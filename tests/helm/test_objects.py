@@ -217,6 +217,36 @@ def test_who_asks_the_api_server_may_do_that_and_no_more() -> None:
     assert not release.of_kind("ClusterRole", "ClusterRoleBinding")
 
 
+def test_schedulers_that_scale_the_engines_may_scale_the_workers_and_nothing_else() -> None:
+    release = rendered("engines and endpoints by load")
+    plain = rendered("nothing but a model").one("Role", "orca-scheduler")["rules"]
+    (more,) = [rule for rule in release.one("Role", "orca-scheduler")["rules"] if rule not in plain]
+    ((group, resource, verbs),) = discovery.SCALING_RULES
+    assert more == {
+        "apiGroups": [group],
+        "resources": [resource],
+        "resourceNames": [release.workloads["worker"]["metadata"]["name"]],
+        "verbs": list(verbs),
+    }
+
+
+def test_what_is_scaled_by_load_has_no_number() -> None:
+    release = rendered("engines and endpoints by load")
+    assert "replicas" not in release.workloads["worker"]["spec"]
+    assert "replicas" not in release.workloads["endpoint"]["spec"]
+    assert "2 to 5 engine(s) by load" in release.notes
+    (autoscaler,) = release.of_kind("HorizontalPodAutoscaler")
+    spec = autoscaler["spec"]
+    target = release.one(spec["scaleTargetRef"]["kind"], spec["scaleTargetRef"]["name"])
+    assert component(target) == "endpoint"
+    assert (spec["minReplicas"], spec["maxReplicas"]) == (2, 20)
+    (metric,) = spec["metrics"]
+    container = main(release.pods["endpoint"])
+    assert metric["containerResource"]["container"] == container["name"]
+    assert metric["containerResource"]["name"] in container["resources"]["requests"]  # its use is a part of that
+    assert not rendered("nothing but a model").of_kind("HorizontalPodAutoscaler")
+
+
 def test_the_hook_and_the_test_wait_for_the_rollout() -> None:
     release = rendered("a hook that waits")
     job = release.one("Job", "orca-wait")

@@ -16,6 +16,14 @@ HUB = {"name": "openai-community/gpt2"}
     [
         ({"engine": {"tp": 4, "gpusPerPod": 3}}, "engine.gpusPerPod: 3 is no divisor of tp, 4"),
         (
+            {"engine": {"autoscale": {"enabled": True, "min": 3, "max": 2}}},
+            "engine.autoscale: max, 2, is less than min, 3",
+        ),
+        (
+            {"endpoint": {"autoscale": {"enabled": True, "max": 1}}},
+            "endpoint.autoscale: max, 1, is less than min, 2",
+        ),
+        (
             {"engine": {"tp": 8, "gpusPerNode": 4}},
             "engine.gpusPerPod: a pod of 8 ranks fits on no node, which has 4 GPUs (gpusPerNode)",
         ),

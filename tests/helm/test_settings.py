@@ -39,6 +39,7 @@ DECIDED = {  # by values of their own, or by the chart
     *("dtype", "device", "ranks", "rank_port", "advertise_host", "first_gpu"),
     *("api_keys", "api_keys_file", "tls_dir"),
     *("ui_port", "scheduler_status", "endpoint_url"),
+    *("min_engines", "max_engines", "scale_queue_seconds", "scale_up_seconds", "scale_down_seconds"),
 }
 
 
@@ -72,6 +73,13 @@ def test_values_become_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     assert scheduler.run_dir == "/journals"
     worker = loaded(option, "worker", monkeypatch)
     assert (worker.threads, worker.log_level, worker.slots) == (4, "DEBUG", 1048576)
+
+
+def test_the_bounds_of_engines_become_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = loaded("engines and endpoints by load", "scheduler", monkeypatch)
+    assert (scheduler.min_engines, scheduler.max_engines) == (2, 5)
+    assert (scheduler.scale_queue_seconds, scheduler.scale_up_seconds, scheduler.scale_down_seconds) == (2.5, 60, 300)
+    assert loaded("nothing but a model", "scheduler", monkeypatch).max_engines is None
 
 
 def test_services_agree(monkeypatch: pytest.MonkeyPatch) -> None:

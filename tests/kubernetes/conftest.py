@@ -37,6 +37,7 @@ ORDER = [
     "chaos",
     "node",
     "scale",
+    "autoscale",
     "updates",
     "weights",
     "gate",
@@ -124,16 +125,16 @@ def known() -> list[Known]:
 
 @pytest.fixture
 def traffic(known: list[Known]) -> Under:
-    """`async with traffic(release) as load`: 20 streams while the block runs, half of them over each kind of target."""
+    """`async with traffic(release) as load`: streams while the block runs, half of them over each kind of target."""
     return partial(_traffic, known)
 
 
 @asynccontextmanager
-async def _traffic(known: list[Known], release: Release) -> AsyncIterator[Traffic]:
+async def _traffic(known: list[Known], release: Release, streams: int = 20) -> AsyncIterator[Traffic]:
     async with (
         release.client(0) as by_service,
         release.client(1) as by_pod,
-        Traffic([by_service, by_pod], known) as traffic,
+        Traffic([by_service, by_pod], known, streams) as traffic,
     ):
         yield traffic
 

@@ -10,7 +10,19 @@ from orca_common.reservation import Reservation
 from orca_common.scores import TOP
 from orca_pool.keys import Keys
 from orca_pool.pool import Pool
-from orca_pool.records import Attached, Busy, CommitAnswer, CommitRow, EngineInfo, ModelIdentity, Reason, Refusal
+from orca_pool.records import (
+    FINISHING_LOAD,
+    Attached,
+    Busy,
+    CommitAnswer,
+    CommitRow,
+    EngineInfo,
+    EngineLoad,
+    EngineUse,
+    ModelIdentity,
+    Reason,
+    Refusal,
+)
 from orca_pool.scripts import Constants
 from orca_pool.wire import RECORD_OVERHEAD, pack_tokens
 
@@ -34,6 +46,21 @@ async def test_engine_infos_are_those_that_formed(lab: Lab) -> None:
     await lab.engine("a", slots=0)
     await lab.pool.renew("b", *lab.terms["b"], epoch=7, form=EngineInfo("b", 2, 3, 128, 7, "", "paper"))
     assert await lab.pool.engine_infos() == [EngineInfo("b", 2, 3, 128, 7, "", "paper")]
+
+
+async def test_engines_tell_what_they_hold_and_have_room_for(lab: Lab) -> None:
+    await lab.endpoint()
+    for engine, slots in (("a", 0), ("b", 64), ("c", 128)):
+        await lab.engine(engine, slots=slots)
+    await lab.submit("q")
+    await lab.claim("c", count=1)
+    await lab.pool.renew("c", *lab.terms["c"], load=EngineLoad(8, 112, 0.1, 1.0))
+    assert await lab.pool.engine_uses() == {
+        "b": EngineUse(0, 0, 0, 64, finishing=False),
+        "c": EngineUse(1, 8, 112, 128, finishing=False),
+    }
+    await lab.pool.renew("c", *lab.terms["c"], load=FINISHING_LOAD)
+    assert (await lab.pool.engine_uses())["c"] == EngineUse(1, 0, 0, 128, finishing=True)
 
 
 async def test_how_a_request_stands(lab: Lab) -> None:

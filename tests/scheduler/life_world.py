@@ -185,7 +185,9 @@ class Term:
     def __init__(self, world: "LifeWorld", number: int, taken_over: bool) -> None:
         self.world, self.number, self.taken_over = world, number, taken_over
         shape = world.shape
-        self.lifecycle = Lifecycle("engine-0", shape, world.candidate, world.absent, world.replace, world.other_model)
+        self.lifecycle = Lifecycle(
+            "engine-0", shape, world.candidate, world.absent, world.replace, world.other_model, world.ending
+        )
         self.begin = lifecycle_state(replace(self.lifecycle))
         self.core = Core(2, shape.pp, shape.block_size, shape.run_ahead)
         self.record: list[tuple[LifeEvent, list[LifeAction]]] = []
@@ -257,7 +259,11 @@ class Term:
         self.settle()
 
     def settle(self) -> None:
-        if self.lifecycle.finishing and isinstance(self.lifecycle.state, Running) and not self.core.requests:
+        if (
+            self.lifecycle.finish_by is not None
+            and isinstance(self.lifecycle.state, Running)
+            and not self.core.requests
+        ):
             self.tell(Finished(self.now, self.lifecycle.life))
         if isinstance(self.lifecycle.state, Draining) and not self.core.in_flight:
             self.tell(Rested(self.now, self.lifecycle.life))
@@ -309,7 +315,7 @@ class Term:
                 assert number == max(self.ended, default=0) + 1
                 assert len(pods) == world.shape.pods
                 assert all(pods), "a pod without an address is dialed"
-                assert not life.replace or life.finishing, "pods are dialed that are to be replaced"
+                assert not life.replace or life.finish_by is not None, "pods are dialed that are to be replaced"
                 assert not any(call.what == "fence" for call in self.calls), "a process is greeted while it is killed"
             case Identify(_, models):
                 assert set(models) == {MODEL}
@@ -393,7 +399,7 @@ class Term:
             assert life.unready is None
             assert not life.leaving, "an engine runs on although its scheduler leaves"
             assert life.pods is not None, "an engine runs on that nobody wants"
-            assert not life.replace or life.finishing, "an engine runs on whose pods are to be replaced"
+            assert not life.replace or life.finish_by is not None, "an engine runs on whose pods are to be replaced"
         if isinstance(life.state, Incomplete):
             assert life.pods is not None
             assert not all(life.pods), "nothing is missing"
@@ -764,7 +770,7 @@ class LifeWorld:
         self.pods: dict[str, Pod] = {}
         self._pids = 100
         self.candidate: tuple[str, ...] | None = tuple(f"a{n}" for n in range(shape.pods))
-        self.absent, self.replace, self.other_model = "", False, False  # of the candidate
+        self.absent, self.replace, self.other_model, self.ending = "", False, False, False  # of the candidate
         self.api_away = False  # nobody can be asked for new pods
         self.remade = False  # the candidate's pods are being made anew, and discovery has not told it
         for address in self.candidate:
@@ -1014,13 +1020,15 @@ class LifeWorld:
             self.candidate = tuple("" if n == gone else address for n, address in enumerate(self.candidate))
         self.replace = self.candidate is not None and pick // 12 % 5 == 0
         self.other_model = self.replace and pick // 60 % 2 == 0
+        self.ending = self.candidate is not None and pick // 120 % 4 == 0
         self._candidate_told()
 
     def _candidate_told(self) -> None:
         for address in filter(None, self.candidate or ()):
             self._pod(address)
         self.absent = "" if all(self.candidate or ()) else "a pod is Pending"
-        self.term.post(CandidateChanged(self.now, self.candidate, self.absent, self.replace, self.other_model))
+        told = self.absent, self.replace, self.other_model, self.ending
+        self.term.post(CandidateChanged(self.now, self.candidate, *told))
 
     def api_away_or_back(self, pick: int) -> None:
         self.api_away = not self.api_away

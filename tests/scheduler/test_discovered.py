@@ -2,6 +2,7 @@
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 from scheduler.live import Process, World, world
@@ -49,6 +50,43 @@ async def test_an_engine_is_removed(tmp_path: Path) -> None:
         await this.completed()
         assert [(await this.read(f"r{n}")).engines[-1][1] for n in range(8)] == ["engine-0"] * 8
         assert [await this.losses(f"r{n}") for n in range(8)] == [0] * 8
+
+
+async def test_an_engine_that_is_to_go_finishes_what_it_began(tmp_path: Path) -> None:
+    """It begins nothing more, until it is to stay after all."""
+    async with world(tmp_path, engines=2, schedulers=0, seconds=0.02) as this:
+        first, second = (engine(n, supervisor) for n, supervisor in enumerate(this.supervisors))
+        scheduler = await this.scheduler(told=True)
+        scheduler.tell(first, second)
+        await this.formed("engine-0", "engine-1")
+        await load(this, 8, 100, seed=16)  # all that both can hold
+        began = {name for n in range(8) if (name := f"r{n}") and (await this.read(name)).engines[0][1] == "engine-1"}
+        assert began
+        scheduler.tell(first, replace(second, ending=True))
+
+        async def knows() -> bool:
+            return (await this.pool.engine_uses())["engine-1"].finishing
+
+        await this.until(knows)
+        for n in range(8, 16):
+            await this.submit(f"r{n}", [n, 2 * n], 20)
+        await this.completed()
+        for n in range(16):
+            engines = [name for _, name in (await this.read(f"r{n}")).engines]
+            assert engines == (["engine-1"] if f"r{n}" in began else ["engine-0"])
+        use = (await this.pool.engine_uses())["engine-1"]
+        assert (use.requests, use.rows, use.finishing) == (0, 0, True)
+        scheduler.tell(first, second)
+
+        async def begins() -> bool:
+            return not (await this.pool.engine_uses())["engine-1"].finishing
+
+        await this.until(begins)
+        for n in range(16, 24):
+            await this.submit(f"r{n}", [n, 2 * n], 60)
+        await this.completed()
+        assert "engine-1" in {name for n in range(16, 24) for _, name in (await this.read(f"r{n}")).engines}
+        assert not scheduler.events("rank lost")
 
 
 async def test_pods_are_replaced_at_other_addresses(tmp_path: Path) -> None:

@@ -45,7 +45,6 @@ from orca_scheduler.master.journal import (
     LifeStep,
     Named,
     Note,
-    Recent,
     decode,
     encode,
     files_in,
@@ -56,6 +55,7 @@ from orca_scheduler.master.journal import (
     replay,
     restored_lifecycle,
 )
+from orca_scheduler.master.recent import SECTIONS, Recent
 
 Step = CoreStep | LifeStep
 
@@ -413,7 +413,7 @@ def test_a_heading_says_whose_requests_they_are_and_when(tmp_path: Path) -> None
 def test_memory_has_the_latest_lines(share: int) -> None:
     """In sections that begin with a heading; never more than its share and a section's last line beyond it."""
     world = storm(random.Random(3), 300)
-    recent = Recent(lambda: share)
+    recent = Recent(share).of("engine-0")
     core = world.fresh()
     journal = Journal(None, core, fresh_lifecycle(), recent=recent)
     for event, _ in world.record:
@@ -422,7 +422,7 @@ def test_memory_has_the_latest_lines(share: int) -> None:
     events = [line.event for line in map(parse, recent.lines(0)) if isinstance(line, CoreStep)]
     assert events == [event for event, _ in world.record][len(world.record) - len(events) :]
     sections = sum(isinstance(parse(line), Heading) for line in recent.lines(0))
-    assert sections <= module.SECTIONS
+    assert sections <= SECTIONS
     assert (len(events) == len(world.record)) == (share == 1 << 20)
     last = recent.lines(time.time_ns())
     assert last == recent.lines(0)[-len(last) :], "what ended before is left out"

@@ -9,10 +9,10 @@ from typing import Any
 
 import httpx2
 import pytest
-from ui.feeds import ENGINE, START, Feed, request
+from ui.feeds import ENGINE, START, Feed, arrived, asked
 
 from orca_common.api_keys import line_of
-from orca_common.service import StatusPort
+from orca_common.service import Answer, Query, StatusPort
 from orca_ui.app import UiApp
 from orca_ui.pages import STATIC
 from orca_ui.settings import UiSettings
@@ -22,11 +22,13 @@ NOWHERE = "http://127.0.0.1:9"  # no server listens there
 
 
 @asynccontextmanager
-async def page(read: Callable[[], bytes], **settings: Any) -> AsyncIterator[httpx2.AsyncClient]:
+async def page(
+    read: Callable[[], bytes], explain: Callable[[Query], Answer] = lambda _: Answer(404, {}), **settings: Any
+) -> AsyncIterator[httpx2.AsyncClient]:
     """The service, which follows one scripted scheduler."""
-    scheduler = StatusPort(
-        "127.0.0.1", 0, lambda: None, lambda: True, streams={"/live": lambda: read, "/live/quiet": lambda: read}
-    )
+    streams = {"/live": lambda: read, "/live/quiet": lambda: read}
+    pages = {"/explain": explain}
+    scheduler = StatusPort("127.0.0.1", 0, lambda: None, lambda: True, pages=pages, streams=streams)
     given = {"scheduler_status": f"127.0.0.1:{scheduler.port}", "endpoint_url": NOWHERE} | settings
     app = UiApp(UiSettings.load(**given))
     address = (await app.start())["http"]
@@ -44,7 +46,7 @@ async def page(read: Callable[[], bytes], **settings: Any) -> AsyncIterator[http
 
 def scripted() -> Callable[[], bytes]:
     feed = Feed()
-    first = [feed.line({"at": START, "claimed": [request(1, "mine", START)]}, held={})]
+    first = [feed.line((START, asked({1: "mine"}, START)), (START, arrived(1)), held={})]
 
     def read() -> bytes:
         return json.dumps(first.pop() if first else feed.line()).encode() + b"\n"
@@ -77,12 +79,33 @@ async def test_a_browser_gets_the_picture_and_its_files() -> None:
         assert (await client.get("/requests/1/text")).status_code == 404, "no prompt is in the feed"
 
 
+async def test_a_story_is_the_scheduler_s_explanation() -> None:
+    asked_for = list[str]()
+
+    def explain(query: Query) -> Answer:
+        asked_for.append(query["request"])
+        return Answer(200, {"request": query["request"], "unseen": 0.0})
+
+    async with page(scripted(), explain) as client, client.stream("GET", "/live") as answer:
+        message = await first_with(answer, lambda m: bool(m.get("requests")))
+        story = await client.get(f"/requests/{message['requests'][0]['n']}")
+        assert (story.status_code, story.json()) == (200, {"request": "mine", "unseen": 0.0})
+        assert (await client.get("/requests/99")).status_code == 404
+    assert asked_for == ["mine"]
+
+
+async def test_a_story_that_no_scheduler_knows() -> None:
+    async with page(scripted()) as client, client.stream("GET", "/live") as answer:
+        await first_with(answer, lambda m: bool(m.get("requests")))
+        assert (await client.get("/requests/1")).status_code == 404
+
+
 async def test_with_keys_only_the_files_are_open(tmp_path: Path) -> None:
     keys = line_of("research", KEY)
     async with page(scripted(), api_keys=keys) as client:
         assert (await client.get("/")).status_code == 200
         assert (await client.get("/about")).json() == {"keys": True}
-        for path in ("/live", "/v1/models", "/requests/1/text"):
+        for path in ("/live", "/v1/models", "/requests/1", "/requests/1/text"):
             for wrong in ({}, {"authorization": "Bearer no"}):
                 answer = await client.get(path, headers=wrong)
                 assert answer.status_code == 401, path

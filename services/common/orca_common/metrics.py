@@ -174,6 +174,14 @@ TABLE = (
         "The share of an engine's slots that is reserved, from 0 to 1.",
         {"engine": ENGINE},
     ),
+    Row(
+        "orca_engines_wanted",
+        "gauge",
+        AT_SCHEDULER,
+        "Engines that there should be by the load, where schedulers scale them, at the one that decides. "
+        "An engine that finishes its requests counts until it may go.",
+    ),
+    Row("orca_worker_pods_wanted", "gauge", AT_SCHEDULER, "The same in pods of the workers."),
     Row("orca_slots", "gauge", AT_SCHEDULER, "An engine's slots.", {"engine": ENGINE, "state": ("reserved", "free")}),
     Row(
         "orca_cache_config_info",
@@ -228,7 +236,7 @@ TABLE = (
         "orca_recoveries_total",
         "counter",
         AT_SCHEDULER,
-        "How often a running engine was given up, to be formed again or to end, and why.",
+        "Ends of a running engine's epoch, by cause. The causes leaving, replaced and retired are no faults.",
         {"engine": ENGINE, "cause": CAUSES},
     ),
     Row(

@@ -45,7 +45,7 @@ max_stop_token_ids max_streams max_waiting max_waiting_bytes model other_models 
 ports_kept pp rank_port ranks redis_password redis_url run_ahead run_dir schedulers served_model_name slots
 scheduler_status show_prompts start_timeout status_port tenant_requests chat_tokens max_viewers ui ui_port endpoint_url
 tenant_waiting_tokens threads tls_dir tp trace_share trace_slow trusted_proxies worker_namespace worker_port
-worker_statefulset workers write_timeout
+worker_statefulset workers write_timeout max_engines min_engines scale_queue_seconds scale_up_seconds scale_down_seconds
 """
 KNOWN = frozenset(NAMES.split())
 NAMED = re.compile(r"(?:(?<=^)|(?<=: ))(ORCA_[A-Z_]+|[a-z_]+)(?=: )")  # what a sentence is about

@@ -31,6 +31,7 @@ from .records import (
     EngineInfo,
     EngineLoad,
     EngineState,
+    EngineUse,
     Finish,
     Look,
     ModelIdentity,
@@ -199,6 +200,14 @@ class Pool:
             for engine, tp, pp, slots, epoch, weights, policy in answer
         )
         return sorted(infos, key=lambda info: info.engine)
+
+    async def engine_uses(self) -> dict[str, EngineUse]:
+        """The same engines: what each of them holds, and has room for."""
+        answer = await self._run("engine_uses")
+        return {
+            engine.decode(): EngineUse(int(requests), int(rows), int(free), int(slots), finishing == b"1")
+            for engine, requests, rows, free, slots, finishing in answer
+        }
 
     # -- endpoints
     async def renew_endpoint(

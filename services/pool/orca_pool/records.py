@@ -212,6 +212,16 @@ class EngineLoad(NamedTuple):
     finishing: bool = False  # it begins nothing: it goes on with what has tokens of its weights
 
 
+class EngineUse(NamedTuple):
+    """The load of an engine that has formed, as its master told last: what it holds, and what it has room for."""
+
+    requests: int  # that it has claimed
+    rows: int  # requests that it can run at a time; 0: it begins none now
+    free: int  # slots that nothing has reserved; 0 where it begins none
+    slots: int
+    finishing: bool
+
+
 NO_LOAD = EngineLoad(0, 0, 0.0, 0.0)
 FINISHING_LOAD = NO_LOAD._replace(finishing=True)
 

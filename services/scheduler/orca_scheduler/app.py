@@ -24,6 +24,8 @@ from orca_pool.retry import reached
 from .discovery.candidates import Discovery
 from .discovery.static import StaticDiscovery
 from .explain.telling import as_json
+from .scaler import Scaler
+from .scaling import Bounds
 from .scheduler import Scheduler
 from .settings import SchedulerSettings
 
@@ -47,6 +49,7 @@ class SchedulerApp:
         self._scheduler = Scheduler(
             name, self._pool, self._discovery, settings, self._telemetry, self._pulse, transport, metrics
         )
+        self._scaler = self._scaler_of(settings, metrics)
         self._status = StatusPort(
             settings.host,
             settings.status_port,
@@ -59,11 +62,24 @@ class SchedulerApp:
                 "/requests": lambda _: Answer(200, {"requests": self._scheduler.requests()}),
             },
             streams={
-                "/live": lambda: self._scheduler.live.reader(lives_alone=False),
-                "/live/quiet": lambda: self._scheduler.live.reader(lives_alone=True),
+                "/live": lambda: self._scheduler.live.reader(failures_alone=False),
+                "/live/quiet": lambda: self._scheduler.live.reader(failures_alone=True),
             },
             shared=settings.ports_kept,
         )
+
+    def _scaler_of(self, settings: SchedulerSettings, metrics: Metrics) -> Scaler | None:
+        if settings.max_engines is None:
+            return None
+        bounds = Bounds(
+            settings.min_engines,
+            settings.max_engines,
+            settings.scale_queue_seconds,
+            settings.scale_up_seconds,
+            settings.scale_down_seconds,
+            settings.finish_seconds,
+        )
+        return Scaler(self._pool, self._discovery, self._scheduler, bounds, settings.shape.pods, metrics)
 
     def _told(self) -> dict[str, Any]:
         """What the status port tells besides."""
@@ -108,6 +124,8 @@ class SchedulerApp:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._discovery.run(self._scheduler.discovered))
             tasks.create_task(self._scheduler.run())
+            if self._scaler is not None:
+                tasks.create_task(self._scaler.run())
 
     async def _check_pool(self) -> str | None:
         """What the log should warn of. Raises Unavailable while the pool is away, which the log tells once."""
@@ -141,8 +159,8 @@ def discovery_of(settings: SchedulerSettings, refused: Callable[[], Mapping[str,
         from .discovery.statefulset import StatefulSetDiscovery
 
         kubernetes = Kubernetes(settings.worker_namespace or own_namespace())
-        name, shape = settings.worker_statefulset, settings.shape
-        return StatefulSetDiscovery(kubernetes, name, shape.pods, settings.worker_port, shape.name, refused)
+        name, shape, scales = settings.worker_statefulset, settings.shape, settings.max_engines is not None
+        return StatefulSetDiscovery(kubernetes, name, shape.pods, settings.worker_port, shape.name, refused, scales)
     assert settings.workers is not None, "the settings have one of the two"
     pods = [pod.strip() for pod in settings.workers.split(",") if pod.strip()]
     return StaticDiscovery(pods, settings.shape.pods)

@@ -1,4 +1,4 @@
-"""Makes the lines that a scheduler streams to the live page: its engines as they are, and what has happened since.
+"""Makes the lines that a scheduler streams to the live page: its engines as they are, and its journals' latest lines.
 
 They are made in the reader's thread; without a reader, they cost nothing.
 """
@@ -6,13 +6,12 @@ They are made in the reader's thread; without a reader, they cost nothing.
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import msgspec
-
-from .master.feed import Feed, encoded, shown
+from .master.journal import DECODER, ENCODER
 from .master.master import EngineMaster
+from .master.output import Held
+from .master.recent import Kept, Recent
 
 IDLE_LINES = 5  # turns without an event after which a line is sent all the same
-ENCODER = msgspec.json.Encoder()
 
 
 class Live:
@@ -21,29 +20,32 @@ class Live:
     def __init__(
         self,
         name: str,
-        feed: Feed,
+        recent: Recent,
         masters: Callable[[], Iterable[EngineMaster]],
         queue: Callable[[], tuple[int, float] | None],
+        show_prompts: bool,
     ) -> None:
-        self._name, self._feed, self._masters, self._queue = name, feed, masters, queue
+        """show_prompts: the token ids of prompts and answers are in the lines, too."""
+        self._name, self._recent, self._masters, self._queue = name, recent, masters, queue
+        self._show_prompts = show_prompts
 
-    def reader(self, lives_alone: bool) -> Callable[[], bytes]:
+    def reader(self, failures_alone: bool) -> Callable[[], bytes]:
         """Returns what gives the next line each time it is called; empty: there is nothing new.
 
-        lives_alone: without steps of cores, for a page at which no browser looks now.
+        failures_alone: for a page at which no browser looks now.
         """
         last, quiet = 0, IDLE_LINES
         first = True
 
         def read() -> bytes:
             nonlocal last, quiet, first
-            entries = self._feed.after(last, lives_alone)
+            found = self._recent.after(last, failures_alone)
             quiet += 1
-            if not entries and quiet < IDLE_LINES:
+            if not found and quiet < IDLE_LINES:
                 return b""
-            last, quiet = entries[-1].number if entries else last, 0
-            line = self._state() | {"events": [encoded(entry, self._feed.show_prompts) for entry in entries]}
-            if first and not lives_alone:
+            last, quiet = found[-1].number if found else last, 0
+            line = self._state() | {"events": [told(kept, self._show_prompts) for kept in found]}
+            if first and not failures_alone:
                 line |= self._all()
             first = False
             return ENCODER.encode(line) + b"\n"
@@ -59,9 +61,34 @@ class Live:
 
     def _all(self) -> dict[str, Any]:
         """Returns the requests and their blocks, for a reader that has not seen how they came."""
-        held = {m.engine: [shown(h, self._feed.show_prompts) for h in m.held()] for m in self._masters()}
+        held = {m.engine: [_held(one, self._show_prompts) for one in m.held()] for m in self._masters()}
         rows = {master.engine: _rows(master) for master in self._masters()}
         return {"held": held, "rows": rows}
+
+
+def told(kept: Kept, show_prompts: bool) -> dict[str, Any]:
+    """A journal's line for a reader: the ids of tokens are in it only where prompts may be shown; otherwise 0 is."""
+    line = DECODER.decode(kept.line)
+    if not show_prompts:
+        for _, fields in [line.get("event", ["", {}]), *line.get("actions", [])]:
+            fields.pop("token_ids", None)
+            for columns in (fields.get("members", {}), fields.get("outcomes", {})):
+                if "token" in columns:
+                    columns["token"] = [None if token is None else 0 for token in columns["token"]]
+    return {"number": kept.number, "at": kept.at, "engine": kept.engine, "term": kept.term, "line": line}
+
+
+def _held(held: Held, show_prompts: bool) -> dict[str, Any]:
+    """A claimed request: numbers, and the id that its client gave it."""
+    claimed, record, made = held.claimed, held.record, held.token_ids()
+    return {
+        "claim": claimed.claim,
+        "id": claimed.request_id,
+        "input": len(record.prompt_ids),
+        "max_new": record.max_new_tokens,
+        "made": len(made),
+        "submitted": claimed.submitted / 1e6,
+    } | ({"text": [list(record.prompt_ids), made]} if show_prompts else {})
 
 
 def engine_state(master: EngineMaster) -> dict[str, Any]:

@@ -25,9 +25,9 @@ from .explain.explanation import Explanation, explain
 from .explain.history import History
 from .gauges import report
 from .live import Live
-from .master.feed import Feed
-from .master.journal import Recent, parse
+from .master.journal import parse
 from .master.master import EngineMaster
+from .master.recent import Recent
 from .settings import SchedulerSettings
 from .share import holds_too_much, may_take
 
@@ -61,12 +61,11 @@ class Scheduler:
     ) -> None:
         self._name, self._pool, self._discovery = name, pool, discovery
         self._settings, self._telemetry, self._pulse, self._transport = settings, telemetry, pulse, transport
-        self._metrics, self._feed = metrics, Feed(settings.show_prompts)
-        self.live = Live(name, self._feed, self._mastered, self._queue)
-        report(metrics, self._mastered, self._queue)
+        self._metrics, self._recent = metrics, Recent(RECENT)
+        self.live = Live(name, self._recent, self._mastered, self.queue, settings.show_prompts)
+        report(metrics, self._mastered, self.queue)
         self._candidates: dict[str, Candidate] | None = None  # None: not known yet
         self._masters: dict[str, tuple[EngineMaster, asyncio.Task[None]]] = {}
-        self._recent: dict[str, Recent] = {}  # by engine, those included that it masters no more
         self._explains = asyncio.Lock()
         self._sights: dict[str, Sight] = {}
         self._too_much: float | None = None  # since when it holds more than its share
@@ -112,6 +111,13 @@ class Scheduler:
         return {engine: why for engine, why in told.items() if why is not None}
 
     @property
+    def first(self) -> bool:
+        """Whether it masters the first engine, and so decides what one scheduler alone may; or there is no engine."""
+        if self._candidates is None:
+            return False
+        return not self._candidates or next(iter(self._candidates)) in self._masters
+
+    @property
     def not_finite(self) -> int:
         """Rows of logits with NaN or infinity since this process began. May be called in any thread."""
         return self._not_finite + sum(master.not_finite for master, _ in list(self._masters.values()))
@@ -120,7 +126,7 @@ class Scheduler:
         """May be called in any thread."""
         return [master for master, _ in list(self._masters.values())]
 
-    def _queue(self) -> tuple[int, float] | None:
+    def queue(self) -> tuple[int, float] | None:
         """How many requests wait, and the age of the first one in seconds; None while the pool does not answer.
 
         May be called in any thread.
@@ -142,12 +148,9 @@ class Scheduler:
         async with self._explains:  # one at a time: the ranks wait for this process
             standing = await self._pool.look_up(request)
             since = standing.times.submitted * 1000 if standing is not None else 0
-            lines = {engine: recent.lines(since) for engine, recent in self._recent.items()}
+            lines = self._recent.lines(since)
             story = await in_thread(lambda: explanation_of(request, lines, standing, time.time_ns()))
             return story, standing
-
-    def _recent_share(self) -> int:
-        return RECENT // len(self._recent)
 
     async def run(self) -> None:
         """Looks at the leases, again and again. Never returns; raises the error of a master that failed."""
@@ -284,8 +287,7 @@ class Scheduler:
             self._pulse,
             self._transport,
             self._metrics,
-            self._recent.setdefault(engine, Recent(self._recent_share)),
-            self._feed,
+            self._recent.of(engine),
         )
         self._masters[engine] = master, asyncio.create_task(master.run(), name=f"master of {engine}")
 

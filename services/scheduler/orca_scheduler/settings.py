@@ -54,6 +54,17 @@ class SchedulerSettings(ServiceSettings, PoolSettings):
     finish_seconds: Annotated[float, Field(ge=0)] = timers.FINISH
     """Seconds for which an engine may finish what it began, before its pods are replaced by those of another model."""
 
+    max_engines: Positive | None = None
+    """Engines that schedulers give worker_statefulset at most, by the load; they do not scale it if not given."""
+    min_engines: Positive = 1
+    """Engines that they give it at least."""
+    scale_queue_seconds: Annotated[float, Field(gt=0)] = timers.QUEUE_OLD
+    """Seconds that the first request of the queue has waited when another engine is asked for."""
+    scale_up_seconds: Annotated[float, Field(ge=0)] = timers.UP_AGAIN
+    """Seconds after a change of the number of engines until more are asked for."""
+    scale_down_seconds: Annotated[float, Field(ge=0)] = timers.DOWN
+    """Seconds for which all requests must have fitted into one engine less, before it is taken away."""
+
     show_prompts: bool = False
     """The live page may show prompts and answers; their token ids are then on the schedulers' status ports."""
     ports_kept: bool = False
@@ -74,6 +85,16 @@ class SchedulerSettings(ServiceSettings, PoolSettings):
     @model_validator(mode="after")
     def _slots_hold_a_block(self) -> Self:
         check_slots(self.slots, self.block_size)
+        return self
+
+    @model_validator(mode="after")
+    def _bounds_of_engines_fit(self) -> Self:
+        if self.max_engines is None:
+            return self
+        if self.worker_statefulset is None:
+            raise ValueError("max_engines: engines are scaled in Kubernetes alone (worker_statefulset)")
+        if self.max_engines < self.min_engines:
+            raise ValueError(f"max_engines: {self.max_engines} are less than the {self.min_engines} of min_engines")
         return self
 
     @model_validator(mode="after")

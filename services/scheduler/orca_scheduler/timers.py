@@ -28,6 +28,11 @@ LONGEST_REFORM = 5.0  # the same after refusals, which double it
 # Changing the model
 FINISH = 300.0  # for what was begun on the old one; `finish_seconds` is the setting
 
+# Scaling engines by the load: defaults of the settings
+QUEUE_OLD = 10.0  # age of the queue's first request, above which there are too few engines
+UP_AGAIN = 60.0  # after a change, for an engine to come up and take its share
+DOWN = 300.0  # with room for all requests in one engine less
+
 # Giving an engine up to another scheduler
 UNREACHED = 20.0  # without an answer of its supervisors
 WITHDRAWN = 60.0  # for so long the one that gave it up takes nothing, and is not counted

@@ -25,6 +25,7 @@ from .feeds import QUIET_SECONDS, Feeds
 from .pages import application
 from .picture import Picture
 from .settings import UiSettings
+from .stories import Stories
 from .viewers import Viewers
 
 log = logging.getLogger(__name__)
@@ -47,13 +48,14 @@ class UiApp:
         self._viewers = Viewers(settings.max_viewers, lambda: self._picture.whole(time.time()))
         addresses = [one.strip() for one in settings.scheduler_status.split(",") if one.strip()]
         self._feeds = Feeds(addresses, self._picture)
+        self._stories = Stories(lambda: self._feeds.addresses)
         mutual = transport.certificates if isinstance(transport, MutualTls) else None
         self._chats = Chats(
             settings.endpoint_url, None if mutual is None else lambda: mutual.client_context("http/1.1")
         )
         certified = mutual is not None and settings.client_certificates
         config = uvicorn.Config(
-            application(self._viewers, self._picture, self._chats, keys),
+            application(self._viewers, self._picture, self._stories, self._chats, keys),
             http=Certified if certified else HttpToolsProtocol,
             ws="none",
             lifespan="off",
@@ -104,6 +106,7 @@ class UiApp:
         self._viewers.close()
         if self._socket is not None:
             self._socket.close()
+        await self._stories.close()
         await self._chats.close()
         self._status.close()
         self._pulse.close()

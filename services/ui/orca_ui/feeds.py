@@ -31,6 +31,11 @@ class Feeds:
         self.full = False  # whether steps of cores are followed, too
         self._changed = asyncio.Event()  # `full` has
 
+    @property
+    def addresses(self) -> list[str]:
+        """The status ports of the schedulers that are followed now."""
+        return list(self._following)
+
     def follow(self, full: bool) -> None:
         """Follows in full, or for failures alone."""
         if full != self.full:

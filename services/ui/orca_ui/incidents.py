@@ -48,10 +48,10 @@ class Incidents:
     _number: int = 0
 
     def event(self, event: Mapping[str, Any], rank_names: list[str]) -> Incident | None:
-        """Takes an event of the feed. Returns the incident that it changed."""
+        """Takes a line of an engine's journal. Returns the incident that it changed."""
         at, watch = event["at"], self._watch(event["engine"])
-        match event:
-            case {"life": "Suspected", "rank": rank, "kind": kind}:
+        match event["line"]:
+            case {"life": ["Suspected", {"suspicion": [int(rank), str(kind), _]}]}:
                 if watch.found is None or kind in SURE:
                     name = rank_names[rank] if rank < len(rank_names) else f"rank {rank}"
                     since = watch.found[0] if watch.found is not None else at
@@ -59,18 +59,20 @@ class Incidents:
                 return self._said(event, watch)
             case {"life": _}:
                 return self._said(event, watch)
-            case {"core": "EngineLost"}:
-                return self._lost(at, len(event.get("given_back", ())), watch)
-            case {"core": "EngineReady"}:
+            case {"event": ["EngineLost", _], "actions": actions}:
+                given_back = [fields["requests"] for name, fields in actions if name == "GiveBack"]
+                return self._lost(sum(map(len, given_back)), watch)
+            case {"event": ["EngineReady", _]}:
                 watch.found, watch.name = None, ""
                 if watch.open is None:
                     return None
                 watch.open.formed = at - watch.judged
                 watch.open.over = not watch.open.streams
                 return self._close_if_over(watch)
-            case {"core": "BatchReturned"}:
+            case {"event": ["BatchReturned", _]}:
                 return self._returned(at, watch)
-        return None
+            case _:
+                return None
 
     def driver_gone(self, engine: str, scheduler: str, at: float, requests: int) -> Incident | None:
         """The scheduler that drives an engine has left without a word."""
@@ -103,7 +105,7 @@ class Incidents:
 
     def _said(self, event: Mapping[str, Any], watch: Watch) -> Incident | None:
         at, changed = event["at"], None
-        for what, why in event.get("said", ()):
+        for what, why in [(f["what"], f["why"]) for name, f in event["line"]["actions"] if name == "Say"]:
             if what == "rank lost":
                 since, found = watch.found or (at, f"{event['engine']} lost its ranks")
                 sure = next((kind for kind in SURE if kind in why), None)
@@ -118,7 +120,7 @@ class Incidents:
                 watch.open.why, changed = f"cannot form: {why}", watch.open
         return changed
 
-    def _lost(self, at: float, streams: int, watch: Watch) -> Incident | None:
+    def _lost(self, streams: int, watch: Watch) -> Incident | None:
         if watch.open is None:
             return None
         watch.open.streams = max(watch.open.streams, streams)

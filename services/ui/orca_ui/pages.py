@@ -14,6 +14,7 @@ from orca_common.errors import Unauthenticated
 
 from .chats import Chats, failed
 from .picture import Picture
+from .stories import Stories
 from .viewers import Viewers
 
 STATIC = Path(__file__).parent / "static"
@@ -51,7 +52,7 @@ class Guard:
         await app(scope, receive, with_headers)
 
 
-def application(viewers: Viewers, picture: Picture, chats: Chats, keys: ApiKeys) -> Starlette:
+def application(viewers: Viewers, picture: Picture, stories: Stories, chats: Chats, keys: ApiKeys) -> Starlette:
     """Makes the application of the page."""
     files = {f"/{path.name}": path for path in sorted(STATIC.iterdir()) if path.suffix in TYPES}
     files["/"] = STATIC / "index.html"
@@ -68,6 +69,11 @@ def application(viewers: Viewers, picture: Picture, chats: Chats, keys: ApiKeys)
             return failed(503, f"{len(viewers)} browsers look already (max_viewers)")
         return Stream(viewers)
 
+    async def story(request: Request) -> Response:
+        name = picture.id_of(request.path_params["number"])
+        told = None if name is None else await stories.of(name)
+        return failed(404, "no scheduler knows the request any more") if told is None else JSONResponse(told)
+
     async def text(request: Request) -> Response:
         found = picture.tokens_of(request.path_params["number"])
         if found is None:
@@ -81,6 +87,7 @@ def application(viewers: Viewers, picture: Picture, chats: Chats, keys: ApiKeys)
         *(Route(path, file) for path in files),
         Route("/about", about),
         Route("/live", live),
+        Route("/requests/{number:int}", story),
         Route("/requests/{number:int}/text", text),
         Route("/v1/models", chats.models),
         Route("/v1/chat/completions", chats.chat, methods=["POST"]),

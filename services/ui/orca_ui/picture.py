@@ -7,13 +7,13 @@ that comes twice changes nothing.
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any
 
 from .incidents import Incident, Incidents, plain
 
 ITERATIONS = 64  # of each engine that are kept, and that a change brings at most
 ENDED = 150  # requests that are kept after their end
-EVENTS = 40  # of one request's story
 WINDOW = 5.0  # seconds over which rates and busy shares are counted
 LETTER_SECONDS = 10.0  # for which an ended request keeps its letter for itself
 HUES = 8
@@ -36,18 +36,12 @@ class Request:
     state: str = "claimed"  # running, claimed (not begun, or given back), or ended
     reason: str = ""  # why it ended
     iterations: int = 0
-    mates: int = 0  # other members of its iterations, summed
+    began: float | None = None  # when its first iteration was scheduled
     first: float | None = None  # when its first token came
     last: float | None = None  # when its last token came
     gap: float = 0.0  # the longest time between two tokens
     ended: float | None = None
-    story: list[tuple[float, str, str]] = field(default_factory=list[tuple[float, str, str]])
-    prompt: list[int] | None = None
-    tokens: list[int] | None = None
-
-    def tell(self, at: float, what: str, detail: str = "") -> None:
-        if len(self.story) < EVENTS:
-            self.story.append((at, what, detail))
+    text: list[list[int]] | None = None  # token ids of its prompt and its answer, where they are shown
 
     def plain(self) -> dict[str, Any]:
         return {
@@ -63,13 +57,11 @@ class Request:
             "state": self.state,
             "reason": self.reason,
             "iterations": self.iterations,
-            "mates": self.mates,
+            "began": self.began,
             "first": self.first,
-            "last": self.last,
             "gap": self.gap,
             "ended": self.ended,
-            "story": self.story,
-            "text": self.prompt is not None,
+            "text": self.text is not None,
         }
 
 
@@ -83,6 +75,7 @@ class Engine:
     open: dict[int, dict[str, Any]] = field(default_factory=dict[int, dict[str, Any]])  # iterations without times
     done: deque[dict[str, Any]] = field(default_factory=lambda: deque[dict[str, Any]](maxlen=ITERATIONS))
     claims: dict[int, Request] = field(default_factory=dict[int, Request])
+    asked: dict[int, dict[str, Any]] = field(default_factory=dict[int, dict[str, Any]])  # claims that are to arrive
     tokens: deque[tuple[float, int]] = field(default_factory=deque[tuple[float, int]])
     busy: deque[tuple[float, list[float]]] = field(default_factory=deque[tuple[float, list[float]]])
     new: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])  # iterations since the last change
@@ -123,7 +116,7 @@ class Picture:
             if state["term"] < term:
                 continue  # an old master that has not noticed yet
             if state["term"] > term:
-                self._taken_over(known, now)
+                self._taken_over(known)
             known.state, known.named = state | {"scheduler": name}, now
             self._note(self._incidents.driven(engine, name, state["why"] is None, now))
         if "held" in line:
@@ -133,7 +126,7 @@ class Picture:
             for claim in claims.keys() - {request["claim"] for request in held}:
                 self._end(claims.pop(claim), now, "UNSEEN")  # while the feed was away
             for request in held:
-                self._claimed(engine, request, None)
+                self._claimed(engine, request)
         judged, drawn = self._judged.get(name, 0), self._drawn.get(name)
         for event in line["events"]:
             engine = self._engine(event["engine"])
@@ -148,13 +141,6 @@ class Picture:
             self._judged[name] = max(judged, newest)
             if drawn is not None:
                 self._drawn[name] = max(drawn, newest)
-        for engine, held in line.get("held", {}).items():
-            for request in held:
-                known = self._engine(engine).claims.get(request["claim"])
-                if known is not None:  # events that are kept may begin with any of its tokens
-                    known.made, known.tokens = request["made"], request.get("tokens")
-                    known.state = "running" if known.made and known.state == "claimed" else known.state
-                    self._changed(known)
         for engine, rows in line.get("rows", {}).items():
             self._rows(self._engine(engine), rows)
 
@@ -177,7 +163,7 @@ class Picture:
         self._requests.clear()
         self._changed_requests.clear()
         for engine in self._engines.values():
-            for part in (engine.rows, engine.open, engine.done, engine.claims, engine.new, engine.dirty):
+            for part in (engine.rows, engine.open, engine.done, engine.claims, engine.asked, engine.new, engine.dirty):
                 part.clear()
 
     def forget(self, address: str) -> None:
@@ -219,9 +205,13 @@ class Picture:
     def tokens_of(self, number: int) -> tuple[list[int], list[int]] | None:
         """Token ids of a request's prompt and answer, where the schedulers show them."""
         for request in self._requests.values():
-            if request.number == number and request.prompt is not None:
-                return request.prompt, request.tokens or []
+            if request.number == number and request.text is not None:
+                return request.text[0], request.text[1]
         return None
+
+    def id_of(self, number: int) -> str | None:
+        """The id of a request that is not forgotten."""
+        return next((request.id for request in self._requests.values() if request.number == number), None)
 
     def _common(self, now: float) -> dict[str, Any]:
         return {
@@ -249,22 +239,46 @@ class Picture:
         return self._engines.setdefault(name, Engine())
 
     def _event(self, engine: Engine, event: Mapping[str, Any]) -> None:
-        name, at = event["engine"], event["at"]
-        for request in event.get("claimed", ()):
-            self._claimed(name, request, at)
-        if "timed" in event:
-            self._timed(engine, event)
-        if event.get("core") == "EngineLost":
-            self._lost(engine)
-        self._made(engine, event)
-        for claim in event.get("given_back", ()):
-            self._back(engine, claim, at, "given back")
-        for claim in event.get("cancelled", ()):
-            self._back(engine, claim, at, "ended elsewhere")
-        for batch in event.get("batches", ()):
-            self._batch(engine, batch, at)
+        """Takes a journal's line (docs/journal.md)."""
+        at = event["at"]
+        match event["line"]:
+            case {"note": {"claims": names, "submitted": submitted}}:
+                for claim, name in names.items():
+                    engine.asked[int(claim)] = {"id": name, "submitted": submitted[claim] / 1e6}
+            case {"note": {"texts": texts}}:
+                for claim, text in texts.items():
+                    engine.asked.setdefault(int(claim), {})["text"] = text
+            case {"note": {"iteration": number, "times": times}}:
+                self._timed(engine, number, times, at)
+            case {"event": [kind, fields], "actions": actions}:
+                if kind == "Arrived":
+                    for arrival in fields["requests"]:
+                        self._arrived(engine, event["engine"], arrival)
+                elif kind == "EngineLost":
+                    self._lost(engine)
+                elif kind == "Cancelled":
+                    for claim in fields["claims"]:
+                        if (request := engine.claims.pop(claim, None)) is not None:
+                            self._end(request, at, "CANCELLED")
+                for name, action in sorted(actions, key=lambda one: one[0] == "ScheduleBatch"):
+                    match name:
+                        case "Commit":
+                            self._made(engine, action["outcomes"], at)
+                        case "GiveBack":
+                            self._back(engine, action["requests"])
+                        case _:
+                            self._batch(engine, action, at)
+            case _:
+                pass
 
-    def _claimed(self, engine: str, given: Mapping[str, Any], at: float | None) -> None:
+    def _arrived(self, engine: Engine, name: str, arrival: Mapping[str, Any]) -> None:
+        asked = engine.asked.pop(arrival["claim"], None)
+        if asked is not None and "id" in asked:
+            claim, made = arrival["claim"], arrival.get("generated", 0)
+            numbers = {"input": arrival["input_tokens"], "max_new": arrival["max_new_tokens"]}
+            self._claimed(name, {"claim": claim, "made": made} | numbers | asked)
+
+    def _claimed(self, engine: str, given: Mapping[str, Any]) -> None:
         key = given["id"], given["submitted"]
         request = self._requests.get(key)
         if request is None:
@@ -274,103 +288,89 @@ class Picture:
                 *self._next_mark(given["submitted"]),
                 *(given["id"], given["input"], given["max_new"], given["made"], given["submitted"], engine),
             )
-            request.prompt, request.tokens = given.get("prompt"), given.get("tokens")
-            request.tell(given["submitted"], "queued")
+            request.text = given.get("text")
             self._requests[key] = request
         known = self._engine(engine).claims
         if known.get(given["claim"]) is request:
             return
         known[given["claim"]] = request
         request.engine, request.state = engine, "claimed"
-        if at is not None:
-            request.tell(max(at, given["submitted"]), "claimed", engine)
         self._changed(request)
 
     def _batch(self, engine: Engine, batch: Mapping[str, Any], at: float) -> None:
-        for row in batch["freed"]:
+        for row in batch["free_rows"]:
             if engine.rows.pop(row, None) is not None:
                 engine.dirty.add(row)
-        members: list[tuple[int, int, int]] = []
-        for claim, row, start, count, blocks in batch["members"]:
+        number, members = batch["iteration"], list[tuple[int, int, int]]()
+        columns = rows_of(batch["members"], claim=0, row=0, start=0, count=1, new_blocks=())
+        for claim, row, start, count, blocks in columns:
             request = engine.claims.get(claim)
             if request is None:
                 continue
             members.append((request.number, start, count))
             request.iterations += 1
-            request.mates += len(batch["members"]) - 1
-            if request.state != "running":
-                request.state = "running"
-                request.tell(at, "started", f"iteration {batch['number']}, {count} tokens")
+            request.state = "running"
+            request.began = at if request.began is None else request.began
             if blocks:
                 held = engine.rows.get(row)
                 before = held[1] if held is not None and held[0] is request else []
                 engine.rows[row] = request, [*before, *(b for b in blocks if b not in before)]
                 engine.dirty.add(row)
             self._changed(request)
-        engine.open[batch["number"]] = {"n": batch["number"], "members": members, "stop": batch["stop"]}
+        engine.open[number] = {"n": number, "members": members, "stop": batch["stop"]}
         while len(engine.open) > ITERATIONS:
             del engine.open[next(iter(engine.open))]
 
-    def _timed(self, engine: Engine, event: Mapping[str, Any]) -> None:
-        iteration = engine.open.pop(event["timed"], None)
+    def _timed(self, engine: Engine, number: int, times: Iterable[list[int]], at: float) -> None:
+        iteration = engine.open.pop(number, None)
         if iteration is None:
             return
-        first = {
-            stage: (started, computed, sent) for stage, rank, _, started, computed, sent in event["times"] if not rank
-        }
+        # stage, tensor rank, received, taken, started, computed, sent
+        first = {stage: [moment / 1e9 for moment in rest[2:5]] for stage, rank, *rest in times if not rank}
         iteration["stages"] = [first[stage] for stage in sorted(first)]
         engine.done.append(iteration)
         engine.new.append(iteration)
-        engine.busy.append((event["at"], [sent - started for started, _, sent in iteration["stages"]]))
+        engine.busy.append((at, [sent - started for started, _, sent in iteration["stages"]]))
 
-    def _made(self, engine: Engine, event: Mapping[str, Any]) -> None:
-        at, shown = event["at"], event.get("tokens")
-        made = event.get("made", ())
-        for place, claim in enumerate(made):
+    def _made(self, engine: Engine, outcomes: Mapping[str, Any], at: float) -> None:
+        made = 0
+        for claim, index, token, reason in rows_of(outcomes, claim=0, base=0, token=None, finish=None):
             request = engine.claims.get(claim)
+            if token is not None:
+                made += 1
             if request is None:
                 continue
-            request.made += 1
-            if shown is not None and request.tokens is not None:
-                request.tokens.append(shown[place])
-            if request.first is None:
-                request.first = at
-                request.tell(at, "first token")
-            if request.last is not None and at - request.last > request.gap:
-                request.gap = at - request.last
-            request.last = at
-            self._changed(request)
+            if token is not None and index >= request.made:  # others were known when the page began to look
+                request.made = index + 1
+                if request.text is not None:
+                    request.text[1].append(token)
+                request.first = at if index == 0 else request.first
+                request.gap = max(request.gap, at - (at if request.last is None else request.last))
+                request.last = at
+                self._changed(request)
+            if reason is not None:
+                self._end(engine.claims.pop(claim), at, reason)
         if made:
-            engine.tokens.append((at, len(made)))
-        for claim, reason in event.get("ended", ()):
-            request = engine.claims.pop(claim, None)
-            if request is not None:
-                self._end(request, at, reason)
+            engine.tokens.append((at, made))
 
-    def _back(self, engine: Engine, claim: int, at: float, what: str) -> None:
-        request = engine.claims.pop(claim, None)
-        if request is None:
-            return
-        if what == "given back":
-            request.state = "claimed"
-            request.tell(at, "given back", "its engine was lost or left")
-            self._changed(request)
-        else:
-            self._end(request, at, "CANCELLED")
+    def _back(self, engine: Engine, requests: Iterable[tuple[int, bool]]) -> None:
+        for claim, _ in requests:
+            if (request := engine.claims.pop(claim, None)) is not None:
+                request.state = "claimed"
+                self._changed(request)
 
     def _end(self, request: Request, at: float, reason: str) -> None:
         request.state, request.reason, request.ended = "ended", reason, at
-        request.tell(at, "ended", reason)
         self._changed(request)
 
-    def _taken_over(self, engine: Engine, now: float) -> None:
+    def _taken_over(self, engine: Engine) -> None:
         """Another master begins: it admits what it has claimed."""
         for request in engine.claims.values():
             if request.ended is None:
                 request.state = "claimed"
-                request.tell(now, "given back", "another scheduler has the engine")
                 self._changed(request)
         engine.claims.clear()
+        engine.asked.clear()
         self._lost(engine)
 
     def _lost(self, engine: Engine) -> None:
@@ -382,6 +382,9 @@ class Picture:
         found = {row: (engine.claims[claim], blocks) for claim, row, blocks in rows if claim in engine.claims}
         engine.dirty |= engine.rows.keys() | found.keys()
         engine.rows = found
+        for request, _ in found.values():
+            request.state = "running"
+            self._changed(request)
 
     # -- bookkeeping
 
@@ -419,6 +422,12 @@ class Picture:
             del self._requests[key]
         for name in [name for name, engine in self._engines.items() if engine.named < now - GONE_SECONDS]:
             del self._engines[name]
+
+
+def rows_of(columns: Mapping[str, Any], **usual: Any) -> Iterable[tuple[Any, ...]]:
+    """The rows of a journal's columns. One that is left out has the usual value in each row."""
+    length = len(columns.get("claim", ()))
+    return zip(*(columns.get(name, repeat(value, length)) for name, value in usual.items()), strict=True)
 
 
 def _row(request: Request, blocks: list[int]) -> list[Any]:

@@ -100,6 +100,8 @@ class ApiServer:
                 return self._create(kind, body)
             case "delete":
                 return self._delete(kind, name, body)
+            case _ if part == "scale":
+                return self._scale(kind, name, body)
             case _:
                 return self._patch(kind, name, body)
 
@@ -170,6 +172,24 @@ class ApiServer:
             manifest["metadata"]["annotations"] = manifest["metadata"].get("annotations", {}) | annotations
         self.put(kind, manifest | body)
         return web.json_response(self.objects[kind][name])
+
+    def _scale(self, kind: str, name: str, operations: list[dict[str, Any]]) -> web.Response:
+        """A JSON patch of the scale: tests of numbers, and one that is set."""
+        if name not in self.objects[kind]:
+            return refusal(404, f"{kind} {name} not found")
+        manifest = copy.deepcopy(self.objects[kind][name])
+        for operation in operations:
+            *way, last = operation["path"].removeprefix("/").split("/")
+            place = manifest
+            for step in way:
+                place = place[step]
+            if operation["op"] == "test" and place[last] != operation["value"]:
+                return refusal(422, f"testing {operation['path']}: the value is another one")
+            place[last] = operation["value"]
+        manifest["metadata"]["generation"] += 1
+        manifest["status"]["observedGeneration"] = manifest["metadata"]["generation"]
+        self.put(kind, manifest)
+        return web.json_response({"spec": manifest["spec"]})
 
 
 def refusal(code: int, message: str) -> web.Response:

@@ -33,11 +33,11 @@ SHAPE = "tp2-pp2-gpus2"
 class Watched:
     """A discovery at work, and what it has told."""
 
-    def __init__(self, server: ApiServer, kubeconfig: str, bounds: Bounds) -> None:
+    def __init__(self, server: ApiServer, kubeconfig: str, bounds: Bounds, scales: bool = False) -> None:
         self.server = server
         kubernetes = Kubernetes("orca", bounds, Path("/nowhere"), kubeconfig)
         self.refused: dict[str, str | None] = {}
-        self.discovery = StatefulSetDiscovery(kubernetes, "orca-worker", 2, 50050, SHAPE, lambda: self.refused)
+        self.discovery = StatefulSetDiscovery(kubernetes, "orca-worker", 2, 50050, SHAPE, lambda: self.refused, scales)
         self.candidates: Sequence[Candidate] | None = None
 
     def told(self, candidates: Sequence[Candidate]) -> None:
@@ -54,14 +54,14 @@ class Watched:
 
 @asynccontextmanager
 async def watched(
-    folder: Path, faults: dict[str, Fault] | None = None, bounds: Bounds | None = None
+    folder: Path, faults: dict[str, Fault] | None = None, bounds: Bounds | None = None, *, scales: bool = False
 ) -> AsyncIterator[Watched]:
     """A discovery over two pods of one engine."""
     async with api_server(folder) as (server, kubeconfig):
         server.put("statefulsets", statefulset(2))
         server.put("pods", pod(0), pod(1))
         server.faults = dict(faults or {})
-        world = Watched(server, kubeconfig, bounds or Bounds())
+        world = Watched(server, kubeconfig, bounds or Bounds(), scales)
         running = asyncio.create_task(world.discovery.run(world.told))
         try:
             yield world

@@ -23,11 +23,17 @@ class Policy(Protocol):
 
     @property
     def reserves_output(self) -> bool:
-        """Whether a request begins only where slots for all its new tokens are free, as the pool is to count."""
+        """Whether a request begins only where slots for its input and all its new tokens are free.
+
+        The pool counts its `upfront` slots by this.
+        """
         ...
 
     def order(self, request: Request) -> tuple[float, ...]:
-        """The request's place among all others, given when it arrives: the smallest comes first."""
+        """A sort key: the smallest comes first.
+
+        It never changes for a request: the core sorts it in once, when the request has been claimed.
+        """
         ...
 
     def memory(self, n_slots: int, block_size: int) -> Memory:

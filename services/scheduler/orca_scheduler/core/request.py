@@ -36,7 +36,7 @@ class Arrival:
     arrival: int  # its place in the queue, kept over recoveries
     input_tokens: int  # of the prompt
     max_new_tokens: int
-    generated: int = 0  # tokens committed before (a recovery): they join the input of the initiation
+    generated: int = 0  # tokens committed under earlier claims: the initiation computes them again
     eos_token_ids: tuple[int, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     deadline: float | None = None  # on the clock of the events' `now`

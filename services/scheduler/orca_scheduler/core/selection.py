@@ -28,12 +28,13 @@ class Plan:
     """The next batch: requests, and how many of its `remaining` positions each of them runs."""
 
     batch: tuple[tuple[Request, int], ...]
-    stop: str  # why it holds no more
+    stop: str  # why it holds no more: a `Stop`, or a sentence of another policy
     preempt: tuple[Request, ...] = ()  # first give up their rows, and start again later; none of them is RUNNING
 
 
 def select(pool: Iterable[Request], limits: Limits, memory: Memory) -> Plan:
-    """The next batch from `pool`: requests that are not RUNNING (line 17), in order of arrival (line 18).
+    """The next batch from `pool`: requests that are not RUNNING (line 17), in the policy's order: that of
+    arrival for `paper` (line 18).
 
     Changes nothing: the caller reserves for what was selected. A failed reservation stops the scan for requests in
     their initiation phase (line 25), which keeps the order FCFS; it never keeps an INCREMENT request out, because its

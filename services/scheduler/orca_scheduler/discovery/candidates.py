@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Never, Protocol
 
+from .size import Size
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -14,6 +16,7 @@ class Candidate:
     absent: str = ""  # why pods have no address, as a sentence; "" when all have one
     replace: bool = False  # the pods are of an old revision, and it is this engine's turn to get new ones
     other_model: bool = False  # .. and the new ones have another model, as far as the manifests say
+    ending: bool = False  # it is to be taken away soon: it finishes what it began, and begins nothing
 
 
 class Discovery(Protocol):
@@ -40,6 +43,19 @@ class Discovery(Protocol):
         """Has the pods of an engine that are of an old revision made anew. The caller has brought the engine to rest.
 
         May be called again. Raises Unavailable when that cannot be asked for now.
+        """
+        ...
+
+    @property
+    def size(self) -> Size | None:
+        """How many engines there are to be, as it was seen last; None: not known yet, or a fixed number."""
+        ...
+
+    async def resize(self, seen: Size, engines: int, beginning: int, why: str) -> None:
+        """Asks for this many engines; or, where there are to be as many already, has the last ones of them finish.
+
+        seen: the size that this was decided by; where it has changed meanwhile, nothing happens. beginning: how many
+        engines begin requests. Raises Unavailable when that cannot be asked for now.
         """
         ...
 

@@ -37,10 +37,16 @@ class Engine:
         """Since when a pod that exists is not ready, in seconds since 1970; None where that is not known."""
         return max((pod.since for pod in self.pods if pod and not pod.ready and pod.since), default=None)
 
-    def candidate(self, port: int, replace: bool, other_model: bool = False) -> Candidate:
+    def candidate(self, port: int, replace: bool, other_model: bool = False, ending: bool = False) -> Candidate:
         """The engine as the scheduler knows it; supervisors listen on `port`."""
         addresses = tuple(join_address(pod.ip, port) if pod is not None and pod.ip else "" for pod in self.pods)
-        return Candidate(self.name, addresses, _sentence(self, lambda pod: not pod.ip), replace, other_model)
+        absent = _sentence(self, lambda pod: not pod.ip)
+        return Candidate(self.name, addresses, absent, replace, other_model, ending)
+
+
+def engine_name(number: int) -> str:
+    """The name of an engine by its number, from 0 on in the order of its pods' ordinals."""
+    return f"engine-{number}"
 
 
 def engines(workers: WorkerSet, pods: Iterable[WorkerPod], pods_per_engine: int) -> list[Engine]:
@@ -49,7 +55,7 @@ def engines(workers: WorkerSet, pods: Iterable[WorkerPod], pods_per_engine: int)
     whole = workers.replicas // pods_per_engine
     return [
         Engine(
-            f"engine-{number}",
+            engine_name(number),
             tuple(f"{workers.name}-{ordinal}" for ordinal in ordinals),
             tuple(by_ordinal.get(ordinal) for ordinal in ordinals),
         )

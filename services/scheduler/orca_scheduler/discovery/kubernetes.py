@@ -1,6 +1,7 @@
 """The calls to Kubernetes's API server; the only module that imports its client.
 
-RULES are all rights that the scheduler's role needs, in the namespace of the workers. Lists and watches of StatefulSets
+RULES are all rights that the scheduler's role needs, in the namespace of the workers, and SCALING_RULES those that it
+needs besides to scale them. Lists and watches of StatefulSets
 name one of them by a field selector, so a role may also be limited to that name.
 """
 
@@ -30,8 +31,9 @@ RULES = (  # (API group, resource, verbs)
     ("", "pods/status", ("patch",)),
     ("", "events", ("create", "patch")),
 )
+SCALING_RULES = (("apps", "statefulsets/scale", ("patch",)),)  # where it scales the engines: of the workers' set alone
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-PATCH = "application/strategic-merge-patch+json"
+PATCH, OPERATIONS = "application/strategic-merge-patch+json", "application/json-patch+json"
 
 
 class Trouble(Unavailable):
@@ -159,6 +161,21 @@ class Kubernetes:
                 name, self.namespace, {"metadata": {"uid": uid, "annotations": annotations}}, _content_type=PATCH
             ),
             fine=(404, 409),
+        )
+
+    async def scale_set(self, name: str, uid: str, before: int, pods: int) -> bool:
+        """Gives a StatefulSet this number of pods if it has `before`. Returns whether it had, and was that very one."""
+        operations = [
+            {"op": "test", "path": "/metadata/uid", "value": uid},
+            {"op": "test", "path": "/spec/replicas", "value": before},
+            {"op": "replace", "path": "/spec/replicas", "value": pods},
+        ]
+        return await self._write(
+            f"scale the StatefulSet {name}",
+            lambda client: AppsV1Api(client).patch_namespaced_stateful_set_scale_without_preload_content(
+                name, self.namespace, operations, _content_type=OPERATIONS
+            ),
+            fine=(404, 409, 422),  # 422: a test has failed
         )
 
     async def put_event(self, event: Manifest) -> None:

@@ -13,6 +13,7 @@ REFUSED = "orca.serving/Refused"  # type of the one that says that its engine's 
 PODS_PER_ENGINE = "orca.serving/pods-per-engine"  # annotation of the StatefulSet, made by the chart
 SHAPE = "orca.serving/shape"  # the same: tp, pp and gpus_per_pod of the schedulers that belong to it
 ROLLOUT = "orca.serving/rollout"  # annotation of the StatefulSet, as the schedulers write it; others begin with it
+BEGINNING = "orca.serving/engines-beginning"  # the same: how many engines begin requests; see `Size`
 STARTING = {"ContainerCreating", "PodInitializing"}  # reasons of a container that waits for nothing unusual
 NOT_READY = "is not ready"
 LONGEST_TELLING = 300  # characters of what a container or the cluster says: more would bury the sentence

@@ -11,6 +11,7 @@ from .following import Follower
 from .kubernetes import Collection, Kubernetes, Trouble
 from .pods import Manifest, WorkerPod, WorkerSet, worker_pod, worker_set
 from .rollout import gets_other_model, outdated_pods, progress, rollout
+from .size import Size, marks, size_of
 from .telling import Teller, View
 
 
@@ -29,11 +30,14 @@ class StatefulSetDiscovery:
         port: int,
         shape: str = "",
         refused: Callable[[], Mapping[str, str | None]] = dict,
+        scales: bool = False,
     ) -> None:
         """`port` is that of the supervisors, `shape` that of the engines, as the annotation SHAPE has it.
 
         `refused` tells of the engines that this scheduler masters why their ranks refuse to form; None: they do not.
+        scales: schedulers take engines away, which finish before (`size`).
         """
+        self._scales = scales
         self._kubernetes, self._pods_per_engine, self._port = kubernetes, pods_per_engine, port
         self._one = Collection("statefulsets", fields=f"metadata.name={statefulset}")
         self._described = f"StatefulSet {kubernetes.namespace}/{statefulset}"
@@ -89,6 +93,20 @@ class StatefulSetDiscovery:
             self._look()
         self._teller.replaced(workers, turn, outdated)
 
+    @property
+    def size(self) -> Size | None:
+        """How many engines there are to be, as it was seen last; None before."""
+        return None if self._workers is None else size_of(self._workers, self._pods_per_engine)
+
+    async def resize(self, seen: Size, engines: int, beginning: int, why: str) -> None:
+        workers = self._workers
+        assert workers is not None, "the size was seen before it is changed"
+        pods = engines * self._pods_per_engine
+        if pods == seen.pods:
+            await self._kubernetes.annotate_set(workers.name, workers.uid, marks(seen, beginning))
+        elif await self._kubernetes.scale_set(workers.name, workers.uid, seen.pods, pods):
+            self._teller.scaled(workers, seen, pods, why)
+
     async def close(self) -> None:
         await self._kubernetes.close()
 
@@ -112,9 +130,15 @@ class StatefulSetDiscovery:
             notices += [sentence for sentence in [progress(view.rollout)] if sentence]
             self._teller.tell(view)
             turn = view.rollout.turn
+            begin = size_of(view.workers, self._pods_per_engine).beginning if self._scales else len(view.engines)
             candidates = [
-                engine.candidate(self._port, engine == turn, engine == turn and gets_other_model(engine, view.workers))
-                for engine in view.engines
+                engine.candidate(
+                    self._port,
+                    engine == turn,
+                    engine == turn and gets_other_model(engine, view.workers),
+                    ending=number >= begin,
+                )
+                for number, engine in enumerate(view.engines)
             ]
             if candidates != self._candidates:
                 self._candidates = candidates

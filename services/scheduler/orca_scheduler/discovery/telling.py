@@ -19,6 +19,7 @@ from .engines import Engine, why_spare
 from .kubernetes import Kubernetes, Trouble
 from .pods import IN_ENGINE, REFUSED, SHAPE, Condition, Manifest, WorkerPod, WorkerSet
 from .rollout import Rollout, Standing, State, standing
+from .size import Size
 
 log = logging.getLogger(__name__)
 
@@ -151,6 +152,11 @@ class Teller:
         message = f"{engine.name}: {names} deleted, to come back with {workers.revision}"
         self._happened(set_event(workers, "EngineReplaced", message, f"{workers.revision} {engine.name}"))
 
+    def scaled(self, workers: WorkerSet, seen: Size, pods: int, why: str) -> None:
+        """The number of pods was changed, because of the load."""
+        message = f"scaled from {seen.pods} to {pods} pods: {why}"
+        self._happened(set_event(workers, "ScaledByLoad", message, str(seen.generation)))
+
     async def run(self) -> Never:
         """Says what is new at once, and later again what was not heard."""
         while True:
@@ -174,7 +180,7 @@ class Teller:
             await asyncio.sleep(LOOK)
 
     def _happened(self, event: Event) -> None:
-        log.info("update of the workers", extra={"what": event.reason, "why": event.message})
+        log.info("change of the workers", extra={"what": event.reason, "why": event.message})
         self._news.append(event)
         self._wake.set()
 

@@ -35,6 +35,7 @@ class CandidateChanged:
     absent: str = ""  # why pods have no address; "" when all have one
     replace: bool = False  # the pods are of an old revision, and it is this engine's turn to get new ones
     other_model: bool = False  # .. whose model is another one: the engine finishes what it began before
+    ending: bool = False  # the engine is to be taken away soon: it finishes what it began
 
 
 class Entry(NamedTuple):

@@ -230,6 +230,7 @@ class Lifecycle:
     absent: str = ""  # why pods of the candidate have no address
     replace: bool = False  # the candidate's pods are to be made anew
     other_model: bool = False  # .. with another model
+    ending: bool = False  # the candidate is to be taken away soon
     finish_seconds: float = timers.FINISH  # for which what was begun may end before that
     state: State = field(default_factory=Opening)
     life: int = 0
@@ -292,7 +293,7 @@ class Lifecycle:
     @property
     def finishing(self) -> bool:
         """Whether the engine begins nothing more, and ends what it has begun."""
-        return self.finish_by is not None
+        return self.ending or self.finish_by is not None
 
     @property
     def weights(self) -> str:
@@ -404,7 +405,7 @@ class Lifecycle:
                 return self._recorded(now, recording, iteration)
             case Rested(now), Draining(why):
                 return self._rested(now, why)
-            case Finished(now), Running() if self.finishing:
+            case Finished(now), Running() if self.finish_by is not None:
                 return self._finished(now, "it has finished what it began with the old model")
             case _:
                 pass  # a late or doubled answer
@@ -677,21 +678,26 @@ class Lifecycle:
     def _candidate_changed(self, event: CandidateChanged) -> list[LifeAction]:
         """A running engine keeps its pods, unless they are to be replaced; other ones count from the next life on."""
         now, changed = event.now, event.pods != self.pods
-        self.pods, self.absent, self.replace, self.other_model = (
+        finished_before = self.finishing
+        self.pods, self.absent, self.replace, self.other_model, self.ending = (
             event.pods,
             event.absent,
             event.replace,
             event.other_model,
+            event.ending,
         )
         if self.pods is None:
             return self._wanted_no_more(now, "the engine is no longer discovered")
-        finished_before = self.finishing
         self._let_finish(now)
         match self.state:
             case Running() if self._replaces(now):
                 return self._drain(now, "its pods are of an old revision")
-            case Running() if self.finishing and not finished_before:
+            case Running() if self.finish_by is not None and not finished_before:
                 return [Say("engine finishes", "its pods are of an old revision, and the new one has another model")]
+            case Running() if self.finishing and not finished_before:
+                return [Say("engine finishes", "it is to be taken away")]
+            case Running() if finished_before and not self.finishing:
+                return [Say("engine begins requests again", "it stays")]
             case Greeting() | Forming() | Recording() if changed or self._replaces(now):
                 return [*self._close_life(), *self._next_life(now)]
             case Waiting() if not self._may_live(now):

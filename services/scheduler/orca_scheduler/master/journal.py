@@ -17,7 +17,6 @@ import logging
 import os
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
@@ -28,11 +27,22 @@ from typing import Any, BinaryIO, NamedTuple, get_args, get_type_hints
 import msgspec
 
 from ..core import core
-from ..core.core import Action, Core, Event, Member, Outcome, ScheduleBatch
+from ..core.core import (
+    Action,
+    BatchReturned,
+    Core,
+    EngineLost,
+    EngineReady,
+    Event,
+    Member,
+    Outcome,
+    ScheduleBatch,
+)
 from ..core.policy import policy_named
 from ..lifecycle import lifecycle
-from ..lifecycle.events import LifeAction, LifeEvent
+from ..lifecycle.events import CandidateChanged, LifeAction, LifeEvent, RankLeaving, Recorded, Say, Suspected
 from ..lifecycle.lifecycle import Lifecycle
+from .recent import EngineRecent
 
 # 3 us for a batch of 64, where the standard library takes 31: it is on every iteration's path
 ENCODER = msgspec.json.Encoder()
@@ -41,7 +51,6 @@ log = logging.getLogger(__name__)
 LIMIT = 256 << 20  # bytes of one file; a longer run goes on in a new one and keeps the last two
 OLDER = 2 * LIMIT  # bytes of an engine's earlier terms that stay in the folder
 OLDER_FILES = 14  # and how many files
-SECTIONS = 8  # that stay in memory
 
 KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
@@ -55,39 +64,6 @@ class Named(NamedTuple):
 
     request: str
     submitted: int  # Redis's TIME in microseconds
-
-
-class Recent:
-    """The latest lines of one engine's journals, in memory, over its terms: so a running scheduler can explain.
-
-    They lie in sections that begin with a heading each; the oldest goes. May be read in any thread.
-    """
-
-    def __init__(self, share: Callable[[], int]) -> None:
-        """share: the bytes that all sections together may have now."""
-        self._share = share
-        self._sections: deque[tuple[int, list[bytes]]] = deque(maxlen=SECTIONS)
-        self._size = 0
-
-    @property
-    def full(self) -> bool:
-        """Whether the last section is to be followed by another."""
-        return self._size > self._share() // SECTIONS
-
-    def begin(self, heading: bytes) -> None:
-        """Begins a section."""
-        self._sections.append((time.time_ns(), [heading]))
-        self._size = len(heading)
-
-    def add(self, line: bytes) -> None:
-        self._sections[-1][1].append(line)
-        self._size += len(line)
-
-    def lines(self, since: int) -> list[bytes]:
-        """Returns the lines of all sections but those that ended before `since`, in ns of the wall clock."""
-        sections = tuple(self._sections)
-        begun = sum(begin <= since for begin, _ in sections)
-        return [line for _, section in sections[max(begun - 1, 0) :] for line in section[:]]
 
 
 class Journal:
@@ -104,16 +80,17 @@ class Journal:
         life: Lifecycle,
         term: int = 0,
         names: Callable[[], Mapping[int, Named]] = dict,
-        recent: Recent | None = None,
+        recent: EngineRecent | None = None,
     ) -> None:
         """names: the requests that the engine holds, by claim number. Old files of the engine beside `path` go."""
         self._path, self._core, self._life = path, of, life
         self._term, self._names, self._recent = term, names, recent
         self._file: BinaryIO | None = None  # None: it is not wanted, or could not be written
         self._size = 0
+        self._formed = False  # and no tokens have come since
         heading = self._heading()
         if recent is not None:
-            recent.begin(heading)
+            recent.begin(heading, term)
         if path is not None:
             try:
                 remove_old(path)
@@ -152,22 +129,32 @@ class Journal:
         line: dict[str, Any] = {"event": encode(event), "actions": [encode(action) for action in actions]}
         if late:
             line["late"] = round(late, 6)
-        self._write(line)
+        first = self._formed and isinstance(event, BatchReturned)
+        self._formed = isinstance(event, EngineReady) or (self._formed and not first)
+        self._write(line, lasting=first or isinstance(event, EngineReady | EngineLost))
         self._go_on_when_full()
 
     def life_step(self, event: LifeEvent, actions: Sequence[LifeAction]) -> None:
         """Records a step of the lifecycle. They are few, and about failures: in the file at once."""
-        self._write({"life": encode(event), "actions": [encode(action) for action in actions]})
+        tells = isinstance(event, Suspected | RankLeaving | Recorded | CandidateChanged)
+        lasting = tells or any(isinstance(action, Say) for action in actions)
+        self._write({"life": encode(event), "actions": [encode(action) for action in actions]}, lasting)
         self.flush()
         self._go_on_when_full()
 
     def note(self, **values: Any) -> None:
         self._write({"note": values})
 
-    def _write(self, line: dict[str, Any]) -> None:
+    def remember(self, **values: Any) -> None:
+        """Adds a note to the memory alone: it is for no file."""
+        if self._recent is not None:
+            self._recent.add(ENCODER.encode({"note": values}) + b"\n", lasting=False)
+
+    def _write(self, line: dict[str, Any], lasting: bool = False) -> None:
+        """lasting: it belongs to the story of a failure."""
         encoded = ENCODER.encode(line) + b"\n"
         if self._recent is not None:
-            self._recent.add(encoded)
+            self._recent.add(encoded, lasting)
         if self._file is not None:
             try:
                 self._size += self._file.write(encoded)
@@ -177,7 +164,7 @@ class Journal:
     def _go_on_when_full(self) -> None:
         """Begins a new file, or section, after a step: there the recorded steps and the machines' states agree."""
         if self._recent is not None and self._recent.full:
-            self._recent.begin(self._heading())
+            self._recent.begin(self._heading(), self._term)
         if self._file is not None and self._path is not None and self._size > LIMIT:
             try:
                 self._file.close()

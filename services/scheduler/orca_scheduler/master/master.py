@@ -87,12 +87,12 @@ from ..lifecycle.lifecycle import Draining, Lifecycle, Running
 from ..ranks.members import put_members
 from ..ranks.ranks import Ranks
 from ..settings import SchedulerSettings
-from .feed import EngineFeed, Feed
-from .journal import Journal, Named, Recent, path_of
+from .journal import Journal, Named, path_of
 from .ledger import CaughtUp, Deposed, EndedElsewhere, Ledger, News
 from .metrics import EngineMetrics
 from .output import Held
 from .pace import Pace
+from .recent import EngineRecent
 from .tracing import Tracing
 
 log = logging.getLogger(__name__)
@@ -144,8 +144,7 @@ class EngineMaster:
         pulse: LoopPulse,
         transport: Transport,
         metrics: Metrics,
-        recent: Recent,
-        feed: Feed,
+        recent: EngineRecent,
     ) -> None:
         self.engine, self.term, self.shape = engine, term, settings.shape
         self._taken_over = taken_over  # from an owner who had not released it
@@ -177,7 +176,7 @@ class EngineMaster:
         self._loop = asyncio.get_running_loop()
         self._failed: asyncio.Future[None] = self._loop.create_future()  # ends by the error of a task
         self._tracing = Tracing(telemetry.tracer, engine, settings.policy) if telemetry.enabled else None
-        self._feed = EngineFeed(feed, engine, term)
+        self._show_prompts = settings.show_prompts
         path = None if settings.run_dir is None else path_of(Path(settings.run_dir), engine, term)
         self._journal = Journal(path, self.core, self.lifecycle, term, self._names, recent)
 
@@ -303,7 +302,7 @@ class EngineMaster:
                     self._step_life(event)
             life = self.lifecycle
             if (
-                life.finishing
+                life.finish_by is not None
                 and isinstance(life.state, Running)
                 and self._ledger.nothing_left
                 and not self.core.requests
@@ -397,7 +396,6 @@ class EngineMaster:
     def _record_step(self, event: core.Event, actions: Sequence[core.Action], late: float = 0.0) -> None:
         """After the actions: the ranks wait for a batch, and where an action fails, this is the step to look for."""
         if actions or not isinstance(event, core.Tick):
-            self._feed.step(event, actions)
             self._journal.core_step(event, actions, late)
 
     def _stepped(self) -> None:
@@ -408,7 +406,6 @@ class EngineMaster:
     def _step_life(self, event: LifeEvent) -> None:
         """Steps the lifecycle and does what it says."""
         actions = self.lifecycle.step(event)
-        self._feed.life_step(event, actions)
         self._journal.life_step(event, actions)
         for action in actions:
             self._perform(action)
@@ -569,7 +566,9 @@ class EngineMaster:
         if self._tracing is not None:
             for request in held:
                 self._tracing.admitted(request)
-        self._feed.admitted(held)
+        if self._show_prompts and held:
+            texts = {one.claimed.claim: [list(one.record.prompt_ids), one.token_ids()] for one in held}
+            self._journal.remember(texts=texts)
         if held:
             self._step_core(Arrived(self._now, tuple(arrival(request) for request in held)))
 
@@ -679,7 +678,6 @@ class EngineMaster:
     def _times_came(self, iteration: int, times: list[pb.StageTimes]) -> None:
         """All ranks have told their times of an iteration."""
         self._metrics.timed(iteration, times)
-        self._feed.timed(iteration, times)
         self._journal.note(iteration=iteration, times=[times_of(one) for one in times])
 
     async def _ticking(self) -> None:
@@ -696,12 +694,12 @@ class EngineMaster:
         return self._loop.time()
 
 
-def _of_candidate(candidate: Candidate | None) -> tuple[tuple[str, ...] | None, str, bool, bool]:
-    """A candidate as the lifecycle knows it: pods, why some are absent, whether they are to be replaced, and whether by
-    those of another model."""
+def _of_candidate(candidate: Candidate | None) -> tuple[tuple[str, ...] | None, str, bool, bool, bool]:
+    """A candidate as the lifecycle knows it: pods, why some are absent, whether they are to be replaced, whether by
+    those of another model, and whether the engine is to be taken away soon."""
     if candidate is None:
-        return None, "", False, False
-    return candidate.pods, candidate.absent, candidate.replace, candidate.other_model
+        return None, "", False, False, False
+    return candidate.pods, candidate.absent, candidate.replace, candidate.other_model, candidate.ending
 
 
 def arrival(held: Held) -> Arrival:

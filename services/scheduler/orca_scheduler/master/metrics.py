@@ -20,7 +20,7 @@ class Flight:
 
 
 class EngineMetrics:
-    """One engine's values. They outlive a term: the counters of an engine that comes back go on."""
+    """One engine's values. The counters are the process's: they go on when this scheduler masters the engine again."""
 
     def __init__(self, metrics: Metrics, engine: str, stages: int) -> None:
         self._batch = metrics.histogram("orca_batch_size", engine)
@@ -47,7 +47,10 @@ class EngineMetrics:
         self._flights[iteration] = Flight(time.time_ns())
 
     def returned(self, iteration: int, ago: float, stepped: float, now: float) -> None:
-        """A batch's tokens came `ago` seconds ago, at `now`. The core took `stepped` seconds to make the next one."""
+        """A batch's tokens came at `now` on the loop's clock, `ago` seconds before this call.
+
+        stepped: the seconds that the core took to make the next batch.
+        """
         self._scheduler.observe(stepped)
         self._active.add(max(now - self._since, 0.0))
         self._since, self._in_flight = now, self._in_flight - 1

@@ -1,6 +1,6 @@
 // The requests of the last minutes, and the story of one.
 
-import { chip, clock, h, number, plural, say, seconds } from "./dom.js";
+import { chip, clock, h, plural, say, seconds } from "./dom.js";
 import { key } from "./live.js";
 
 const MOST = 40;
@@ -61,34 +61,28 @@ class Requests extends HTMLElement {
 
   fill(row, request, now) {
     const told = request.state + request.made + request.reason;
-    const began = request.story.find((part) => part[1] === "started")?.[0];
-    if (row.told === told && began !== undefined) return;
+    const began = request.began;
+    if (row.told === told && began !== null) return;
     row.told = told;
     row.line.dataset.state = request.state;
     say(row.cells[0], stateOf(request));
     say(row.count, `${request.made} of ${request.max_new}`);
     row.bar.style.width = `${Math.min(100, (100 * request.made) / Math.max(1, request.max_new))}%`;
-    say(row.cells[2], began === undefined && request.made ? "" : seconds(Math.max(0, (began ?? request.ended ?? now) - request.submitted)));
+    say(row.cells[2], began === null && request.made ? "" : seconds(Math.max(0, (began ?? request.ended ?? now) - request.submitted)));
     say(row.cells[3], request.first ? seconds(Math.max(0, request.first - request.submitted)) : "");
     say(row.cells[4], request.gap ? seconds(request.gap) : "");
   }
 }
 
-const TELL = {
-  queued: () => "came into the queue",
-  claimed: (detail) => `${detail} claimed it`,
-  started: (detail) => `began: ${detail}`,
-  "first token": () => "made its first token",
-  "given back": (detail) => `went back to the queue: ${detail}`,
-  ended: (detail) => `ended: ${WORDS[detail] ?? detail.toLowerCase()}`,
-};
+const LIVING = ["queued", "claimed", "running"];
 
-/** One request from its arrival to its end. */
+/** One request from its submission to its end, as `orca explain` tells it. */
 class Story extends HTMLElement {
   show(n, store) {
     this.n = n;
-    this.told = "";
-    this.textOf = null;
+    this.asked = null; // how the request stood when the schedulers were asked last
+    this.asking = this.over = false;
+    this.build(store.requests.get(n));
     this.draw(store);
     const dialog = this.closest("dialog");
     if (!dialog.open) dialog.showModal();
@@ -96,19 +90,36 @@ class Story extends HTMLElement {
 
   draw(store) {
     const request = this.n === undefined ? null : store.requests.get(this.n);
-    if (!request || (this.told && !this.closest("dialog").open)) return;
-    const told = `${request.made} ${request.story.length} ${request.state} ${request.text}`;
-    if (told === this.told) return;
-    if (!this.told) this.build(request);
-    this.told = told;
-    this.lead.replaceChildren(...sentences(request, store.now).map((one) => h("p", {}, one)));
-    this.bar.replaceChildren(...segments(request, store.now));
-    const begin = request.submitted;
-    this.list.replaceChildren(...request.story.map(([at, what, detail]) => h("li", {}, h("time", {}, `+${seconds(Math.max(0, at - begin))}`), h("span", {}, TELL[what]?.(detail) ?? `${what} ${detail}`))));
+    if (!request || (this.asked && !this.closest("dialog").open)) return;
+    say(this.lead, `${plural(request.input, "input token")}, ${request.made} of at most ${plural(request.max_new, "new token")}.`);
+    // An answer costs a scheduler up to 0.7 s of one core, so it is asked when something has changed for the request.
+    const stands = request.state === "ended" ? Math.floor(store.now) : `${request.state} ${request.first !== null}`;
+    if (this.over || this.asking || stands === this.asked) return;
+    this.asked = stands;
+    this.tell(this.n);
+  }
+
+  async tell(n) {
+    this.asking = true;
+    try {
+      const answer = await fetch(`requests/${n}`, { headers: key.headers });
+      const told = await answer.json();
+      if (n !== this.n) return;
+      this.over = !LIVING.includes(told.state);
+      say(this.whole, answer.ok ? `${told.sentence}.` : told.error.message);
+      if (!answer.ok) return;
+      this.bar.replaceChildren(...told.parts.map((part) => segment(part, told.seconds)));
+      this.list.replaceChildren(...told.parts.map((part) => h("li", {}, h("time", {}, `+${seconds(part.begin)}`), h("span", {}, part.sentence))));
+    } catch {
+      // the page's service is away, which the head of the page tells
+    } finally {
+      if (n === this.n) this.asking = false;
+    }
   }
 
   build(request) {
-    this.lead = h("div");
+    this.lead = h("p");
+    this.whole = h("p", {}, "The schedulers are asked.");
     this.bar = h("div", { class: "life", "aria-hidden": "true" });
     this.list = h("ol");
     this.text = h("div", { class: "text" });
@@ -118,7 +129,7 @@ class Story extends HTMLElement {
     this.replaceChildren(
       h("div", { class: "title" }, chip(request), h("h2", { id: "story-title" }, `Request ${request.letter}`), close),
       h("p", {}, h("code", {}, request.id), h("span", { class: "muted" }, ` came at ${clock(request.submitted)}`)),
-      this.lead, this.bar, h("h3", {}, "What happened"), this.list, show, this.text,
+      this.lead, this.whole, this.bar, h("h3", {}, "Where its time went"), this.list, show, this.text,
     );
   }
 
@@ -130,33 +141,12 @@ class Story extends HTMLElement {
   }
 }
 
-function sentences(request, now) {
-  const began = request.story.find((part) => part[1] === "started")?.[0];
-  const end = request.ended ?? now;
-  const found = [];
-  const waited = Math.max(0, (began ?? end) - request.submitted);
-  found.push(`${plural(request.input, "input token")}, ${request.made} of at most ${plural(request.max_new, "new token")}.`);
-  found.push(began ? `It waited ${seconds(waited)} before its first iteration${request.first ? `, and had its first token after ${seconds(Math.max(0, request.first - request.submitted))}` : ""}.` : request.made ? "It had begun before this page looked." : `It has waited ${seconds(waited)} so far.`);
-  if (request.iterations) {
-    const mates = request.mates / request.iterations;
-    found.push(`It took part in ${plural(request.iterations, "iteration")}, with ${number(mates)} other${mates === 1 ? "" : "s"} on average${request.gap ? `; the longest gap between two tokens was ${seconds(request.gap)}` : ""}.`);
-  }
-  if (request.ended !== null) found.push(`It ended after ${seconds(Math.max(0, end - request.submitted))}: ${stateOf(request)}.`);
-  return found;
-}
-
-/** Spans of a request's life: waiting, running, given back. */
-function segments(request, now) {
-  const end = Math.max(request.ended ?? now, request.submitted + 1e-6);
-  const whole = end - request.submitted;
-  const marks = request.story.filter(([, what]) => ["queued", "started", "given back", "ended"].includes(what));
-  return marks.flatMap(([at, what], place) => {
-    if (what === "ended") return [];
-    const until = marks[place + 1]?.[0] ?? end;
-    const part = h("i", { class: what === "started" ? "run" : what === "queued" ? "wait" : "lost", title: `${what === "started" ? "ran" : "waited"} ${seconds(Math.max(0, until - at))}` });
-    part.style.flexGrow = String(Math.max(0.004, (until - at) / whole));
-    return [part];
-  });
+/** A part of a request's time, as long as its share of the whole. */
+function segment(part, whole) {
+  const kind = { run: "run", lost: "lost", forming: "lost", "taken over": "lost" }[part.kind] ?? "wait";
+  const element = h("i", { class: kind, title: part.sentence });
+  element.style.flexGrow = String(Math.max(0.004, part.seconds / whole));
+  return element;
 }
 
 document.getElementById("story").addEventListener("click", (event) => {

@@ -14,7 +14,7 @@ row of the token table that no request has.
 
 Greedy rows and those with a temperature alone are drawn by the kernels, inside a graph where there is one. Rows with
 top-k, top-p or adjustments are drawn by plain torch from the same logits, right after. The host waits for neither,
-unless a row is adjusted.
+unless a row is adjusted: has a parameter outside of `rows.DRAW`.
 """
 
 from __future__ import annotations

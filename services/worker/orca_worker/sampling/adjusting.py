@@ -1,8 +1,8 @@
 """Carries out requests of the rank that samples beyond the plain draw: penalties, biases, a form, min-p.
 
-Everything here depends on the request's input tokens alone, which are its prompt and its committed tokens. So a request
-that starts again after a recovery, as an initiation of both, gets the same draws. Rows without adjustments have no
-entry anywhere here, and cost nothing.
+Nothing here depends on more than the request, its logits and its input tokens: its prompt and its committed tokens. So
+a request that starts again after a recovery, as an initiation of both, gets the same draws. Rows without adjustments
+have no entry anywhere here, and cost nothing.
 """
 
 from collections.abc import Mapping

@@ -1,0 +1,115 @@
+"""The memory of the last steps: its readers, its bounds, and that no token is in the live page's lines unasked."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from scheduler.life_script import fresh_lifecycle
+
+from orca_scheduler.core.core import (
+    Action,
+    BatchReturned,
+    Commit,
+    Core,
+    EngineLost,
+    EngineReady,
+    Member,
+    Outcome,
+    ScheduleBatch,
+)
+from orca_scheduler.core.request import Reason
+from orca_scheduler.core.selection import Stop
+from orca_scheduler.lifecycle.events import Confirmed, Say, Suspected
+from orca_scheduler.lifecycle.suspicions import Kind, Suspicion
+from orca_scheduler.live import told
+from orca_scheduler.master.journal import Journal
+from orca_scheduler.master.recent import LASTING, SECTIONS, STEPS, Kept, Recent
+
+SECRET = 314159  # a token id
+SUSPECTED = Suspected(1.0, 1, Suspicion(1, Kind.GONE, "has ended"), 7)
+
+
+def journal(recent: Recent, engine: str = "engine-0", term: int = 1) -> Journal:
+    return Journal(None, Core(2, 1, 16), fresh_lifecycle(), term, recent=recent.of(engine))
+
+
+def returned(iteration: int) -> tuple[BatchReturned, list[Action]]:
+    event = BatchReturned(1.0, iteration, (SECRET, None))
+    member = Member(4, 0, 3, 1, True, (), SECRET)
+    outcomes = Outcome(4, 0, SECRET, Reason.EOS), Outcome(5, 0, None, Reason.NOT_FINITE)
+    return event, [Commit(iteration, outcomes), ScheduleBatch(iteration + 1, (member,), 0, (), 16, Stop.POOL)]
+
+
+def names(found: Sequence[Kept]) -> list[str]:
+    lines = [json.loads(kept.line) for kept in found]
+    return [(line.get("event") or line.get("life"))[0] for line in lines]
+
+
+@pytest.mark.parametrize("show", [False, True])
+def test_tokens_are_told_only_where_prompts_may_be_shown(show: bool) -> None:
+    recent = Recent(1 << 20)
+    journal(recent).core_step(*returned(1))
+    (kept,) = recent.after(0, failures_alone=False)
+    line = told(kept, show)
+    assert (str(SECRET) in json.dumps(line)) == show
+    assert (line["engine"], line["term"]) == ("engine-0", 1)
+    commit, batch = (fields for _, fields in line["line"]["actions"])
+    assert [token is None for token in commit["outcomes"]["token"]] == [False, True], "who got a token is no secret"
+    assert commit["outcomes"]["finish"] == ["EOS", "NOT_FINITE"]
+    assert batch["members"]["claim"] == [4]
+
+
+def test_failures_outlast_steps_and_both_have_an_end() -> None:
+    recent = Recent(SECTIONS << 14)
+    written = journal(recent)
+    written.life_step(SUSPECTED, [Say("rank lost", "it has ended")])
+    written.life_step(Confirmed(1.0, 1), [])  # nothing that a reader wants
+    for n in range(2 * STEPS):
+        written.core_step(*returned(n))
+    found = recent.after(0, failures_alone=False)
+    assert names(found)[0] == "Suspected"
+    assert len(found) <= STEPS + 1
+    assert [kept.number for kept in found] == sorted({kept.number for kept in found})
+    assert sum(len(line) for line in recent.lines(0)["engine-0"]) < (SECTIONS + 1) << 14
+    (life,) = recent.after(0, failures_alone=True)
+    assert not recent.after(life.number, failures_alone=True)
+    for _ in range(2 * LASTING):
+        written.life_step(SUSPECTED, [])
+    assert len(recent.after(0, failures_alone=True)) == LASTING
+
+
+def test_readers_of_failures_alone_can_say_how_long_streams_paused() -> None:
+    recent = Recent(1 << 20)
+    written = journal(recent)
+    for event in (EngineReady(1.0, 64, 1), returned(1)[0], returned(2)[0], EngineLost(2.0)):
+        written.core_step(event, [])
+    assert names(recent.after(0, failures_alone=True)) == ["EngineReady", "BatchReturned", "EngineLost"]
+
+
+def test_a_reader_goes_on_where_it_was() -> None:
+    """Over sections, engines and terms; each line comes once."""
+    recent = Recent(SECTIONS << 12)
+    one, other = journal(recent, "engine-0"), journal(recent, "engine-1")
+    found, last = list[Kept](), 0
+    for n in range(200):
+        (one if n % 3 else other).core_step(*returned(n))
+        if n == 100:
+            one = journal(recent, "engine-0", term=2)
+        if n % 7 == 0:
+            found += recent.after(last, failures_alone=False)
+            last = found[-1].number
+    found += recent.after(last, failures_alone=False)
+    iterations = [json.loads(kept.line)["event"][1]["iteration"] for kept in found]
+    assert iterations == list(range(200))
+    assert {(kept.engine, kept.term) for kept in found} == {("engine-0", 1), ("engine-0", 2), ("engine-1", 1)}
+
+
+def test_a_note_for_memory_alone_is_in_no_file(tmp_path: Any) -> None:
+    recent, path = Recent(1 << 20), tmp_path / "journal-engine-0-1.jsonl"
+    written = Journal(path, Core(2, 1, 16), fresh_lifecycle(), 1, recent=recent.of("engine-0"))
+    written.remember(texts={4: [[SECRET], []]})
+    written.close()
+    assert str(SECRET) not in path.read_text()
+    (kept,) = recent.after(0, failures_alone=False)
+    assert told(kept, True)["line"] == {"note": {"texts": {"4": [[SECRET], []]}}}
