@@ -27,6 +27,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from orca_common.environment import take
 from orca_worker.data_plane.plane import PeerLost
 from orca_worker.data_plane.process_groups import open_store
 from orca_worker.data_plane.rendezvous import Rendezvous
@@ -192,7 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--bytes", type=int, nargs="+", default=SIZES)
     parser.add_argument("--epochs", type=int, default=20, help="how often they leave and form again")
     given = parser.parse_args(arguments)
-    os.environ.update(ENVIRONMENT)  # as a fork server gives it to its ranks
+    take(ENVIRONMENT)  # as a fork server does for its ranks
     ranks = Ranks(given.ranks, given.device)
     try:
         measure(ranks, given.bytes, given.epochs)
