@@ -145,7 +145,7 @@ class Peak(TorchDispatchMode):
 
 
 def kind_of(x: Any) -> object:
-    """What Triton compiles a kernel for, of one argument: the type, and of an integer whether it is 1, or aligned."""
+    """An argument as Triton tells it from others: its type, and of an integer whether it is 1, or a multiple of 16."""
     if isinstance(x, Tensor):
         return x.dtype
     return (x == 1, x % 16 == 0) if isinstance(x, int) else type(x)
