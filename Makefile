@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo check test again examples page alerts hostile test-kubernetes distributed fuzz matrix takeovers links sentinel restart overload soak lint audit docs
-.PHONY: simulate mutations bench bench-pool gpu protos locks images push release package publish
+.PHONY: simulate mutations bench bench-pool gpu gpu-node protos locks images push release package publish
 
 help: ## Show this help.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { \
@@ -34,12 +34,13 @@ help: ## Show this help.
 			line = line " " words[n] } \
 		print line }' $(MAKEFILE_LIST)
 
-setup: $(STAMP) ## Install everything into .venv; the other targets do this first.
+setup: $(STAMP) ## Install everything into .venv; most other targets do this first.
 
-$(STAMP): pyproject.toml locks/all.txt
+# Installs locks/LIST.txt into the environment.
+define INSTALL
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "Installing into $(VENV), once: torch and all that the tests need, about 6 GB. This takes some minutes."
-	@$(BIN)/pip install --disable-pip-version-check --progress-bar off --require-hashes -r locks/all.txt > $(VENV)/install.log 2>&1 & \
+	@echo "Installing into $(VENV), once: $(WHAT). This takes some minutes."
+	@$(BIN)/pip install --disable-pip-version-check --progress-bar off --require-hashes -r locks/$(LIST).txt > $(VENV)/install.log 2>&1 & \
 	pip=$$!; \
 	while sleep $(TELL); kill -0 $$pip 2> /dev/null; do \
 		printf '%s so far: %.60s\n' "$$(du -sh $(VENV) | cut -f1)" "$$(tail -n 1 $(VENV)/install.log)"; \
@@ -47,8 +48,28 @@ $(STAMP): pyproject.toml locks/all.txt
 	wait $$pip || { tail -n 20 $(VENV)/install.log; echo "All that pip said: $(VENV)/install.log"; exit 1; }
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
+endef
 
-demo: $(STAMP) ## Serve the demo model, and show four requests that share iterations.
+$(STAMP): LIST := all
+$(STAMP): WHAT := torch and all that the tests need, about 6 GB
+$(VENV)/.serves: LIST := serve
+$(VENV)/.serves: WHAT := torch and all that serving needs
+$(VENV)/.documents: LIST := docs
+$(VENV)/.documents: WHAT := what the documentation needs, without torch
+
+$(STAMP): pyproject.toml locks/all.txt
+	$(INSTALL)
+
+$(VENV)/.serves: pyproject.toml locks/serve.txt
+	$(INSTALL)
+
+$(VENV)/.documents: pyproject.toml locks/docs.txt
+	$(INSTALL)
+
+# Who has installed everything needs no part of it.
+part = $(if $(wildcard $(STAMP)),$(STAMP),$(VENV)/$(1))
+
+demo: $(call part,.serves) ## Serve the demo model, and show four requests that share iterations.
 	$(BIN)/orca demo
 
 check: lint ## Lint, and run the tests of about a minute: all but those marked slow.
@@ -86,7 +107,7 @@ distributed: $(STAMP) ## Run all of what `make test` samples: tokens of every tp
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --tp 1 --pp 3 --run-ahead 1
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --tp 1 --pp 2 --dtype bfloat16
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --run-ahead 1 --kernels device-loop
-	$(PYTEST) -m long tests/worker
+	$(PYTEST) -m long tests/worker tests/gpu
 
 simulate: $(STAMP) ## Simulate endpoints, schedulers and clients on a pool with faults: SEEDS=300, FIRST=0; first the protocol alone.
 	$(PYTEST) -m long tests/pool
@@ -129,7 +150,7 @@ lint: $(STAMP) ## Check format, style, spelling, the English of changed lines, a
 audit: $(STAMP) ## Ask for known weaknesses of all that is installed. Needs the service that pip-audit asks.
 	$(BIN)/python -m uv tool run pip-audit --strict --require-hashes --disable-pip -r locks/all.txt
 
-docs: $(STAMP) ## Build the documentation; a broken link is an error.
+docs: $(call part,.documents) ## Build the documentation; a broken link is an error.
 	$(BIN)/mkdocs build --strict
 
 # The benchmark comes from this checkout, the code that it measures from TREE.
@@ -144,6 +165,9 @@ bench-pool: $(STAMP) ## Measure Redis under 1 to 1,000 engines that compute noth
 gpu: $(STAMP) ## On a machine with a GPU: run its tests, and measure the times of lab/benchmarks.md.
 	PYTHON=$(BIN)/python tests/gpu/run.sh
 
+gpu-node: $(STAMP) ## On a node of 2 to 8 GPUs: all-reduces, 20 re-formations, killed ranks, tokens of tp x pp.
+	PYTHON=$(BIN)/python tests/gpu/node.sh
+
 protos: $(STAMP) ## Generate the Python of protos/ again.
 	$(BIN)/python protos/generate.py
 
@@ -153,6 +177,7 @@ LOCK = $(BIN)/python -m uv pip compile --quiet --universal --python-version 3.11
 
 locks: ## Make locks/*.txt again, after a change of pyproject.toml or constraints.txt.
 	$(foreach extra,endpoint scheduler worker all,$(LOCK) --extra $(extra) -o locks/$(extra).txt &&) true
+	$(foreach extra,serve docs,$(LOCK) --extra $(extra) --extra editable -o locks/$(extra).txt &&) true
 
 IMAGES := endpoint scheduler worker
 RELEASED = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)

@@ -1,4 +1,4 @@
-"""Compiles the CPU's kernels into a wheel, so that whoever installs it needs no compiler."""
+"""Compiles the CPU's kernels into a released wheel, so that its users need no compiler."""
 
 import runpy
 import sysconfig
@@ -11,11 +11,9 @@ CPU = Path("kernels/orca_kernels/cpu")
 
 
 class Kernels(BuildHookInterface):  # type: ignore[type-arg]
-    """Runs for wheels. An editable install compiles on first use instead."""
+    """Runs where HATCH_BUILD_HOOK_ENABLE_CUSTOM asks for it. Other installs compile on first use instead."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        if version == "editable":
-            return
         build = runpy.run_path(str(Path(self.root) / CPU / "build.py"))
         try:
             built = build["build"](Path(self.root) / CPU)

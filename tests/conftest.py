@@ -39,6 +39,7 @@ SLOW = [  # the longest first
     "e2e/test_tokens.py",
     "e2e/test_starting.py",
     "worker/test_encoder_decoder.py",
+    "worker/test_garbage.py",
     "worker/test_families.py",
     "pool/test_against_model.py",
     "scheduler/discovery/test_statefulset.py",

@@ -1,6 +1,6 @@
 """The real Jaeger: one of its own for a test, and what its query API says of a request's trace.
 
-    with jaeger() as (otlp, query): ...           # the program `jaeger` on PATH, on free loopback ports
+    with jaeger() as (otlp, query): ...           # the program `jaeger`, on PATH or of the cluster's, on free ports
     followed = follow(query, TRACE, {(0, 0), (1, 0)}, iterations=5)
 
 `follow` needs only the address of a query API, so it serves a Jaeger in a cluster as well.
@@ -21,7 +21,9 @@ from typing import Any
 
 from orca_local.embedded_pool import free_port
 
-PROGRAM = shutil.which("jaeger")
+# `tests/kubernetes` keeps what it has built for its cluster there; its Jaeger runs as it is, too.
+BUILT = Path.home() / ".cache/orca-cluster/bin/jaeger"
+PROGRAM = shutil.which("jaeger") or (str(BUILT) if BUILT.exists() else None)
 
 CONFIG = """
 service:
@@ -93,6 +95,16 @@ def trace(query: str, trace_id: str) -> list[Span]:
             if error.code == 404:
                 return []
             raise
+    return [_span(span, whole["processes"]) for whole in found for span in whole["spans"]]
+
+
+def spans_of(query: str, service: str) -> list[Span]:
+    """All spans of the traces in which a service has one."""
+    hour = 3_600_000_000
+    now = time.time_ns() // 1000
+    wanted = f"service={service}&limit=10000&start={now - hour}&end={now + hour}"
+    with urllib.request.urlopen(f"{query}/api/traces?{wanted}", timeout=60) as answer:
+        found = json.load(answer)["data"]
     return [_span(span, whole["processes"]) for whole in found for span in whole["spans"]]
 
 

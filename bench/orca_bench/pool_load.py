@@ -70,9 +70,7 @@ async def run(url: str, case: Case, seconds: float) -> dict[str, Any]:
         def __init__(self, pool: Pool, owner: str, name: str, term: int) -> None:
             self._name, self._iteration = name, 0
             self._left: dict[int, int] = {}  # claim -> tokens to make
-            self.ledger = Ledger(
-                pool, name, owner, term, self._room, self._load, self._post, lambda seconds, tokens: None
-            )
+            self.ledger = Ledger(pool, name, owner, term, self._room, self._load, self._post, lambda *_: None)
 
         def _room(self) -> Room:
             free = BATCH - len(self._left)

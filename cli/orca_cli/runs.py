@@ -5,14 +5,14 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
 from orca_common.errors import FailedPrecondition
-from orca_local import status_port
+from orca_local import embedded_pool, status_port
 from orca_local.run_folder import all_runs, runs_now
 from orca_local.settings import StateSettings
 
@@ -46,7 +46,7 @@ def state_of(folder: Path) -> tuple[Table, bool]:
             why = ranks.get(row["supervisor"], {}).get(str(row["tensor_rank"]), "its supervisor does not tell")
             table.add_row(name, str(row["pid"]), _age(row["pid"]), row["address"], why or "yes")
             continue
-        said = _said(row["pid"], row["status"]) if row["address"] else {"reason": "starts"}
+        said = _said(row) if row["address"] else {"reason": "starts"}
         ranks[row["name"]] = said.get("ranks", {})
         why = said["reason"]
         ready.append(why is None)
@@ -63,15 +63,26 @@ def processes(folder: Path) -> list[dict[str, Any]]:
         return []
 
 
-def _said(pid: int | None, status: str | None) -> dict[str, Any]:
-    """Returns the answer of a status port; a missing process or answer as its reason."""
+def _said(row: dict[str, Any]) -> dict[str, Any]:
+    """Returns the answer of a process's status port, or whether Redis answers; a missing one as its reason."""
+    pid, status = row["pid"], row["status"]
     if pid is None:
         return {"reason": "is being started again"}
     try:
-        said = status_port.ask(status) if status else {"reason": None}
+        if row["role"] == "redis":
+            well = embedded_pool.answers(_where(row["address"]))
+            said: dict[str, Any] = {"reason": None if well else "does not answer"}
+        else:
+            said = status_port.ask(status) if status else {"reason": None}
     except OSError as error:
         said = {"reason": str(error)}
     return said if _started(pid) is not None else {"reason": "has ended"}
+
+
+def _where(address: str) -> int | Path:
+    """The port or the Unix socket of the embedded Redis."""
+    path = address.removeprefix("unix://")
+    return int(address.rpartition(":")[2]) if path == address else Path(path)
 
 
 def _age(pid: int | None) -> str:
@@ -120,15 +131,18 @@ def last_lines(logs: Sequence[Path], count: int) -> list[tuple[str, str]]:
 
 def new_lines(logs: Sequence[Path]) -> Iterator[tuple[str, str]]:
     """Yields lines that are written from now on, as they come. Never ends."""
-    files = [(path.stem, path.open(errors="replace")) for path in logs]
-    for _, file in files:
-        file.seek(0, 2)
-    torn = dict.fromkeys((name for name, _ in files), "")
-    while True:
-        for name, file in files:
-            *whole, torn[name] = (torn[name] + file.read()).split("\n")
-            yield from ((name, line) for line in whole)
-        time.sleep(LOOK)
+    with ExitStack() as opened:
+        files = [(path.stem, opened.enter_context(path.open(errors="replace"))) for path in logs]
+        for _, file in files:
+            file.seek(0, 2)
+        torn = dict.fromkeys((name for name, _ in files), "")
+        while True:
+            for name, file in files:
+                if os.fstat(file.fileno()).st_size < file.tell():  # the log was rotated
+                    file.seek(0)
+                *whole, torn[name] = (torn[name] + file.read()).split("\n")
+                yield from ((name, line) for line in whole)
+            time.sleep(LOOK)
 
 
 def readable(name: str, line: str) -> str:

@@ -106,7 +106,8 @@ replicas: {{ include "orca.text" .spec.replicas }}
 {{- if last . | eq "worker" -}}
 {{- $memory := $root.Values.worker.memory -}}
 {{- $sum := printf "%dMi" (add (mul (include "orca.gpusPerPod" $root) $memory.rank) $memory.forkServer $memory.shm 256) -}}
-{{- $resources = dict "requests" (dict "memory" $sum) "limits" (dict "memory" $sum) -}}
+{{- $cpu := include "orca.gpusPerPod" $root | int | mul 2 | toString -}}
+{{- $resources = dict "requests" (dict "memory" $sum "cpu" $cpu) "limits" (dict "memory" $sum) -}}
 {{- end -}}
 {{ mergeOverwrite $resources (deepCopy (index $root.Values (last .)).resources) | toYaml }}
 {{- end -}}

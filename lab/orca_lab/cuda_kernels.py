@@ -2,8 +2,9 @@
 
     python -m orca_lab.cuda_kernels --model gpt3-13b --batch 1 8 32 64 --context 600
 
-One layer's kernels and the sampling, at tensor parallel degree 1. Each is captured in a CUDA graph many times over, so
-that the host's launches do not count. Keys and values are taken from as many layers' memory as no cache holds.
+One layer's kernels, its four matrix products (cuBLAS) and the sampling, at tensor parallel degree 1. Each is captured
+in a CUDA graph many times over, so that the host's launches do not count. Keys, values and weights are taken from more
+memory than a cache holds.
 
 The floor is a datasheet's (roofline.py). Beside it stands the bandwidth of a copy, measured in the same run.
 
@@ -16,10 +17,12 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from orca_kernels.triton.activation import bias_act
 from orca_kernels.triton.attention import split_attention
@@ -100,6 +103,23 @@ class Layer:
         yield Timed("add_norm", case, Work(4 * x.nbytes, 0), lambda: add_norm(x, residual, norm))
         yield Timed("bias_act", case, Work(2 * up.nbytes, 0), lambda: bias_act(up, bias, self.config.activation))
 
+    def products(self, tokens: int) -> Iterator[Timed]:
+        """The four matrix products, each with enough copies of its weights that no cache holds them."""
+        hidden, inner = self.config.hidden, self.config.inner
+        sides = {
+            "qkv": (hidden, 3 * hidden),
+            "projection": (hidden, hidden),
+            "up": (hidden, inner),
+            "down": (inner, hidden),
+        }
+        for name, (ins, outs) in sides.items():
+            x = self.random(tokens, ins)
+            copies = -(-NOT_CACHED // (ins * outs * x.itemsize)) if self.device.type == "cuda" else 1
+            turn = cycle([self.random(outs, ins) for _ in range(copies)])
+            moved = (ins * outs + tokens * (ins + outs)) * x.itemsize
+            needed = Work(moved, 2 * tokens * ins * outs)
+            yield Timed(f"matmul {name}", f"{tokens} tokens", needed, partial(_product, x, turn))
+
     def sampling(self, rows: int) -> Iterator[Timed]:
         logits, case = self.random(rows, self.config.vocab_size), f"{rows} rows"
         temperatures = torch.ones(rows, device=self.device)
@@ -108,10 +128,15 @@ class Layer:
         yield Timed("sample", case, Work(logits.nbytes, 0), lambda: sample(logits, temperatures, seeds, seeds))
 
 
+def _product(x: Tensor, weights: Iterator[Tensor]) -> Tensor:
+    return functional.linear(x, next(weights))
+
+
 def kernels(layer: Layer, batches: Sequence[int], context: int, prompt: int) -> Iterator[Timed]:
     for batch in batches:
         yield from layer.attention(f"{batch} increments at {context}", [1] * batch, [context - 1] * batch)
         yield from layer.elementwise(batch)
+        yield from layer.products(batch)
         yield from layer.sampling(batch)
     yield from layer.attention(f"an initiation of {prompt}", [prompt], [0])
     rest = max(batches) - 1

@@ -150,7 +150,7 @@ def places(tp: int, pp: int) -> list[Place]:
 
 @dataclass(frozen=True)
 class Row:
-    """The result for a place and a case. `seconds` has each repetition, in ascending order."""
+    """The result for a place and a case. `seconds` and `host` have each repetition, in ascending order."""
 
     place: Place
     case: Case
@@ -158,6 +158,7 @@ class Row:
     kv_bytes: int  # bytes of the slots in use
     sent_bytes: int  # bytes that the rank would have sent in the iteration
     seconds: list[float]
+    host: list[float]  # until the iteration was launched
     work: Work
     floor: float | None  # seconds; None when roofline.py does not have the device
 
@@ -185,17 +186,23 @@ def formed(
         plane.abort("the shard is done")  # ends the threads of the plane
 
 
-def measure(stage: Stage, iteration: worker_pb2.Iteration, device: torch.device, repetitions: int) -> list[float]:
-    """Seconds of each repetition, in ascending order, from the control message to the end of the device's work."""
-    seconds = []
+def measure(
+    stage: Stage, iteration: worker_pb2.Iteration, device: torch.device, repetitions: int
+) -> tuple[list[float], list[float]]:
+    """Seconds of each repetition, in ascending order: from the control message to the end of the device's work, and the
+    host's part of them, until the iteration is launched."""
+    seconds, host = [], []
     for n in range(WARM_UP + repetitions):
         synchronize(device)
         started = time.perf_counter()
-        stage.run(iteration)
+        launched = stage.launch(iteration)
+        launching = time.perf_counter() - started
+        launched.read()
         synchronize(device)
         if n >= WARM_UP:
             seconds.append(time.perf_counter() - started)
-    return sorted(seconds)
+            host.append(launching)
+    return sorted(seconds), sorted(host)
 
 
 def synchronize(device: torch.device) -> None:
@@ -220,11 +227,11 @@ def measure_place(
             times = worker_pb2.StageTimes()
             iteration = case.message(shape.config.vocab_size)
             stage.run(iteration, times)
-            seconds = measure(stage, iteration, device, repetitions)
+            seconds, host = measure(stage, iteration, device, repetitions)
             needed = work_of(shape, place, dtype, case)
             floor = needed.floor(on, dtype) if on is not None else None
             kv_bytes = case.slots * share.slot_bytes
-            rows.append(Row(place, case, share.weight_bytes, kv_bytes, times.data_bytes, seconds, needed, floor))
+            rows.append(Row(place, case, share.weight_bytes, kv_bytes, times.data_bytes, seconds, host, needed, floor))
     return rows
 
 
@@ -255,13 +262,14 @@ def cells(place: Place, weight_bytes: int, case: Case) -> tuple[str, ...]:
 
 
 def measured_table(title: str, rows: Sequence[Row]) -> Table:
-    columns = ("median, ms", "fastest to slowest, ms", "floor, ms", "floor / median", "would send")
+    columns = ("median, ms", "fastest to slowest, ms", "host, ms", "floor, ms", "floor / median", "would send")
     table = head_of(title, *columns)
     for row in rows:
         table.add_row(
             *cells(row.place, row.weight_bytes, row.case),
             f"{row.median * 1e3:.2f}",
             f"{row.seconds[0] * 1e3:.2f} to {row.seconds[-1] * 1e3:.2f}",
+            f"{statistics.median(row.host) * 1e3:.2f}",
             f"{row.floor * 1e3:.2f}" if row.floor is not None else "-",
             f"{row.floor / row.median:.0%}" if row.floor is not None else "-",
             f"{row.sent_bytes / 1e6:.2f} MB",

@@ -179,7 +179,7 @@ class Child:
     def _log_lines(self) -> list[str]:
         """The log of the process that was started last. Raises OSError."""
         with self._log.open("rb") as log:
-            log.seek(self._began)
+            log.seek(self._began if os.fstat(log.fileno()).st_size >= self._began else 0)  # it was rotated since
             return log.read().decode(errors="replace").split("\n")
 
     def unready(self) -> str | None:

@@ -34,6 +34,7 @@ from orca_worker.processes.forks import Forks
 from . import embedded_pool, serve_log
 from .child import MODULE, Child, RedisChild
 from .keeping import keep
+from .log_rotation import keep_small
 from .pod import Pod
 from .process_table import ProcessTable
 from .rank_ends import RankEnds
@@ -275,6 +276,7 @@ class Stack:
         settings = self._settings
         self._forks = self._begin_forks(modules)  # first: it imports for longer than anything else takes
         self._tasks.append(asyncio.create_task(self._forks.run(self._tell_forks_end)))
+        self._tasks.append(asyncio.create_task(keep_small(self._run_dir / "logs")))
         if settings.redis_url is None:
             assert self._folder is not None
             log, folder = self._folder.log("redis"), self._folder.descriptor

@@ -323,7 +323,7 @@ def test_status_of_what_is_away(state: Path) -> None:
     table, ready = state_of(run)
     assert not ready
     assert list(table.columns[-1].cells) == [
-        "yes",
+        "does not answer",
         "is being started again",
         "its status port does not answer (Connection refused)",
     ]

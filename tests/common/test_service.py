@@ -36,6 +36,10 @@ def test_a_status_port(host: str) -> None:
         at = f"[{host}]" if ":" in host else host
         with urllib.request.urlopen(f"http://{at}:{status.port}/livez") as answer:
             assert json.load(answer) == {"ok": True, "reason": None}
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(f"http://{at}:{status.port}/elsewhere")
+        with refused.value as told:
+            assert (told.code, told.read()) == (404, b"404 Not Found\n"), "no page of HTML"
         taken = rf"^status_port: cannot listen on .*:{status.port} \(Address already in use\); 0 takes a free one$"
         with pytest.raises(Unavailable, match=taken):
             service.StatusPort(host, status.port, lambda: None, lambda: True)

@@ -160,7 +160,9 @@ def check_journals(run_dir: Path) -> None:
         assert core.memory.reserved == 0, f"{path.name}: slots are reserved at the end"
 
 
-async def main(rounds: int, seed: int, tp: int, pp: int, run_ahead: int, dtype: str, kernels: str, family: str) -> None:
+async def main(
+    rounds: int, seed: int, tp: int, pp: int, run_ahead: int, dtype: str, kernels: str, family: str, device: str
+) -> None:
     draw = random.Random(seed)
     done: list[Recovery] = []
     with tempfile.TemporaryDirectory(prefix="orca-kill-rounds-") as temporary:
@@ -174,7 +176,7 @@ async def main(rounds: int, seed: int, tp: int, pp: int, run_ahead: int, dtype: 
         else:
             make_model(model)
         numbers: dict[str, Any] = {"tp": tp, "pp": pp, "max_batch_size": MAX_BS, "run_ahead": run_ahead}
-        async with running(run, model, **numbers, dtype=dtype, kernels=kernels) as stack:
+        async with running(run, model, **numbers, dtype=dtype, kernels=kernels, device=device) as stack:
             lab = Rounds(stack, model, draw, dtype, of)
             for n in range(rounds):
                 # Each rank in turn, with SIGKILL and with SIGSTOP; every eighth round hits another rank too.
@@ -207,6 +209,7 @@ if __name__ == "__main__":
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--kernels", default="auto", help="those of a rank; device-loop: the loop of a GPU")
     parser.add_argument("--family", choices=("gpt2", "llama", "t5"), default="gpt2")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     given = parser.parse_args()
     numbers = given.rounds, given.seed, given.tp, given.pp, given.run_ahead
-    asyncio.run(main(*numbers, given.dtype, given.kernels, given.family))
+    asyncio.run(main(*numbers, given.dtype, given.kernels, given.family, given.device))

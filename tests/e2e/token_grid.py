@@ -5,6 +5,7 @@ and those with an encoder for three stages and a run-ahead too. The loop of a GP
 all families without an encoder, {1, 2} x {1, 2}, run-ahead 0 and 1.
 
     python tests/e2e/token_grid.py [--sample N] [--seed 1] [--model t5] [--kernels device-loop]
+                                   [--device cuda --ranks 4]
 
 The models are the demo model and random ones, whose sizes no number of ranks divides. Requests arrive at random.
 """
@@ -100,7 +101,7 @@ def requests_for(reference: Reference, draw: random.Random, count: int) -> list[
     return [Asked(one, at, reference.sampling(one.prompt)) for at, one in zip(moments, known, strict=False)]
 
 
-async def check(case: Case, folder: Path, seed: int) -> None:
+async def check(case: Case, folder: Path, seed: int, device: str = "cpu") -> None:
     """Runs one case on a stack of its own. Raises AssertionError when a token differs."""
     draw, of = random.Random(f"{seed} {case}"), Reference
     if case.model in WITH_ENCODER:
@@ -112,7 +113,7 @@ async def check(case: Case, folder: Path, seed: int) -> None:
     asked = requests_for(of(model), draw, case.requests)
     run = folder / "run"
     numbers: dict[str, Any] = {"max_batch_size": case.max_bs, "block_size": 4, "run_ahead": case.run_ahead}
-    async with running(run, model, tp=case.tp, pp=case.pp, **numbers, kernels=case.kernels) as stack:
+    async with running(run, model, tp=case.tp, pp=case.pp, **numbers, kernels=case.kernels, device=device) as stack:
         assert len([p for p in stack.processes() if p["role"] == "rank"]) == case.tp * case.pp
         got = await asyncio.gather(*(answer(stack, request) for request in asked))
     assert got == [request.known.tokens for request in asked]
@@ -124,13 +125,17 @@ async def answer(stack: Running, request: Asked) -> list[int]:
     return await stack.tokens(request.known.prompt, len(request.known.tokens), **request.sampling)
 
 
-async def main(sample: int | None, seed: int, model: str | None, kernels: str | None) -> None:
+async def main(
+    sample: int | None, seed: int, model: str | None, kernels: str | None, device: str, ranks: int | None
+) -> None:
     grid = [case for case in GRID if model in (None, case.model) and kernels in (None, case.kernels)]
+    if ranks is not None:
+        grid = [case for case in grid if case.tp * case.pp <= ranks]
     cases = grid if sample is None else random.Random(seed).sample(grid, sample)
     for case in cases:
         started = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="orca-grid-") as folder:
-            await check(case, Path(folder), seed)
+            await check(case, Path(folder), seed, device)
         ahead = ", one ahead" if case.run_ahead else ""
         loop = f", {case.kernels}" if case.kernels != "auto" else ""
         where = f"tp {case.tp} x pp {case.pp}, max_bs {case.max_bs}{ahead}{loop}"
@@ -145,5 +150,7 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--model", help="the cases of one model alone")
     parser.add_argument("--kernels", choices=("auto", "device-loop"), help="the cases of these kernels alone")
-    arguments = parser.parse_args()
-    asyncio.run(main(arguments.sample, arguments.seed, arguments.model, arguments.kernels))
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--ranks", type=int, help="the cases of this number of ranks at most")
+    given = parser.parse_args()
+    asyncio.run(main(given.sample, given.seed, given.model, given.kernels, given.device, given.ranks))

@@ -1,50 +1,47 @@
 #!/usr/bin/env bash
-# On a machine with a GPU: the tests that need one, the times of kernels and of shards. Results go to $OUT (build/gpu).
+# On a machine with a GPU: the tests that need one, the times of kernels and of shards. Results go to $OUT (build/gpu):
+# a log of each step, and a line of steps.jsonl, which names torch, Triton, the driver and the GPU.
 #
-#   make gpu            where `make setup` works
-#   tests/gpu/run.sh    on a bare machine with Python 3.12, torch and transformers, and no network: it installs, into a
-#                       folder of its own, the wheels that tests/gpu/fetch.sh left in .whl
+#   make gpu                     where `make setup` works
+#   tests/gpu/run.sh             on a bare machine with Python 3.12, torch and transformers, and no network: it installs, into
+#                                a folder of its own, the wheels that tests/gpu/fetch.sh left in .whl
+#   DEVICE=cpu tests/gpu/run.sh  a rehearsal without a GPU
 #
-# Made for ten minutes: every step has its bound, which it should not need, and what is there counts when a later one
-# fails.
+# Ten minutes: every step has its bound, which it should not need, and these add up to 600 s. What is there counts when a
+# later step fails. Other models: python -m orca_lab.shards --model gpt3-341b --device cuda. **It has never run on a GPU.** docs/first-hour.md has the questions that it answers.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
-OUT=${OUT:-build/gpu}
-mkdir -p "$OUT"
-export PYTHONUNBUFFERED=1 PYTHONPATH=
-warnings=()
-if [ -z "${PYTHON:-}" ]; then
-    PYTHON=python3
-    site=$(mktemp -d)
-    "$PYTHON" -m pip install --quiet --disable-pip-version-check --no-index --no-deps --no-compile --no-cache-dir \
-        --target "$site" .whl/*.whl || exit 1
-    for folder in "$site" protos services/{common,pool,endpoint,scheduler,worker} kernels client lab local bench cli; do
-        PYTHONPATH+=$(realpath "$folder"):
-    done
-    warnings=(-W default) # the machine's versions are not ours
+source tests/gpu/prepare.sh
+
+half=float16 model=gpt3-13b wide=(--batch 1 8 32 --prompt 128 512)
+kernels=(--model gpt3-13b --dtype float16) big=175b
+if [ "$DEVICE" = cpu ]; then
+    half=float32 model=gpt2-124m wide=(--batch 1 --prompt 8 --repetitions 1)
+    kernels=(--device cpu --model gpt2-124m --dtype float32 --batch 2 --context 20 --prompt 8) big=
+    export TRITON_INTERPRET=1 # of the kernels' times; the other steps launch none
 fi
+shards() {
+    step "$1" 45 "$PYTHON" -m orca_lab.shards --device "$DEVICE" --json "$OUT/$1.json" "${@:2}"
+}
 
-{
-    nvidia-smi
-    # A machine's own versions may be others than ours: whoever reads the results must know.
-    "$PYTHON" -c 'import torch, triton; print("torch", torch.__version__, "triton", triton.__version__)
-print(torch.cuda.get_device_name(), "NCCL", torch.cuda.nccl.version())'
-} 2>&1 | tee "$OUT/device.txt" || exit 1
-
-status=0
-# The kernels first: without them no token is right. Neither they nor this part of the script have run on a GPU yet.
-timeout 240 "$PYTHON" -m pytest tests/kernels/triton_kernels tests/gpu/test_triton.py tests/gpu/test_graphs.py -rs -n 12 -p no:cacheprovider \
-    --durations=5 "${warnings[@]}" 2>&1 | tee "$OUT/kernels.log" || status=1
-timeout 60 "$PYTHON" -m orca_lab.cuda_kernels --model gpt3-13b --dtype float16 2>&1 | tee "$OUT/kernels.jsonl" || status=1
-# What graphs are worth: the iterations of a whole 13B, replayed and launched kernel by kernel.
+# 0 to 1 minute: imports, the kernels' own test, one small model captured in graphs, one token.
+shards first --model gpt2-124m --dtype float32 --batch 1 --prompt 8 --repetitions 2
+# 1 to 4: kernels, the loop, graphs. Without them no token is right. Hundreds of kernels compile, so by twelve.
+tests kernels 200 tests/kernels/triton_kernels tests/gpu/test_triton.py tests/gpu/test_graphs.py -n 12
+# 4 to 6: what graphs are worth: a whole 13B, replayed and launched kernel by kernel. "host": until an iteration is launched.
 for graphs in "" --no-graphs; do
-    timeout 60 "$PYTHON" -m orca_lab.shards --model gpt3-13b --device cuda --dtype float16 --batch 1 8 32 --prompt 128 512 \
-        $graphs --json "$OUT/graphs$graphs.json" 2>&1 | tee -a "$OUT/graphs.txt" || status=1
+    shards "graphs$graphs" --model $model --dtype $half "${wide[@]}" $graphs
 done
-timeout 200 "$PYTHON" -m pytest tests/gpu/test_cuda.py -rs -p no:cacheprovider --durations=5 "${warnings[@]}" 2>&1 |
-    tee "$OUT/tests.log" || status=1
-for model in 175b 13b 101b 341b; do
-    timeout 60 "$PYTHON" -m orca_lab.shards --model "gpt3-$model" --device cuda --batch 1 8 32 --prompt 32 128 \
-        --json "$OUT/shards-$model.json" 2>&1 | tee -a "$OUT/shards.txt" || status=1
-done
+# 6 to 7: kernels and matrix products against their floors.
+step times 45 "$PYTHON" -m orca_lab.cuda_kernels "${kernels[@]}"
+# 7 to 9: whole stacks, also one iteration ahead.
+tests stacks 130 tests/gpu/test_cuda.py
+[ -z "$big" ] || shards "shards-$big" --model "gpt3-$big" --batch 1 8 32 --prompt 32 128
+# 9 to 10: a sample under the memory checker, which is a hundred times slower.
+if [ "$DEVICE" = cpu ] || command -v compute-sanitizer > /dev/null; then
+    checker=(compute-sanitizer --tool memcheck --error-exitcode 9)
+    [ "$DEVICE" = cuda ] || checker=()
+    step memcheck 45 "${checker[@]}" "$PYTHON" -m orca_lab.shards --device "$DEVICE" --model gpt2-124m --dtype float32 \
+        --batch 2 --prompt 8 --repetitions 1
+fi
 exit $status

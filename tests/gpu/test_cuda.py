@@ -44,6 +44,12 @@ async def test_tokens_equal_transformers(tmp_path: Path, case: Case) -> None:
     assert len(margins) <= 1
 
 
+async def test_tokens_one_iteration_ahead(tmp_path: Path) -> None:
+    """The host launches an iteration before it has read the tokens of the one before."""
+    margins = await differing(tmp_path, CASES[0], device="cuda", run_ahead=1, environment=NO_TF32)
+    assert all(margin < TIE for margin in margins), margins
+
+
 @needs_two
 async def test_tokens_of_two_tensor_ranks(tmp_path: Path) -> None:
     """NCCL between two GPUs."""

@@ -395,6 +395,7 @@ def test_memory_is_counted() -> None:
     shape = merged(DEMO, {"engine": {"tp": 4}, "worker": {"memory": memory}})
     resources = main(render(shape).pods["worker"])["resources"]
     assert resources["requests"]["memory"] == resources["limits"]["memory"] == f"{4 * 1000 + 300 + 200 + 256}Mi"
+    assert resources["requests"]["cpu"] == "8"
     assert resources["limits"]["nvidia.com/gpu"] == 4
     other = merged(shape, {"engine": {"device": "cpu"}, "worker": {"resources": {"limits": {"memory": "9Gi"}}}})
     assert main(render(other).pods["worker"])["resources"]["limits"] == {"memory": "9Gi"}

@@ -59,7 +59,7 @@ def installed(names: list[str], extras: dict[str, set[str]]) -> set[str]:
     return seen
 
 
-@pytest.mark.parametrize("name", [*SERVICES, "all"])
+@pytest.mark.parametrize("name", [*SERVICES, "all", "serve", "docs"])
 def test_all_that_is_installed_has_its_hash(name: str) -> None:
     """What fails here is mended by `make locks`."""
     lines = (ROOT / "constraints.txt").read_text().split()
@@ -69,6 +69,14 @@ def test_all_that_is_installed_has_its_hash(name: str) -> None:
     assert [package for package, (_, hashes) in lock.items() if not hashes] == []
     assert {package: version for package, (version, _) in lock.items() if pinned.get(package, version) != version} == {}
     assert "://" not in (ROOT / f"locks/{name}.txt").read_text(), "no registry is named"
+
+
+def test_the_documentation_needs_no_torch() -> None:
+    assert not {"torch", "triton", "numpy"} & locked("docs").keys()
+
+
+def test_serving_needs_nothing_of_the_tests() -> None:
+    assert not {"pytest", "transformers", "mkdocs", "pyright"} & locked("serve").keys()
 
 
 @pytest.mark.parametrize("service", SERVICES)

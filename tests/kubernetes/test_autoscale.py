@@ -14,7 +14,7 @@ VALUES = TWO_PODS | {
     "scheduler.settings.max_batch_size": 4,
     "engine.autoscale.enabled": True,
     "engine.autoscale.max": 2,
-    "engine.autoscale.queueSeconds": 0.5,
+    "engine.autoscale.queueSeconds": 1,
     "engine.autoscale.upSeconds": 20,
     "engine.autoscale.downSeconds": 20,
 }

@@ -153,7 +153,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
 
 
 def test_a_floor_is_shown_beside_its_time(capsys: pytest.CaptureFixture[str]) -> None:
-    row = Row(SINGLE, Case(INCREMENT, 1, 8), 10**9, 10**6, 0, [0.004, 0.005, 0.007], Work(1, 1), 0.004)
+    row = Row(SINGLE, Case(INCREMENT, 1, 8), 10**9, 10**6, 0, [0.004, 0.005, 0.007], [0.001], Work(1, 1), 0.004)
     shards.Console(width=150).print(shards.measured_table("t", [row]))
     shown = capsys.readouterr().out
     assert "5.00" in shown

@@ -2,16 +2,18 @@
 
 import json
 import os
+import signal
 from pathlib import Path
 
 from orca_cli.runs import state_of
+from orca_local import embedded_pool
 from orca_local.child import Child
 from orca_local.process_table import ProcessTable
 from orca_local.settings import ServeSettings
 
 
 def test_a_run_that_has_just_begun_is_not_ready(tmp_path: Path) -> None:
-    """Only Redis listens, which has no status port: `orca status` ended with 0."""
+    """Only Redis has an address, and no status port: `orca status` ended with 0."""
 
     class Running(Child):
         @property
@@ -24,5 +26,24 @@ def test_a_run_that_has_just_begun_is_not_ready(tmp_path: Path) -> None:
     rows = json.loads((tmp_path / "processes.json").read_text())
     assert [(row["name"], row["address"]) for row in rows] == [("redis-0", "127.0.0.1:1"), ("endpoint-0", None)]
     table, ready = state_of(tmp_path)
-    assert list(table.columns[-1].cells) == ["yes", "starts"]
+    assert list(table.columns[-1].cells) == ["does not answer", "starts"]
     assert not ready
+
+
+def test_a_frozen_redis_is_named(tmp_path: Path) -> None:
+    """It was called well, and the services that wait for it were blamed."""
+    process, url = embedded_pool.start(tmp_path / "redis", None)
+    row = {"role": "redis", "name": "redis", "status": None, "pid": process.pid}
+    address = url.removeprefix("redis://").removesuffix("/0")
+    (tmp_path / "processes.json").write_text(json.dumps([row | {"address": address}]))
+    try:
+        table, ready = state_of(tmp_path)
+        assert (list(table.columns[-1].cells), ready) == (["yes"], True)
+        process.send_signal(signal.SIGSTOP)
+        table, ready = state_of(tmp_path)
+        assert (list(table.columns[-1].cells), ready) == (["does not answer"], False)
+    finally:
+        process.kill()
+        process.wait()
+    table, _ = state_of(tmp_path)
+    assert list(table.columns[-1].cells) == ["has ended"]

@@ -56,11 +56,11 @@ async def test_engines_tell_what_they_hold_and_have_room_for(lab: Lab) -> None:
     await lab.claim("c", count=1)
     await lab.pool.renew("c", *lab.terms["c"], load=EngineLoad(8, 112, 0.1, 1.0))
     assert await lab.pool.engine_uses() == {
-        "b": EngineUse(0, 0, 0, 64, finishing=False),
-        "c": EngineUse(1, 8, 112, 128, finishing=False),
+        "b": EngineUse(0, 0, 0, 64),
+        "c": EngineUse(1, 8, 112, 128),
     }
     await lab.pool.renew("c", *lab.terms["c"], load=FINISHING_LOAD)
-    assert (await lab.pool.engine_uses())["c"] == EngineUse(1, 0, 0, 128, finishing=True)
+    assert (await lab.pool.engine_uses())["c"] == EngineUse(1, 0, 0, 128)
 
 
 async def test_how_a_request_stands(lab: Lab) -> None:

@@ -215,10 +215,11 @@ class World:
             record.pop(load, None)
         if record:
             lease = await command("HGET", f"{prefix}leases", name)
-            if lease is None:  # it was retired just now
+            slots = await command("ZSCORE", f"{prefix}engines", name)
+            if lease is None or slots is None:  # it was retired just now
                 return {}
             record |= dict(zip(("counter", "term", "owner"), lease.decode().split(" ", 2), strict=True))
-            record["slots"] = (await command("ZSCORE", f"{prefix}engines", name)).decode()
+            record["slots"] = slots.decode()
         return record
 
     async def losses(self, request_id: str) -> int:

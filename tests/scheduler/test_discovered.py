@@ -65,7 +65,7 @@ async def test_an_engine_that_is_to_go_finishes_what_it_began(tmp_path: Path) ->
         scheduler.tell(first, replace(second, ending=True))
 
         async def knows() -> bool:
-            return (await this.pool.engine_uses())["engine-1"].finishing
+            return not (await this.pool.engine_uses())["engine-1"].rows
 
         await this.until(knows)
         for n in range(8, 16):
@@ -75,11 +75,11 @@ async def test_an_engine_that_is_to_go_finishes_what_it_began(tmp_path: Path) ->
             engines = [name for _, name in (await this.read(f"r{n}")).engines]
             assert engines == (["engine-1"] if f"r{n}" in began else ["engine-0"])
         use = (await this.pool.engine_uses())["engine-1"]
-        assert (use.requests, use.rows, use.finishing) == (0, 0, True)
+        assert (use.requests, use.rows) == (0, 0)
         scheduler.tell(first, second)
 
         async def begins() -> bool:
-            return not (await this.pool.engine_uses())["engine-1"].finishing
+            return (await this.pool.engine_uses())["engine-1"].rows > 0
 
         await this.until(begins)
         for n in range(16, 24):

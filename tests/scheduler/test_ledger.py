@@ -87,9 +87,7 @@ async def books(server: RedisServer) -> AsyncIterator[Books]:
         await pool.renew_endpoint("e", register=True)
         term = await pool.acquire("g", "s", None)
         assert term is not None
-        ledger = Ledger(
-            pool, "g", "s", term, lambda: room[0], lambda: NO_LOAD, news.put_nowait, lambda seconds, tokens: None
-        )
+        ledger = Ledger(pool, "g", "s", term, lambda: room[0], lambda: NO_LOAD, news.put_nowait, lambda *_: None)
         running = asyncio.create_task(ledger.run(False))
         assert isinstance(await news.get(), Opened)
         await ledger.formed(EngineInfo("g", 1, 1, 64, 0), 0)

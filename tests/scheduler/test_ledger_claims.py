@@ -35,7 +35,7 @@ class Books:
         self.pool, self.term = pool, term
         self.room, self.news = NONE, list[News]()
         self.ledger = Ledger(
-            pool, "g", "s", term, lambda: self.room, lambda: NO_LOAD, self.news.append, lambda seconds, tokens: None
+            pool, "g", "s", term, lambda: self.room, lambda: NO_LOAD, self.news.append, lambda *_: None
         )
 
     async def submit(self, name: str) -> None:

@@ -37,7 +37,7 @@ from orca_scheduler.master.recent import Recent
 from orca_scheduler.settings import SchedulerSettings
 
 SLOTS = 1 << 20
-UNCOUNTED = lambda seconds, tokens: None  # noqa: E731 - takes what a ledger has committed
+UNCOUNTED = lambda *_: None  # noqa: E731 - takes what a ledger has committed
 PATIENCE = 2.0  # of the pool: longer than a busy machine lets it wait, and no longer, since some tests wait it out
 
 

@@ -1,6 +1,7 @@
 """Engines of several ranks: their tokens must equal those of transformers, however the model is cut."""
 
 import asyncio
+import threading
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,17 @@ from worker.test_families import requests_for
 
 from orca.v1 import worker_pb2 as pb
 from orca.v1 import worker_pb2_grpc
+from orca_common.address import split_address
 from orca_common.checkpoint import read_checkpoint
 from orca_common.errors import FailedPrecondition
 from orca_common.protocol import PROTOCOL
+from orca_worker.data_plane.backends import Gloo, Group
+from orca_worker.data_plane.plane import DataPlane
+from orca_worker.data_plane.process_groups import ProcessGroups
+from orca_worker.data_plane.rendezvous import Rendezvous
 from orca_worker.models.families import topology
+from orca_worker.partition import Place
+from orca_worker.rank import epoch
 
 
 @pytest.mark.parametrize(("tp", "pp"), [(1, 2), (2, 1), (2, 2), (3, 2), (1, 4), (3, 1)])
@@ -270,3 +278,35 @@ async def test_a_rank_that_lost_a_neighbour_says_so_and_stays(tmp_path: Path) ->
         await master.lanes[0].write(pb.ControlMessage(heartbeat=pb.Heartbeat(number=8)))
         assert await master.heartbeats.get() == pb.Heartbeat(number=8, iteration=1)
         assert not ranks[0].failures
+
+
+async def test_a_rank_whose_groups_are_not_left_starts_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL's abort may hang when a peer of the same node was killed. Each epoch would leave more on the device."""
+    over = threading.Event()
+
+    class Held(Gloo):
+        """Groups of a device, whose abort does not end."""
+
+        in_streams = True
+
+        def leave(self, group: Group) -> None:
+            over.wait()
+            super().leave(group)
+
+    def plane(self: Rendezvous, place: Place, number: int, store: str, returns_tokens: bool) -> DataPlane:
+        return ProcessGroups(place, number, split_address(store), Held(self.host), returns_tokens)
+
+    monkeypatch.setattr(Rendezvous, "plane", plane)
+    monkeypatch.setattr(epoch, "LEAVE", 0.05)
+    folder = make_gpt2(tmp_path, heads=2, layers=1, hidden=16, vocab=97, positions=48, seed=1)
+    async with in_process(folder, 2, 1) as (master, ranks):
+        requests = requests_for(97, 2, seed=4)
+        await master.run(requests)
+        assert all(len(request.made) == request.new_tokens for request in requests)
+        await master.form()
+        while not all(rank.failures for rank in ranks):
+            await asyncio.sleep(0)
+        for rank in ranks:
+            assert rank.failures == ["the process groups of epoch 1 were not left within 0.05 s"]
+            rank.failures.clear()
+        over.set()

@@ -144,12 +144,20 @@ class Peak(TorchDispatchMode):
             self.now -= size
 
 
+def kind_of(x: Any) -> object:
+    """An argument as Triton tells it from others: its type, and of an integer whether it is 1, or a multiple of 16."""
+    if isinstance(x, Tensor):
+        return x.dtype
+    return (x == 1, x % 16 == 0) if isinstance(x, int) else type(x)
+
+
 class Device:
     """A rank's stage on a device that computes nothing: its kernels are counted by their names."""
 
     def __init__(self, name: str, place: Place, watch: Watch, patch: pytest.MonkeyPatch) -> None:
         self.checkpoint, self._place, self._watch = checkpoint_of(name), place, watch
         self.launched: Counter[str] = Counter()
+        self.compiled: set[tuple[Any, ...]] = set()  # what Triton would compile
         self.weight_bytes = 0
         for module in LAUNCHING:
             patch.setattr(module, "launch", self._launch)
@@ -159,6 +167,8 @@ class Device:
         assert all(0 < n < 1 << 31 for n in grid[:1])
         assert all(0 < n < 1 << 16 for n in grid[1:]), "CUDA's bound of the second and third dimension"
         self.launched[kernel.__name__] += 1
+        kinds = (kind_of(x) for x, named in zip(args, kernel.params, strict=False) if not named.do_not_specialize)
+        self.compiled.add((kernel.__name__, *kinds, *sorted(options.items())))
 
     def _load(self, place: Place) -> tuple[Model, int]:
         family = family_of(self.checkpoint)
@@ -196,6 +206,7 @@ def test_every_place(name: str, place: Place, watch: Watch, monkeypatch: pytest.
     with device.formed(todo[0].slots) as stage:
         model = stage._model
         assert isinstance(model, DeviceModel)
+        compiled = set(device.compiled)
         assert list(model._recorded) == ([*reversed(BUCKETS)] if place.tensor_parallel == 1 else [])
         for case in todo:
             device.launched.clear()
@@ -213,6 +224,7 @@ def test_every_place(name: str, place: Place, watch: Watch, monkeypatch: pytest.
             layers = len(place.layers(device.checkpoint.config.get("n_layer") or LLAMAS[name]["num_hidden_layers"]))
             replayed = case.phase == INCREMENT and place.tensor_parallel == 1
             assert device.launched["split_and_write"] == (0 if replayed else layers)
+        assert device.compiled == compiled, "no request waits for a compiler"
 
 
 @pytest.mark.parametrize(("name", "memory"), [("gpt3-13b", 40 << 30), ("llama-8b", 24 << 30)])

@@ -69,6 +69,8 @@ class StatusPort:
 
         class Handler(BaseHTTPRequestHandler):
             timeout = 5  # seconds for a client to send its request
+            error_content_type = "text/plain;charset=utf-8"
+            error_message_format = "%(code)d %(message)s\n"
 
             def do_GET(self) -> None:
                 if self.path == "/metrics" and metrics is not None:

@@ -3,7 +3,8 @@
 The first span of a request draws by its trace id, and every process below it follows its flag. An iteration is exported
 when one of its requests is. The spans of a request that was not drawn are recorded all the same, without its
 iterations, and wait in each process until its last span ends: then they are exported if it took long, or failed. The
-endpoint's span is the longest, and fails where the scheduler's does, so no exported span lacks its parent.
+endpoint's span begins first, and fails where the scheduler's does, so no exported span lacks its parent, but where the
+pool's last answer alone made the scheduler's too long.
 """
 
 from collections import OrderedDict

@@ -205,8 +205,8 @@ class Pool:
         """The same engines: what each of them holds, and has room for."""
         answer = await self._run("engine_uses")
         return {
-            engine.decode(): EngineUse(int(requests), int(rows), int(free), int(slots), finishing == b"1")
-            for engine, requests, rows, free, slots, finishing in answer
+            engine.decode(): EngineUse(int(requests), int(rows), int(free), int(slots))
+            for engine, requests, rows, free, slots in answer
         }
 
     # -- endpoints

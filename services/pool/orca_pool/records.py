@@ -219,7 +219,6 @@ class EngineUse(NamedTuple):
     rows: int  # requests that it can run at a time; 0: it begins none now
     free: int  # slots that nothing has reserved; 0 where it begins none
     slots: int
-    finishing: bool
 
 
 NO_LOAD = EngineLoad(0, 0, 0.0, 0.0)

@@ -95,4 +95,4 @@ class Scaler:
 def load_of(use: EngineUse) -> Load:
     """An engine's load as `Scaling` counts it. One that begins nothing now does not say what it has reserved."""
     reserved = use.slots - use.free if use.rows else 0
-    return Load(use.requests, use.rows, reserved, use.slots, use.finishing)
+    return Load(use.requests, use.rows, reserved, use.slots)

@@ -35,7 +35,6 @@ class Load(NamedTuple):
     places: int  # requests that it can run at a time; 0: it begins none now
     reserved: int  # slots
     slots: int
-    finishing: bool = False  # it knows that it is to begin nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +92,7 @@ class Scaling:
             seconds = f"{self._bounds.down_seconds:g} s"
             return self._finish(seen, engines - 1, f"the others have had room for all requests for {seconds}")
         self._finishing = None
-        return Wish(engines, engines)
+        return Wish(engines, engines, bounds if seen.beginning < engines else "")
 
     def _more(self, seen: Seen) -> Wish:
         """The queue is old. Engines that finish begin again at once; new ones only help when some engine is up."""
@@ -117,7 +116,7 @@ class Scaling:
         if self._finishing is None:
             self._finishing = seen.now
         last = seen.load(range(beginning, seen.engines))
-        if all(not load.requests and (load.finishing or not load.places) for load in last):
+        if not any(load.requests or load.places for load in last):  # with places one may still begin a request
             return Wish(beginning, beginning, f"{why}, and the last ones have none left")
         if seen.now - self._finishing >= self._bounds.finish_seconds:
             seconds = f"{self._bounds.finish_seconds:g} s"

@@ -25,7 +25,7 @@ class Stories:
         if request not in self._asked:
             self._asked[request] = asyncio.create_task(self._ask_all(request))
             self._asked[request].add_done_callback(lambda _: self._asked.pop(request))
-        return await asyncio.shield(self._asked[request])  # a browser that leaves ends nobody else's question
+        return await asyncio.shield(self._asked[request])  # a browser that leaves does not end the question of another
 
     async def close(self) -> None:
         await cancel(*self._asked.values())

@@ -14,6 +14,8 @@ SCHEDULER = f"{SERVICE}/scheduler.py"
 SHARE = f"{SERVICE}/share.py"
 RANKS = f"{SERVICE}/ranks/ranks.py"
 RANK = f"{SERVICE}/ranks/rank.py"
+SCALING = f"{SERVICE}/scaling.py"
+STATEFULSET = f"{SERVICE}/discovery/statefulset.py"
 
 CLAIMS = "tests/scheduler/test_ledger_claims.py"
 LEDGER_TESTS = "tests/scheduler/test_ledger.py"
@@ -25,6 +27,8 @@ STORIES = "tests/scheduler/test_transcripts.py"
 SCHEDULER_TESTS = "tests/scheduler/test_scheduler.py"
 SHARE_TESTS = "tests/scheduler/test_share.py"
 RANKS_TESTS = "tests/scheduler/test_ranks.py"
+SCALING_TESTS = "tests/scheduler/test_scaling.py"
+SIZE_TESTS = "tests/scheduler/discovery/test_size.py"
 
 MUTATIONS = [
     # The ledger.
@@ -405,5 +409,61 @@ MUTATIONS = [
         "_reported",
         never("peer_lost", "_asked_for"),
         f"{RANKS_TESTS}::test_an_abandoned_iteration_of_an_older_epoch_is_no_complaint",
+    ),
+    # Engines by load.
+    Mutation(
+        "an engine goes before it knows that it is to begin nothing",
+        SCALING,
+        "_finish",
+        without("load.places"),
+        f"{SCALING_TESTS}::test_an_engine_goes_when_one_less_has_had_room_for_long_and_it_has_finished",
+    ),
+    Mutation(
+        "an engine goes that has requests",
+        SCALING,
+        "_finish",
+        without("load.requests"),
+        f"{SCALING_TESTS}::test_another_scheduler_goes_on_with_engines_that_finish",
+    ),
+    Mutation(
+        "a moment without room is forgotten",
+        SCALING,
+        "step",
+        sets("self._fits", "seen.now if self._fits is None else self._fits", "old"),
+        f"{SCALING_TESTS}::test_one_moment_without_room_begins_the_time_anew",
+    ),
+    Mutation(
+        "engines that are not up are room",
+        SCALING,
+        "_fits_into",
+        instead("sum(load.slots for load in stay)", "sum(load.slots for load in seen.load(range(engines)))"),
+        f"{SCALING_TESTS}::test_engines_that_are_not_up_are_no_room",
+    ),
+    Mutation(
+        "engines are added while none is up",
+        SCALING,
+        "_more",
+        instead(
+            "engines == self._bounds.most or not up or seen.now - self._changed < self._bounds.up_seconds",
+            "engines == self._bounds.most or seen.now - self._changed < self._bounds.up_seconds",
+        ),
+        f"{SCALING_TESTS}::test_no_engine_is_added_while_none_is_up",
+    ),
+    Mutation(
+        "the number is changed that stands, not the one that was seen",
+        STATEFULSET,
+        "resize",
+        passes("scale_set", 2, "workers.replicas"),
+        f"{SIZE_TESTS}::test_a_number_that_was_changed_meanwhile_stays",
+    ),
+    Mutation(
+        "engines go on to finish where nothing is scaled",
+        STATEFULSET,
+        "_look",
+        instead(
+            "size_of(view.workers, self._pods_per_engine).beginning if self._scales else len(view.engines)",
+            "size_of(view.workers, self._pods_per_engine).beginning",
+        ),
+        f"{SIZE_TESTS}::test_schedulers_that_do_not_scale_ignore_what_is_written",
     ),
 ]

@@ -1,9 +1,9 @@
-"""Discovery on the cluster that KUBECONFIG names, with a service account that has exactly RULES and no other right."""
+"""Discovery on the cluster that KUBECONFIG names, with a service account that has exactly RULES and SCALING_RULES."""
 
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -11,7 +11,9 @@ import pytest
 from scheduler.discovery.test_statefulset import until
 
 from orca_common.service import cancel
-from orca_scheduler.discovery.kubernetes import RULES, Kubernetes
+from orca_scheduler.discovery.candidates import Candidate
+from orca_scheduler.discovery.kubernetes import RULES, SCALING_RULES, Kubernetes, Trouble
+from orca_scheduler.discovery.size import Size
 from orca_scheduler.discovery.statefulset import StatefulSetDiscovery
 
 pytestmark = [
@@ -57,6 +59,10 @@ async def account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     await kubectl("create", "namespace", NAMESPACE)
     try:
         rules = [{"apiGroups": [group], "resources": [kind], "verbs": verbs} for group, kind, verbs in RULES]
+        rules += [
+            {"apiGroups": [group], "resources": [kind], "verbs": verbs, "resourceNames": ["orca-worker"]}
+            for group, kind, verbs in SCALING_RULES
+        ]
         role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "rules": rules}
         await kubectl("create", "serviceaccount", "scheduler", "-n", NAMESPACE)
         named = role | {"metadata": {"name": "scheduler", "namespace": NAMESPACE}}
@@ -117,6 +123,34 @@ async def test_engines_spare_pods_and_an_update(account: Path) -> None:
         reasons = ("SparePod", "RolloutStarted", "EngineReplaced", "EngineReplaced", "RolloutFinished")
         await told(*reasons)
         assert discovery.notices == ()
+    finally:
+        await cancel(running)
+        await discovery.close()
+
+
+async def test_engines_come_finish_and_go(account: Path) -> None:
+    """Only by whole engines of what was seen; and no other StatefulSet may be scaled."""
+    kubernetes = Kubernetes(NAMESPACE, account=account)
+    discovery = StatefulSetDiscovery(kubernetes, "orca-worker", 2, 50050, scales=True)
+    ending: list[str] = []
+
+    def discovered(candidates: Sequence[Candidate]) -> None:
+        ending[:] = [candidate.engine for candidate in candidates if candidate.ending]
+
+    running = asyncio.create_task(discovery.run(discovered))
+    try:
+        await kubectl("apply", "-f", "-", given=workers(1, "1"))
+        await until(lambda: discovery.size == Size(1, 0, 0, 1))
+        first = Size(1, 0, 0, 1)
+        await discovery.resize(first, 2, 2, "the test wants two")
+        await until(lambda: discovery.size == Size(4, 2, 2, 2))
+        await discovery.resize(first, 1, 1, "this was decided too late")
+        await discovery.resize(Size(4, 2, 2, 2), 2, 1, "the test wants one")
+        await until(lambda: discovery.size == Size(4, 2, 1, 2) and ending == ["engine-1"])
+        await discovery.resize(Size(4, 2, 1, 2), 1, 1, "the test wants one")
+        await until(lambda: discovery.size == Size(2, 1, 1, 3) and not ending)
+        with pytest.raises(Trouble, match="403"):
+            await kubernetes.scale_set("another", "uid", 1, 2)
     finally:
         await cancel(running)
         await discovery.close()

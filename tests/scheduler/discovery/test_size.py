@@ -90,6 +90,7 @@ async def test_a_refusal_is_trouble(tmp_path: Path) -> None:
 async def test_schedulers_that_do_not_scale_ignore_what_is_written(tmp_path: Path) -> None:
     """Scaling was switched off while an engine finished."""
     async with watched(tmp_path) as world:
+        await until(lambda: world.addresses == ENGINE_0)
         left = statefulset(4)
         left["metadata"]["annotations"] = dict(marks(Size(4, 2, 2, 1), 1))
         world.server.put("statefulsets", left)

@@ -46,8 +46,8 @@ News = Opened | Claimed | Orphaned | LeaseLost | CaughtUp | EndedElsewhere
 
 class Ledger:
     """One term's books. `post` takes news for the master, who alone drops what the core may still know; `room` tells
-    how much may be claimed, `load` how loaded the engine is. `committed` takes the seconds that a commit took, and the
-    tokens that the pool has since."""
+    how much may be claimed, `load` how loaded the engine is. `committed` takes the seconds that a commit took, the
+    tokens that the pool has since, and the claims that it has ended."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Ledger:
         room: Callable[[], Room],
         load: Callable[[], EngineLoad],
         post: Callable[[News], None],
-        committed: Callable[[float, int], None],
+        committed: Callable[[float, int, list[int]], None],
     ) -> None:
         self._pool, self._engine, self._owner, self._term = pool, engine, owner, term
         self._room, self._load, self._post, self._committed = room, load, post, committed
@@ -361,8 +361,8 @@ class Ledger:
             await asyncio.sleep(RETRY_SECONDS)
             return False
         self._commit_sent = False
-        self._committed(self._now - began, new_tokens(rows, answer.rows))
-        gone = self.outputs.answered(rows, answer.rows)
+        gone, ended = self.outputs.answered(rows, answer.rows)
+        self._committed(self._now - began, new_tokens(rows, answer.rows), ended)
         self._hear_needs(answer.needs)
         if gone:
             self._post(EndedElsewhere(tuple(gone)))

@@ -161,7 +161,7 @@ class EngineMaster:
             policy_named(settings.policy),
         )
         self._pace, self._metrics = Pace(), EngineMetrics(metrics, engine, settings.pp)
-        self._ledger = Ledger(pool, engine, owner, term, self.core.room, self.load, self._post, self._metrics.committed)
+        self._ledger = Ledger(pool, engine, owner, term, self.core.room, self.load, self._post, self._committed)
         self._inbox: asyncio.Queue[Message] = asyncio.Queue()
         self._ranks: Ranks | None = None  # of the last life that was dialed
         self._epoch = 0  # that the ranks run in
@@ -258,6 +258,8 @@ class EngineMaster:
             await asyncio.gather(*self._tasks, return_exceptions=True)
             if self._ranks is not None:
                 await self._ranks.close()  # a HangUp of the last step was cancelled before it began
+            if self._tracing is not None:
+                self._tracing.left()
             self._journal.close()
 
     def _spawn(self, part: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -633,9 +635,15 @@ class EngineMaster:
         for claim, _, token, finish in action.outcomes:
             packed = b"" if token is None else pack(token, logprobs.get(claim, math.nan), iteration)
             append(claim, packed, None if finish is None else Reason[finish.name], tops.get(claim, b""))
-            if finish is not None:
-                self._trace_end([claim], finish.name)
+            if finish is not None and self._tracing is not None:
+                self._tracing.ends(claim, finish.name)
         self._ledger.committable()
+
+    def _committed(self, seconds: float, tokens: int, ended: list[int]) -> None:
+        """The pool has answered a commit."""
+        self._metrics.committed(seconds, tokens)
+        if self._tracing is not None:
+            self._tracing.committed(ended)
 
     # -- for those who look on
 

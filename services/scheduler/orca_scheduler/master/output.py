@@ -128,9 +128,9 @@ class Outputs:
         """Whether this commit was applied is unknown: the next one names the same base, and the pool tells."""
         self.dirty |= {row.claim: self.held[row.claim] for row in rows if row.claim in self.held}
 
-    def answered(self, rows: list[CommitRow], answers: list[int]) -> list[int]:
-        """Applies the pool's answers. Returns the claims that are gone."""
-        gone, was_gone, went_well = list[int](), Committed.GONE, Committed.OK
+    def answered(self, rows: list[CommitRow], answers: list[int]) -> tuple[list[int], list[int]]:
+        """Applies the pool's answers. Returns the claims that are gone, and those whose ends the pool has now."""
+        gone, ended, was_gone, went_well = list[int](), list[int](), Committed.GONE, Committed.OK
         for row, answer in zip(rows, answers, strict=True):
             held = self.held.get(row.claim)
             if held is None:
@@ -140,8 +140,9 @@ class Outputs:
             elif answer == went_well:
                 held.acked = row.base + len(row.tokens) // TOKEN.size
                 if row.finish is not None:
+                    ended.append(row.claim)
                     self.drop(row.claim)
             else:  # the pool has another count: this was a repetition, or Redis lost the end of the tokens
                 held.acked = answer
                 self.dirty[row.claim] = held
-        return gone
+        return gone, ended

@@ -15,7 +15,7 @@ from typing import NamedTuple
 SECTIONS = 8  # of an engine
 OVERHEAD = 190  # bytes that a line takes beside its own
 LASTING = 256  # lines about failures, of an engine: they come seldom and are worth more
-STEPS = 2048  # lines of an engine that one look gives at most; ten looks a second miss none below 20,000 a second
+STEPS = 2048  # lines of an engine in one look, at most: 20,000 a second for ten looks
 
 
 class Kept(NamedTuple):

@@ -1,5 +1,6 @@
 """Spans of the scheduler: a request's wait in the queue and its stay on the engine, and each iteration."""
 
+import time
 from collections.abc import Iterable
 
 from opentelemetry import trace
@@ -23,10 +24,10 @@ class Tracing:
         self._iterations: dict[int, Span] = {}
 
     def claimed(self, held: Held) -> None:
-        """The request left the queue for this engine."""
-        submitted = held.claimed.submitted * 1000  # Redis's clock, nanoseconds
-        self._start("orca.queue", held, start_time=submitted).end()
-        self._stays[held.claimed.claim] = self._start("orca.engine", held)
+        """The request left the queue for this engine: the one span ends where the other begins."""
+        submitted, now = held.claimed.submitted * 1000, time.time_ns()  # the first is of Redis's clock
+        self._start("orca.queue", held, submitted).end(max(submitted, now))
+        self._stays[held.claimed.claim] = self._start("orca.engine", held, now)
 
     def admitted(self, held: Held) -> None:
         """The request goes to the core. One that this master did not claim was on this engine already."""
@@ -93,12 +94,36 @@ class Tracing:
             span.end()
         self._iterations.clear()
 
+    def ends(self, claim: int, reason: str) -> None:
+        """The core has ended a request. Its stay lasts until the pool has that."""
+        stay = self._stays.get(claim)
+        if stay is not None:
+            stay.add_event("ended")
+            _tell(stay, reason)
+
+    def committed(self, claims: Iterable[int]) -> None:
+        """The pool has the ends of these requests."""
+        for claim in claims:
+            stay = self._stays.pop(claim, None)
+            if stay is not None:
+                stay.end()
+
     def ended(self, claims: Iterable[int], reason: str) -> None:
         """Requests left the engine."""
         for claim in claims:
             stay = self._stays.pop(claim, None)
             if stay is not None:
-                stay.set_attribute("orca.end", reason)
-                if reason in FAILED:
-                    stay.set_status(StatusCode.ERROR, reason)
+                _tell(stay, reason)
                 stay.end()
+
+    def left(self) -> None:
+        """The term is over. The requests are still the engine's, which has another master now."""
+        self.lost()
+        self.ended(list(self._stays), "handed over")
+
+
+def _tell(stay: Span, reason: str) -> None:
+    """Says why a stay ends."""
+    stay.set_attribute("orca.end", reason)
+    if reason in FAILED:
+        stay.set_status(StatusCode.ERROR, reason)

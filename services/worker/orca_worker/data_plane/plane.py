@@ -29,6 +29,11 @@ class DataPlane(Protocol):
     waited: int  # ns that this rank has waited so far for hidden states or tokens of others
     returns_tokens: bool  # sampled tokens also go back to the first stage, for a scheduler that runs ahead
 
+    @property
+    def left(self) -> bool:
+        """Whether an abort has come to its end on the device, so that nothing of this epoch is there. Any thread."""
+        ...
+
     def join(self) -> None:
         """Returns when the ranks that this rank exchanges tensors with have joined too. Raises PeerLost."""
 
@@ -85,6 +90,7 @@ class Loopback:
 
     sent_bytes = waited = 0
     returns_tokens = False
+    left = True
 
     def join(self) -> None:
         pass

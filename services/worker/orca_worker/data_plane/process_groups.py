@@ -65,6 +65,7 @@ class ProcessGroups:
         self._lost: str | None = None  # why the plane no longer works
         self._lock = threading.Lock()  # guards `_groups` and `_lost`
         self._groups: dict[str, Group] = {}
+        self._leaving: list[threading.Thread] = []
         self._woken = threading.Event()  # ends `join`: the groups are there, or the plane was aborted
         received = "upstream", "encoded", "tokens"
         self._expected: dict[str, deque[tuple[Any, Tensor]]] = {kind: deque() for kind in received}  # (work, x)
@@ -139,7 +140,12 @@ class ProcessGroups:
             purpose, group = groups.popitem()
             # The thread has the last reference to the group, whose destructor may wait for running operations.
             leaving = threading.Thread(target=self._backend.leave, args=[group], name=f"leave-{purpose}", daemon=True)
+            self._leaving.append(leaving)
             leaving.start()
+
+    @property
+    def left(self) -> bool:
+        return not self._backend.in_streams or not any(thread.is_alive() for thread in self._leaving)
 
     def _lose(self, reason: str) -> PeerLost:
         """Aborts, and returns the error to raise. If the plane was lost before, the first reason counts."""

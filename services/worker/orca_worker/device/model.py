@@ -30,6 +30,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from orca_kernels.transfer import Arriving, fill, to_device
 from orca_kernels.triton.plan import INITIATION_ROWS, Bounds, HostPlan, Plan
@@ -229,6 +230,13 @@ class Recorded(NamedTuple):
     replay: Callable[[], Made]
 
 
+class Alone(Loopback):
+    """`DataPlane` of a warm-up: the other tensor ranks' logits are zeros. Sampling is compiled for the whole width."""
+
+    def gather(self, x: Tensor, widths: list[int]) -> Tensor:
+        return functional.pad(x, (0, sum(widths) - x.shape[1]))
+
+
 class DeviceModel(OfStage[DeviceLayers]):
     """`Model` of a stage on a CUDA device. `recorder` None: no graphs."""
 
@@ -272,7 +280,7 @@ class DeviceModel(OfStage[DeviceLayers]):
         mixed = Bounds(2, 35, tiles, few.blocks, few.keys, increments_only=False)
         for bounds in (few, mixed):
             inputs = Inputs(bounds, model.device).clear()
-            self._iterate(inputs, kv, Loopback(), self._room_for_states(bounds.tokens))
+            self._iterate(inputs, kv, Alone(), self._room_for_states(bounds.tokens))
 
     def _room_for_states(self, tokens: int) -> Tensor | None:
         """Zeros in place of the hidden states of the stage before; None at the first stage."""

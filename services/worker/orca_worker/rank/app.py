@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 
 
 class RankFailed(Exception):
-    """An iteration failed, so the rank's memory cannot be trusted any more."""
+    """An iteration failed, so the rank's memory cannot be trusted any more, or an epoch's groups cannot be left."""
 
 
 def open_device(name: str, gpu: int) -> torch.device:
@@ -140,7 +140,7 @@ class RankApp:
         return {"address": address, "status": join_address(settings.host, status.port)}
 
     async def run(self) -> None:
-        """Waits for an iteration that fails: its rank cannot go on. Raises RankFailed."""
+        """Waits for a failure after which the rank cannot go on. Raises RankFailed."""
         raise RankFailed(await asyncio.shield(self._failure))
 
     async def drain(self) -> None:
@@ -160,7 +160,7 @@ class RankApp:
         status = 0
         try:
             await service.serve(lambda: self)
-        except RankFailed:  # the iteration's error is in the log already
+        except RankFailed:  # the reason is in the log already
             status = 1
         sys.stderr.flush()
         os._exit(status if self._finished else 1)

@@ -89,6 +89,7 @@ class Controller:
         self._epoch: Epoch | None = None  # of the last Join
         self._leaving = False  # it was asked to end: takes no new master; the present one may still send iterations
         self._left = False  # it takes nothing more
+        self._failed = False  # `on_failure` was called
         # The last OpenStore, Join and Allocate. A request that comes again waits for the same one.
         self._store: asyncio.Task[Store] | None = None
         self._joined: asyncio.Task[Memory] | None = None
@@ -232,9 +233,8 @@ class Controller:
                 case CloseStore():
                     self._store = None
                 case Join(epoch=number, formation=formation):
-                    epoch = Epoch(
-                        number, formation, self._rendezvous, self._transport, partial(self._lose_peer, number)
-                    )
+                    on_broken = partial(self._lose_peer, number)
+                    epoch = Epoch(number, formation, self._rendezvous, self._transport, on_broken, self._give_up)
                     self._epoch = epoch
                     self._joined = asyncio.create_task(self._form(epoch, "Form", self._join(epoch)))
                 case Allocate(slots=slots):
@@ -368,7 +368,18 @@ class Controller:
             self._lose_peer(result.epoch, result.error)
         elif result.error:
             self._iterations.abandon()
-            self._on_failure(result.error)
+            self._fail(result.error)
+
+    def _give_up(self, reason: str) -> None:
+        """This rank leaves in order, and another process takes its place: what an epoch has left on the device would
+        stay there, and more with each epoch."""
+        log.error("%s: this rank starts again", reason)
+        self._fail(reason)
+
+    def _fail(self, reason: str) -> None:
+        if not self._failed:
+            self._failed = True
+            self._on_failure(reason)
 
     def _trace(self, origin: Origin, result: worker_pb2.IterationReport) -> None:
         """The span of this rank's share in an iteration, and below it those of its parts."""

@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 
 ANSWER = 5.0  # seconds for a neighbour to take a stream
 RELAY_TIMEOUT = 10.0  # seconds for the neighbours to take the relays' streams
+LEAVE = 5.0  # seconds for an abort to end. NCCL's may hang when a peer of the same node was killed (NCCL issue 1777)
 
 
 class Neighbour:
@@ -83,7 +84,8 @@ class Neighbour:
 class Epoch:
     """The open connections of one epoch.
 
-    `on_broken` is called with a sentence when a relay ends before the epoch is closed.
+    `on_broken` is called with a sentence when a relay ends before the epoch is closed, `on_stuck` when the data plane
+    cannot be left.
     """
 
     def __init__(
@@ -93,9 +95,11 @@ class Epoch:
         rendezvous: Rendezvous,
         transport: Transport,
         on_broken: Callable[[str], None],
+        on_stuck: Callable[[str], None],
     ) -> None:
         self.number, self.formation = number, formation
-        self._rendezvous, self._transport, self._on_broken = rendezvous, transport, on_broken
+        self._rendezvous, self._transport = rendezvous, transport
+        self._on_broken, self._on_stuck = on_broken, on_stuck
         self._plane: DataPlane | None = None
         self._relays: tuple[Neighbour, ...] = ()
         self._closed: str | None = None  # why
@@ -145,5 +149,10 @@ class Epoch:
         self._closed = reason
         if self._plane is not None:
             self._plane.abort(reason)
+            asyncio.get_running_loop().call_later(LEAVE, self._check_left, self._plane)
         for relay in self._relays:
             relay.close()
+
+    def _check_left(self, plane: DataPlane) -> None:
+        if not plane.left:
+            self._on_stuck(f"the process groups of epoch {self.number} were not left within {LEAVE:g} s")
