@@ -76,8 +76,9 @@ async def test_ctrl_c_cancels_an_answer_and_then_ends(stage: Stage) -> None:
     script = chatting(Act(upto=3, end="hang"))
     address = (await stage.endpoint(script)).address
     terminal = Terminal()
+    listens = "env", "--default-signal=INT"  # a shell's background job ignores Ctrl-C, and so do its children
     process = await asyncio.create_subprocess_exec(
-        *COMMAND, "--address", address, stdin=terminal.theirs, stdout=terminal.theirs, start_new_session=True
+        *listens, *COMMAND, "--address", address, stdin=terminal.theirs, stdout=terminal.theirs, start_new_session=True
     )
     os.close(terminal.theirs)
     try:
