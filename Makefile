@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo check test again examples page alerts hostile test-kubernetes distributed fuzz matrix takeovers links sentinel restart overload soak lint audit docs
-.PHONY: simulate mutations bench bench-pool gpu gpu-node protos locks images push release package publish
+.PHONY: simulate mutations bench bench-pool gpu gpu-node rehearse protos locks images push release package publish
 
 help: ## Show this help.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { \
@@ -107,7 +107,7 @@ distributed: $(STAMP) ## Run all of what `make test` samples: tokens of every tp
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --tp 1 --pp 3 --run-ahead 1
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --tp 1 --pp 2 --dtype bfloat16
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --run-ahead 1 --kernels device-loop
-	$(PYTEST) -m long tests/worker tests/gpu
+	$(PYTEST) -m long tests/worker
 
 simulate: $(STAMP) ## Simulate endpoints, schedulers and clients on a pool with faults: SEEDS=300, FIRST=0; first the protocol alone.
 	$(PYTEST) -m long tests/pool
@@ -164,6 +164,9 @@ bench-pool: $(STAMP) ## Measure Redis under 1 to 1,000 engines that compute noth
 # A borrowed machine with a GPU has no network: run tests/gpu/fetch.sh here, then tests/gpu/run.sh there.
 gpu: $(STAMP) ## On a machine with a GPU: run its tests, and measure the times of lab/benchmarks.md.
 	PYTHON=$(BIN)/python tests/gpu/run.sh
+
+rehearse: $(STAMP) ## Run both scripts for GPUs on a CPU: each step with a small model; ten minutes.
+	$(BIN)/pytest -m long tests/gpu
 
 gpu-node: $(STAMP) ## On a node of 2 to 8 GPUs: all-reduces, 20 re-formations, killed ranks, tokens of tp x pp.
 	PYTHON=$(BIN)/python tests/gpu/node.sh
