@@ -88,7 +88,7 @@ class Fake:
 
 
 class FakeGroups(ProcessGroups):
-    """Process groups of this rank alone. What an earlier stage would have sent is random."""
+    """Process groups of this rank alone, which receives random hidden states in place of an earlier stage's."""
 
     def __init__(self, place: Place, device: torch.device) -> None:
         self._own_store = open_store("127.0.0.1")

@@ -24,13 +24,8 @@ SERVICES = {
 # The stack decides these for each process.
 DECIDED = {"advertise_host", "first_gpu", "gpus_per_pod", "ports_kept", "rank_port", "ranks", "status_port"}
 DECIDED |= {"workers", "worker_statefulset", "worker_namespace", "worker_port"}  # it knows where they are
-DECIDED |= {
-    "max_engines",
-    "min_engines",
-    "scale_queue_seconds",
-    "scale_up_seconds",
-    "scale_down_seconds",
-}  # a fixed number
+# It has a fixed number of engines.
+DECIDED |= {"max_engines", "min_engines", "scale_queue_seconds", "scale_up_seconds", "scale_down_seconds"}
 DECIDED |= {"scheduler_status", "endpoint_url"}
 
 

@@ -8,7 +8,9 @@
 #   DEVICE=cpu tests/gpu/run.sh  a rehearsal without a GPU
 #
 # Ten minutes: every step has its bound, which it should not need, and these add up to 600 s. What is there counts when a
-# later step fails. Other models: python -m orca_lab.shards --model gpt3-341b --device cuda. **It has never run on a GPU.** docs/first-hour.md has the questions that it answers.
+# later step fails. Other models: python -m orca_lab.shards --model gpt3-341b --device cuda.
+#
+# **It has never run on a GPU.** docs/first-hour.md has the questions that it answers.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 source tests/gpu/prepare.sh

@@ -202,7 +202,7 @@ class Pool:
         return sorted(infos, key=lambda info: info.engine)
 
     async def engine_uses(self) -> dict[str, EngineUse]:
-        """The same engines: what each of them holds, and has room for."""
+        """The load of each engine that has formed, by its name."""
         answer = await self._run("engine_uses")
         return {
             engine.decode(): EngineUse(int(requests), int(rows), int(free), int(slots))

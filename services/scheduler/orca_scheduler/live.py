@@ -80,15 +80,15 @@ def told(kept: Kept, show_prompts: bool) -> dict[str, Any]:
 
 def _held(held: Held, show_prompts: bool) -> dict[str, Any]:
     """A claimed request: numbers, and the id that its client gave it."""
-    claimed, record, made = held.claimed, held.record, held.token_ids()
+    claimed, record = held.claimed, held.record
     return {
         "claim": claimed.claim,
         "id": claimed.request_id,
         "input": len(record.prompt_ids),
         "max_new": record.max_new_tokens,
-        "made": len(made),
+        "made": len(held.token_ids()),
         "submitted": claimed.submitted / 1e6,
-    } | ({"text": [list(record.prompt_ids), made]} if show_prompts else {})
+    } | ({"text": held.text()} if show_prompts else {})
 
 
 def engine_state(master: EngineMaster) -> dict[str, Any]:

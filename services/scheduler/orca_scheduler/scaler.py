@@ -58,7 +58,7 @@ class Scaler:
         return () if wanted is None else [((), wanted * each)]
 
     async def run(self) -> Never:
-        """Looks once a second. What cannot be read or done now is tried again."""
+        """Looks once a second. A look that fails because something is away is repeated."""
         while True:
             try:
                 await self._look()

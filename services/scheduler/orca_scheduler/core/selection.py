@@ -33,8 +33,8 @@ class Plan:
 
 
 def select(pool: Iterable[Request], limits: Limits, memory: Memory) -> Plan:
-    """The next batch from `pool`: requests that are not RUNNING (line 17), in the policy's order: that of
-    arrival for `paper` (line 18).
+    """The next batch from `pool`: requests that are not RUNNING (line 17), in the policy's order, which is that
+    of arrival for `paper` (line 18).
 
     Changes nothing: the caller reserves for what was selected. A failed reservation stops the scan for requests in
     their initiation phase (line 25), which keeps the order FCFS; it never keeps an INCREMENT request out, because its

@@ -1,8 +1,8 @@
 """The calls to Kubernetes's API server; the only module that imports its client.
 
 RULES are all rights that the scheduler's role needs, in the namespace of the workers, and SCALING_RULES those that it
-needs besides to scale them. Lists and watches of StatefulSets
-name one of them by a field selector, so a role may also be limited to that name.
+needs besides to scale them. Lists and watches of StatefulSets name one of them by a field selector, so a role may also
+be limited to that name.
 """
 
 import asyncio

@@ -569,7 +569,7 @@ class EngineMaster:
             for request in held:
                 self._tracing.admitted(request)
         if self._show_prompts and held:
-            texts = {one.claimed.claim: [list(one.record.prompt_ids), one.token_ids()] for one in held}
+            texts = {one.claimed.claim: one.text() for one in held}
             self._journal.remember(texts=texts)
         if held:
             self._step_core(Arrived(self._now, tuple(arrival(request) for request in held)))

@@ -46,6 +46,10 @@ class Held:
     def token_ids(self) -> list[int]:
         return [token_id for token_id, _, _ in TOKEN.iter_unpack(self.tokens)]
 
+    def text(self) -> list[list[int]]:
+        """The token ids of its prompt and of its answer so far. Only readers that may see prompts get them."""
+        return [list(self.record.prompt_ids), self.token_ids()]
+
 
 def new_tokens(rows: Sequence[CommitRow], answers: Sequence[int]) -> int:
     """The tokens that the pool has since a commit. A row may be a repetition of one whose answer was lost."""

@@ -6,9 +6,9 @@ batch, and the same after a recovery.
 
 The token is found by inverting the cumulative distribution, summed in the vocabulary's order. Logits that differ in the
 last bit (from another batch shape) then hardly ever change the token. In sorted order, near ties would. Where they do
-change it, the draw lies within 1e-5 of the border of two tokens, or a sum of probabilities within 1e-5 of
-top-p: `borders.py` in the tests checks that in float64. Sums of probabilities are float64: with float32, top-p alone
-would move borders by 1e-5.
+change it, the draw lies within 1e-5 of the border of two tokens, or a sum of probabilities within 1e-5 of top-p:
+`borders.py` in the tests checks that in float64. Sums of probabilities are float64: with float32, top-p alone would
+move borders by 1e-5.
 
 Logits from which no distribution follows give no token: NaN or infinity among them, or nothing but minus infinity. All
 three show in the largest logit, which is computed anyway. Minus infinity elsewhere is a token that cannot be chosen.
