@@ -6,30 +6,40 @@
 
 namespace {
 
+// Rows at once: they leave registers for the weights of two panels and a pair of the operand.
+constexpr int TOGETHER = 12;
+
+// R rows of one tile from `first` on, times P panels. A pair of the operand is loaded once for all panels: a core that
+// multiplies twice a cycle loads twice a cycle, too.
+//
+// The first rows wait for the panels, so they ask for lines ahead, across the end of the panels. Other rows find the panels in a
+// cache. They ask for those that come next, from `next` on, `share` bytes for each line that they read.
 template <int R, int P>
-inline void multiply_pairs(const Gemm& g, int panel, int first) {
+void multiply_pairs(const Gemm& g, int panel, int first, const char* next, int share) {
+  constexpr int AHEAD = 2, LINE = 64, OF_A_STEP = STEP / 2 * LINE;
   const int steps = g.weights->steps;
-  const bf16* a[R];
-  for (int r = 0; r < R; r++) a[r] = g.operand.row<const bf16>(first + r);
-  const char* w[P];
-  for (int p = 0; p < P; p++) w[p] = g.weights->panel(panel + p);
+  const bf16* a = g.operand.row<const bf16>(first);
+  const char* w = g.weights->panel(panel);
+  const size_t apart = size_t(steps) * OF_A_STEP;
   __m512 sum[R][P];
   for (int r = 0; r < R; r++)
     for (int p = 0; p < P; p++) sum[r][p] = _mm512_setzero_ps();
-  for (int step = 0; step < steps; step++) {
-    for (int k = 0; k < STEP; k += 2) {
+  for (int step = 0; step < steps; step++, a += TILE * STEP) {
+    if (!first) next = w + AHEAD * OF_A_STEP + (step + AHEAD < steps ? 0 : (P - 1) * apart);
+#pragma GCC unroll 2
+    for (int k = 0; k < STEP; k += 2, w += LINE, next += share) {
+      __m512bh pair[P];
       for (int p = 0; p < P; p++) {
-        __builtin_prefetch(w[p] + 2048);
-        const __m512bh pair = reinterpret_cast<__m512bh>(_mm512_loadu_si512(w[p]));
-        for (int r = 0; r < R; r++) {
-          int32_t both;
-          std::memcpy(&both, a[r] + k, 4);
-          sum[r][p] = _mm512_dpbf16_ps(sum[r][p], reinterpret_cast<__m512bh>(_mm512_set1_epi32(both)), pair);
-        }
-        w[p] += 64;
+        __builtin_prefetch(next + p * apart);
+        pair[p] = reinterpret_cast<__m512bh>(_mm512_loadu_si512(w + p * apart));
+      }
+      for (int r = 0; r < R; r++) {
+        int32_t both;
+        std::memcpy(&both, a + r * STEP + k, 4);
+        const __m512bh of_row = reinterpret_cast<__m512bh>(_mm512_set1_epi32(both));
+        for (int p = 0; p < P; p++) sum[r][p] = _mm512_dpbf16_ps(sum[r][p], of_row, pair[p]);
       }
     }
-    for (int r = 0; r < R; r++) a[r] += TILE * STEP;
   }
   float sums[R][PANEL];
   for (int p = 0; p < P; p++) {
@@ -38,21 +48,25 @@ inline void multiply_pairs(const Gemm& g, int panel, int first) {
   }
 }
 
-template <int R, int P>
-inline void multiply_pair_rows(const Gemm& g, int panel, int first) {
-  for (; first + R <= g.rows; first += R) multiply_pairs<R, P>(g, panel, first);
-  if constexpr (R > 1) multiply_pair_rows<R / 2, P>(g, panel, first);
-}
-
-template <int R, int P>
-inline void multiply_pair_panels(const Gemm& g, int& panel, int last) {
-  for (; panel + P <= last; panel += P) multiply_pair_rows<R, P>(g, panel, 0);
+template <int P>
+void multiply_pair_panels(const Gemm& g, int& panel, int last) {
+  for (; panel + P <= last; panel += P) {
+    const char* next = g.weights->panel(panel + P);
+    for (int first = 0, end, behind = 0; first < g.rows; first = end) {
+      const int left = std::min(TILE - first % TILE, g.rows - first);  // of the tile
+      end = first + (left > TOGETHER ? (left + 1) / 2 : left);
+      if (!first) behind = g.rows - end;
+      const int share = first ? 64 * (end - first) / behind + 1 : 64;
+      with_rows<TOGETHER>(end - first, [&](auto rows) { multiply_pairs<rows, P>(g, panel, first, next, share); });
+      if (first) next += share * (g.weights->steps * STEP / 2);
+    }
+  }
 }
 
 void gemm_pairs(const Gemm& g, int panel, int last) {
-  if (g.rows <= 4) multiply_pair_panels<4, 4>(g, panel, last);
-  multiply_pair_panels<12, 2>(g, panel, last);
-  multiply_pair_panels<12, 1>(g, panel, last);
+  if (g.rows <= 4) multiply_pair_panels<4>(g, panel, last);
+  multiply_pair_panels<2>(g, panel, last);
+  multiply_pair_panels<1>(g, panel, last);
 }
 
 bool runs_here() {
