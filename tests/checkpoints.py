@@ -127,6 +127,24 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_key_value_heads": 1, "head_dim": 6, "num_hidden_layers": 3, "use_sliding_window": True}
         | {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
     ),
+    "gemma3, windows but in one layer": (
+        "gemma3_text",
+        ODD
+        | {"num_key_value_heads": 2, "head_dim": 10, "num_hidden_layers": 3, "sliding_window": 4}
+        | {"query_pre_attn_scalar": 16, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    ),
+    "gemma3, 1 K/V head, untied, biases, long positions": (
+        "gemma3_text",
+        ODD
+        | {"num_key_value_heads": 1, "head_dim": 8, "sliding_window": 6, "tie_word_embeddings": False}
+        | {"attention_bias": True, "layer_types": ["full_attention", "sliding_attention"]}
+        | {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            }
+        },
+    ),
     "neox": ("gpt_neox", ODD | {"rotary_pct": 0.5}),
     "neox, in series, tied": (
         "gpt_neox",
@@ -152,7 +170,7 @@ def make_shape(folder: Path, shape: str, *, seed: int = 3, shards: bool = False,
             if parameter.dim() == 2:
                 parameter.normal_(0, 3 / parameter.shape[1] ** 0.5, generator=generator)
             else:
-                is_norm = name.endswith("weight")
+                is_norm = name.endswith("weight") and kind != "gemma3_text"  # which adds 1 itself
                 values = torch.rand(parameter.shape, generator=generator) - 0.5
                 parameter.copy_(values / 2 + is_norm)
     model.save_pretrained(folder, max_shard_size="20KB" if shards else "1GB")

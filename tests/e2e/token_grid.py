@@ -37,6 +37,7 @@ SHAPES = {  # of checkpoints.py
     "mistral": "mistral, a window",
     "qwen2": "qwen2, a window in the upper layer",
     "qwen3": "qwen3, windows of some layers",
+    "gemma3": "gemma3, windows but in one layer",
     "neox": "neox",
     "gptj": "gptj",
 }

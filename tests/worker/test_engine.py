@@ -51,6 +51,7 @@ CUT = {  # shapes of other families, and the cuts that they are tried in
     "mistral, a window": [(3, 2)],
     "qwen2, tied": [(2, 2)],
     "qwen3, windows of some layers": [(2, 3)],
+    "gemma3, windows but in one layer": [(2, 3)],
     "neox": [(2, 2)],
     "gptj": [(2, 2)],
 }

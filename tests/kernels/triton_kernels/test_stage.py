@@ -83,6 +83,7 @@ FEW = (  # of each family, for the interpreter, which is slow
     "mistral, a window",
     "qwen2, a window in the upper layer",
     "qwen3, windows of some layers",
+    "gemma3, windows but in one layer",
     "neox",
     "gptj",
 )

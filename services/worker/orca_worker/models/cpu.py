@@ -120,6 +120,7 @@ class StageOnCPU:
         }
         self._x: Rows = of_buffer[self.recording.states]
         self._sum = program.rows(self.recording.hidden)
+        self._unread = program.operand(self.recording.hidden)  # a normalized sum, which only its residual reads
         load = Load(program, weights, self.dtype)
         if self.recording.has_encoder:
             self._encoder = self._record(self.recording.encoder, load, of_buffer)
@@ -153,22 +154,25 @@ class StageOnCPU:
                     if writes:
                         program.write_kv(of_buffer[qkv], a)
                     program.attend(of_buffer[qkv], a, of_buffer[out])
-                case Residual(terms):
-                    self._residual([(of_buffer[x], load.matrix(matrix)) for x, matrix in terms])
+                case Residual(terms, norm):
+                    products = [(of_buffer[x], load.matrix(matrix)) for x, matrix in terms]
+                    self._residual(products, None if norm is None else load.norm(norm))
                 case Head(x):
                     program.head(of_buffer[x], load.head(operation))
         self._close_section(None)
         return self._sections
 
-    def _residual(self, terms: list[tuple[Operand, Packed]]) -> None:
-        """The hidden states += all x W, summed over the tensor ranks."""
-        if self.place.tensor_parallel == 1:
+    def _residual(self, terms: list[tuple[Operand, Packed]], norm: kernels.Norm | None) -> None:
+        """The hidden states += norm(all x W, summed over the tensor ranks)."""
+        if self.place.tensor_parallel == 1 and norm is None:
             for x, weights in terms:
                 self.program.linear_add(x, weights, self._x)
             return
         for i, (x, weights) in enumerate(terms):
             (self.program.linear_add if i else self.program.linear)(x, weights, self._sum)
         self._all_reduce(self._sum)
+        if norm is not None:
+            self.program.normalize(self._sum, norm, self._unread, in_place=True)
         self.program.add(self._x, self._sum)
 
     def _all_reduce(self, x: Rows) -> None:
@@ -386,8 +390,7 @@ class Load:
 
     def norm(self, norm: Norm) -> kernels.Norm:
         bias = self._weights.get(norm.bias.name) if norm.bias is not None else None
-        weight = self._weights.get(norm.weight.name)
-        return self._program.norm(weight.float() * norm.scale if norm.scale != 1 else weight, bias, norm.epsilon)
+        return self._program.norm(self._weights.norm(norm), bias, norm.epsilon)
 
     def positions(self, of: Slice | Sinusoids | None) -> Tensor | None:
         if isinstance(of, Sinusoids):
