@@ -121,7 +121,7 @@ class StageOnCPU:
         self._x: Rows = of_buffer[self.recording.states]
         self._sum = program.rows(self.recording.hidden)
         self._unread = program.operand(self.recording.hidden)  # a normalized sum, which only its residual reads
-        load = Load(program, weights, self.dtype)
+        load = Load(program, weights, self.dtype, self.recording.prefix_lm)
         if self.recording.has_encoder:
             self._encoder = self._record(self.recording.encoder, load, of_buffer)
             self._crossing = self._record(self.recording.crossing, load, of_buffer)
@@ -194,8 +194,7 @@ class StageOnCPU:
         if self.recording.has_encoder:
             flat, encoded, x = self._encode(batch, kv, plane)
         states = None if self.place.is_last else torch.empty(len(flat.token_ids), self.recording.hidden)
-        for start in range(0, len(flat.token_ids), length):
-            end = min(start + length, len(flat.token_ids))
+        for start, end in flat.pieces(length, self.recording.prefix_lm):
             if prompts is not None:
                 self._run_scored(flat, kv, plane, x, start, end, results, prompts)
             else:
@@ -236,13 +235,9 @@ class StageOnCPU:
         if not len(batch):
             return None
         states = torch.empty(len(batch.token_ids), self.recording.hidden)
-        first, starts = 0, batch.starts
-        while first < len(batch):
-            after = max(first + 1, int(starts.searchsorted(starts[first] + PIECE, "right")) - 1)
-            begin, end = int(starts[first]), int(starts[after])
-            self._run_tokens(batch, kv, plane, x, begin, end, NOTHING, Results(0, 0), sections)
-            states[begin:end] = self._states(end - begin)
-            first = after
+        for start, end in batch.pieces(PIECE, whole_members=True):
+            self._run_tokens(batch, kv, plane, x, start, end, NOTHING, Results(0, 0), sections)
+            states[start:end] = self._states(end - start)
         return states
 
     def _run_scored(
@@ -366,8 +361,8 @@ class StageOnCPU:
 class Load:
     """Loads weights into a program. A table that is both embedding and head is packed once."""
 
-    def __init__(self, program: Program, weights: WeightSource, dtype: torch.dtype) -> None:
-        self._program, self._weights, self._dtype = program, weights, dtype
+    def __init__(self, program: Program, weights: WeightSource, dtype: torch.dtype, prefix_lm: bool) -> None:
+        self._program, self._weights, self._dtype, self._prefix_lm = program, weights, dtype, prefix_lm
         self._tables: dict[Slice, Packed] = {}
         self._rotary: dict[Rotary, kernels.Rotary] = {}
         self.by_position: list[Table] = []  # not made yet
@@ -415,6 +410,7 @@ class Load:
             None if a.query_norm is None else self.norm(a.query_norm),
             None if a.key_norm is None else self.norm(a.key_norm),
             a.sees_input,
+            self._prefix_lm,
             None if a.bias is None else a.bias.by_distance(self._weights.get(a.bias.table.name)),
         )
 

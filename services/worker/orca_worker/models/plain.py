@@ -203,10 +203,12 @@ class TorchStage:
         blocks = to_device(torch.from_numpy(kv.block_table(batch.rows, int(batch.ends.max()))), self.device)
         of = batch.query_lengths, batch.contexts
         slots, heads = to_device(torch.from_numpy(batch.slots), self.device), self.recording.kv_heads
-        split = SplitAttention(blocks, *of, slots, heads=heads, block_size=kv.block_size)
+        inputs = None if batch.inputs is None else batch.inputs.tolist()
+        prompts = inputs if self.recording.prefix_lm else None
+        split = SplitAttention(blocks, *of, slots, heads=heads, block_size=kv.block_size, prompts=prompts)
         kernels = PlainKernels(split, kv, positions)
-        if batch.inputs is not None:
-            kernels = PartKernels(split, kv, positions, PartAttention(blocks, *of, batch.inputs.tolist()))
+        if self.recording.has_encoder and inputs is not None:
+            kernels = PartKernels(split, kv, positions, PartAttention(blocks, *of, inputs))
         return Pass(kernels, plane.all_reduce, ids, positions, None if x is None else x.to(self.dtype))
 
     def run(self, batch: Pass) -> Tensor | Callable[[Tensor | None], Tensor]:

@@ -179,6 +179,7 @@ class Recording:
     encoder: list[Operation] = field(default_factory=list)  # on the input tokens
     crossing: list[Operation] = field(default_factory=list)  # on the encoder's output, the hidden states to begin with
     start_token: int = 0  # the decoder's first one, where there is an encoder
+    prefix_lm: bool = False  # the tokens of a prompt see each other
     slices: dict[str, Slice] = field(default_factory=dict)  # every tensor of which the rank holds something, by name
     layers: int = 0  # with keys and values
     group: int = 1  # query heads to a key/value head
