@@ -114,12 +114,26 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_key_value_heads": 3},
     ),
     "mistral, a window": ("mistral", ODD | {"num_key_value_heads": 3, "sliding_window": 7}),
+    "mistral, 10 heads, all K/V heads, tied, a window": (
+        "mistral",
+        ODD
+        | {"hidden_size": 40, "num_attention_heads": 10, "num_key_value_heads": 10, "sliding_window": 3}
+        | {"tie_word_embeddings": True},
+    ),
     "mistral, no window": ("mistral", ODD | {"num_key_value_heads": 1, "sliding_window": None}),
     "qwen2, a window in the upper layer": (
         "qwen2",
         ODD | {"num_key_value_heads": 2, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
     ),
     "qwen2, tied": ("qwen2", ODD | {"num_key_value_heads": 6, "tie_word_embeddings": True}),
+    "qwen2, 5 heads, 1 K/V head": (
+        "qwen2",
+        ODD | {"hidden_size": 40, "num_attention_heads": 5, "num_key_value_heads": 1, "intermediate_size": 33},
+    ),
+    "qwen3, 3 heads, all K/V heads, tied": (
+        "qwen3",
+        ODD | {"num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 8, "tie_word_embeddings": True},
+    ),
     "qwen3, large heads": ("qwen3", ODD | {"num_key_value_heads": 2, "head_dim": 12}),
     "qwen3, windows of some layers": (
         "qwen3",
@@ -127,12 +141,32 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_key_value_heads": 1, "head_dim": 6, "num_hidden_layers": 3, "use_sliding_window": True}
         | {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
     ),
+    "gemma3, windows but in one layer": (
+        "gemma3_text",
+        ODD
+        | {"num_key_value_heads": 2, "head_dim": 10, "num_hidden_layers": 3, "sliding_window": 4}
+        | {"query_pre_attn_scalar": 16, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    ),
+    "gemma3, 1 K/V head, untied, biases, long positions": (
+        "gemma3_text",
+        ODD
+        | {"num_key_value_heads": 1, "head_dim": 8, "sliding_window": 6, "tie_word_embeddings": False}
+        | {"attention_bias": True, "layer_types": ["full_attention", "sliding_attention"]}
+        | {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            }
+        },
+    ),
     "neox": ("gpt_neox", ODD | {"rotary_pct": 0.5}),
     "neox, in series, tied": (
         "gpt_neox",
         ODD | {"use_parallel_residual": False, "attention_bias": False, "tie_word_embeddings": True, "rotary_pct": 1.0},
     ),
+    "neox, 5 heads": ("gpt_neox", ODD | {"hidden_size": 40, "num_attention_heads": 5, "rotary_pct": 0.25}),
     "gptj": ("gptj", ODD_GPTJ | {"rotary_dim": 6}),
+    "gptj, 5 heads": ("gptj", ODD_GPTJ | {"n_embd": 40, "n_head": 5, "rotary_dim": 2}),
     "gptj, whole heads": ("gptj", ODD_GPTJ | {"n_head": 3, "rotary_dim": 16, "activation_function": "relu"}),
 }
 
@@ -152,7 +186,7 @@ def make_shape(folder: Path, shape: str, *, seed: int = 3, shards: bool = False,
             if parameter.dim() == 2:
                 parameter.normal_(0, 3 / parameter.shape[1] ** 0.5, generator=generator)
             else:
-                is_norm = name.endswith("weight")
+                is_norm = name.endswith("weight") and kind != "gemma3_text"  # which adds 1 itself
                 values = torch.rand(parameter.shape, generator=generator) - 0.5
                 parameter.copy_(values / 2 + is_norm)
     model.save_pretrained(folder, max_shard_size="20KB" if shards else "1GB")

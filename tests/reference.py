@@ -18,6 +18,14 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+
+def prefix_mask(tokens: int, prompt: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """The summands [1, 1, tokens, tokens] of scores in a prefix LM: each token sees those before it, and the prompt."""
+    at = torch.arange(tokens)
+    seen = at <= at[:, None].clamp(min=prompt - 1)
+    return torch.zeros(1, 1, tokens, tokens, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
+
+
 TIE = 1e-3  # of logits; in the tests' models another order of a float32 sum makes a thousandth of it
 
 
@@ -125,3 +133,18 @@ class Reference:
         return self.known(
             (draw.choices(vocabulary, k=draw.randint(*prompt)), draw.randint(*new_tokens)) for _ in count()
         )
+
+
+class PrefixLM(Reference):
+    """Any decoder with the mask of a prefix LM, by which transformers computes what it is given."""
+
+    @torch.inference_mode()
+    def continued(self, prompt: Sequence[int], max_new_tokens: int) -> tuple[list[int], float]:
+        ids, margin = list(prompt), math.inf
+        for _ in range(max_new_tokens):
+            mask = prefix_mask(len(ids), len(prompt))
+            logits = self._model(torch.tensor([ids]), attention_mask=mask, use_cache=False).logits[0, -1]
+            first, second = logits.topk(2).values.tolist()
+            margin = min(margin, first - second)
+            ids.append(int(logits.argmax()))
+        return ids[len(prompt) :], margin

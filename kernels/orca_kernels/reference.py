@@ -31,7 +31,8 @@ class SplitAttention:
 
     block_table [B, n] int64: block ids of each request, in order (entries after its last token are not read);
     query_lengths [B], contexts [B]: how many tokens each request has in this batch, and how many before them;
-    slots [T] int64: where each token's key and value go: block * block_size + offset.
+    slots [T] int64: where each token's key and value go: block * block_size + offset;
+    prompts [B]: tokens of each request's prompt, if these see each other; they are in one batch then.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class SplitAttention:
         *,
         heads: int,
         block_size: int,
+        prompts: Sequence[int] | None = None,
     ) -> None:
         self._heads, self._block_size = heads, block_size
         self._head = torch.arange(heads, device=slots.device)
@@ -55,7 +57,13 @@ class SplitAttention:
             starts.append(first)
             first += length
         self._initiations = [
-            (starts[i], length, contexts[i], self._pages(block_table[i : i + 1], contexts[i] + length))
+            (
+                starts[i],
+                length,
+                contexts[i],
+                prompts[i] if prompts is not None else 0,
+                self._pages(block_table[i : i + 1], contexts[i] + length),
+            )
             for i, length in enumerate(query_lengths)
             if length > 1
         ]
@@ -113,14 +121,14 @@ class SplitAttention:
         flat = (keys.shape[0] * heads, self._block_size * size)
         keys, values = keys.view(flat), values.view(flat)
         out = torch.empty_like(q)
-        for start, length, context, pages in self._initiations:
+        for start, length, context, prompt, pages in self._initiations:
             k = keys.index_select(0, pages).view(heads, -1, size)[:, : context + length]
             v = values.index_select(0, pages).view(heads, -1, size)[:, : context + length]
             k, v = (each.repeat_interleave(group, 0) if group > 1 else each for each in (k, v))
             mask = None
-            if context or 0 < window < length:
+            if context or prompt or 0 < window < length:
                 seen = torch.arange(context + length, device=q.device)
-                mask = seen <= seen[context:, None]  # [length, context + length]
+                mask = seen <= seen[context:, None].clamp(min=prompt - 1)  # [length, context + length]
                 if window:
                     mask &= seen > seen[context:, None] - window
             part = q[start : start + length].transpose(0, 1)  # [heads, length, D]

@@ -89,8 +89,9 @@ def work(recording: Recording, item: int, requests: Iterable[tuple[int, int]]) -
                 matrices = (matrix,)
             case Gated(_, gate, up):
                 matrices = (gate, up)
-            case Residual(terms):
+            case Residual(terms, norm):
                 matrices = tuple(matrix for _, matrix in terms)
+                read |= elements_of(norm.weight) if norm is not None else {}
             case Head(_, table):
                 matrices, rows = (Matrix((table,)),), len(requests)
             case Attend(_, a):

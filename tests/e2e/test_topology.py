@@ -62,7 +62,7 @@ def test_a_family_that_orca_has_not(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "bloom", "num_hidden_layers": 2}')
     shown = orca("topology", "--model", str(tmp_path))
     assert (shown.returncode, shown.stdout) == (1, "")
-    served = "gpt2, gpt_neox, gptj, llama, mistral, qwen2, qwen3, t5, marian"
+    served = "gpt2, gpt_neox, gptj, llama, mistral, qwen2, qwen3, gemma3_text, t5, marian"
     assert shown.stderr == f"--model: {tmp_path.name} is of type bloom; Orca has {served}\n"
 
 

@@ -25,7 +25,7 @@ sys.path[:0] = [str(Path(__file__).parents[1])]
 
 from checkpoints import make_gpt2, make_shape  # noqa: E402
 from encoder_decoders import Drawn, Seq2Seq, make_marian, make_t5  # noqa: E402
-from reference import Known, Reference  # noqa: E402
+from reference import Known, PrefixLM, Reference  # noqa: E402
 from stacks import Running, running  # noqa: E402
 
 from orca_local.stack import DEMO_MODEL  # noqa: E402
@@ -37,6 +37,7 @@ SHAPES = {  # of checkpoints.py
     "mistral": "mistral, a window",
     "qwen2": "qwen2, a window in the upper layer",
     "qwen3": "qwen3, windows of some layers",
+    "gemma3": "gemma3, windows but in one layer",
     "neox": "neox",
     "gptj": "gptj",
 }
@@ -48,6 +49,7 @@ WITH_ENCODER = {  # more layers in the decoder, and more in the encoder
         make_marian, seed=3, encoder_layers=5, decoder_layers=3, encoder_attention_heads=6, decoder_attention_heads=6
     ),
 }
+PREFIX_LM = {"prefix-lm": "qwen3, large heads"}  # SHAPES whose prompts see themselves
 ONE_RANK = ("llama-10-heads", "mistral")  # 5 and 3 K/V heads: no two ranks share them
 
 
@@ -76,14 +78,14 @@ GRID = [
     *(Case(*case) for case in product(MODELS, (1, 2, 3), (1, 2, 4), (0, 1))),
     *(
         Case(model, tp, pp, max_bs=max_bs)
-        for model, tp, pp, max_bs in product((*SHAPES, *WITH_ENCODER), (1, 2), (1, 2), (1, 3, 8))
+        for model, tp, pp, max_bs in product((*SHAPES, *PREFIX_LM, *WITH_ENCODER), (1, 2), (1, 2), (1, 3, 8))
         if tp == 1 or model not in ONE_RANK
     ),
     *(Case(model, 1, 3, ahead, max_bs) for model, ahead, max_bs in product(WITH_ENCODER, (0, 1), (1, 3, 8))),
     *(Case(model, 2, 2, run_ahead=1) for model in WITH_ENCODER),
     *(
         Case(model, tp, pp, ahead, kernels="device-loop")
-        for model, tp, pp, ahead in product((*MODELS, *SHAPES), (1, 2), (1, 2), (0, 1))
+        for model, tp, pp, ahead in product((*MODELS, *SHAPES, *PREFIX_LM), (1, 2), (1, 2), (0, 1))
         if tp == 1 or model not in ONE_RANK
     ),
 ]
@@ -106,6 +108,8 @@ async def check(case: Case, folder: Path, seed: int, device: str = "cpu") -> Non
     draw, of = random.Random(f"{seed} {case}"), Reference
     if case.model in WITH_ENCODER:
         model, of = WITH_ENCODER[case.model](folder / "model"), Drawn if case.model == "marian" else Seq2Seq
+    elif case.model in PREFIX_LM:
+        model, of = make_shape(folder / "model", PREFIX_LM[case.model], orca_prefix_lm=True), PrefixLM
     elif case.model in SHAPES:
         model = make_shape(folder / "model", SHAPES[case.model])
     else:

@@ -1,6 +1,7 @@
 """Detokenization and stop strings: the pieces make up the whole text, and no piece holds half a character."""
 
 import json
+import random
 from itertools import pairwise
 from pathlib import Path
 
@@ -8,11 +9,12 @@ import pytest
 from endpoint.harness import VOCABULARY, make_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from orca_common.errors import FailedPrecondition, Internal
 from orca_endpoint.text.vocabulary import StopMatcher, TextStream, Vocabulary, WindowDetokenizer
 
+ROOT = Path(__file__).parents[2]
 TOKEN_IDS = st.lists(st.integers(0, VOCABULARY + 3), max_size=80)  # some are beyond the tokenizer's vocabulary
 TEXTS = st.text(alphabet="ab the pool é東😀\n", max_size=60)
 
@@ -195,6 +197,60 @@ def test_the_end_token_that_a_tokenizer_puts_behind_each_text(tmp_path: Path) ->
     assert vocabulary.encode("the pool") == [3, 4, 1]
     assert vocabulary.encode("the pool", special=False) == [3, 4]
     assert vocabulary.decode([3, 4, 1]) == "the pool"
+
+
+@pytest.fixture(scope="module")
+def t5s_form(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer in the form of T5's: pieces with likelihoods, learned from our README, and 100 sentinels.
+
+    (No package of a registry was found that ships T5's own.)
+    """
+    tokenizer = Tokenizer(models.Unigram())
+    spaces = normalizers.Replace(Regex(" {2,}"), " ")
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Nmt(), normalizers.NFKC(), spaces])  # type: ignore[arg-type]
+    words = [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Sequence(words), decoders.Metaspace()  # type: ignore[arg-type]
+    trainer = trainers.UnigramTrainer(
+        vocab_size=400, special_tokens=["<pad>", "</s>", "<unk>"], unk_token="<unk>", show_progress=False
+    )
+    tokenizer.train_from_iterator((ROOT / "README.md").read_text().splitlines(), trainer)
+    tokenizer.add_special_tokens([f"<extra_id_{n}>" for n in reversed(range(100))])
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    path = tmp_path_factory.mktemp("t5") / "tokenizer.json"
+    tokenizer.save(str(path))
+    return path
+
+
+UNIGRAMS = {  # texts, and as they come back: T5's vocabulary has no bytes, and one space stands for several
+    "the pool": "the pool",
+    "  two  spaces": "two spaces",
+    "engine <extra_id_0> pool": "engine pool",
+    "ﬁne ①": "fine 1",
+    "the 東京 pool": "the pool",
+    "the 😀 pool": "the pool",
+    "a\tb\n\nc": "a b c",
+}
+
+
+@pytest.mark.parametrize("text", UNIGRAMS)
+def test_a_text_in_t5s_form(t5s_form: Path, text: str) -> None:
+    vocabulary, tokenizer = Vocabulary(t5s_form), Tokenizer.from_file(str(t5s_form))
+    ids = vocabulary.encode(text)
+    assert ids[-1] == 1
+    assert ids == tokenizer.encode(text).ids
+    stream = TextStream(vocabulary, ())
+    streamed = "".join(stream.push(i)[0] for i in ids) + stream.flush()
+    assert streamed == tokenizer.decode(ids)
+    assert " ".join(streamed.split()) == UNIGRAMS[text]
+
+
+def test_random_streams_in_t5s_form(t5s_form: Path) -> None:
+    vocabulary, tokenizer = Vocabulary(t5s_form), Tokenizer.from_file(str(t5s_form))
+    draw = random.Random(5)
+    for _ in range(500):
+        ids = [draw.randrange(tokenizer.get_vocab_size()) for _ in range(draw.randint(1, 30))]
+        stream = TextStream(vocabulary, ())
+        assert "".join(stream.push(i)[0] for i in ids) + stream.flush() == tokenizer.decode(ids)
 
 
 def test_a_panic_of_the_tokenizer_library_is_an_error(tmp_path: Path) -> None:

@@ -225,17 +225,23 @@ async def test_what_changes_nothing_is_left_out(validator: Validator) -> None:
     )  # fmt: skip
 
 
-async def test_a_model_with_an_encoder_has_no_logprobs_of_prompts(validator: Validator, tmp_path: Path) -> None:
-    folder = make_model(tmp_path / "t5", tokenizer=False)
-    (folder / "config.json").write_text('{"model_type": "t5", "vocab_size": 97, "n_positions": 100}')
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [('"t5"', "this model has an encoder"), ('"gpt2", "orca_prefix_lm": true', "this model is a prefix LM")],
+)
+async def test_prompts_whose_tokens_see_each_other_have_no_logprobs(
+    validator: Validator, tmp_path: Path, kind: str, sentence: str
+) -> None:
+    folder = make_model(tmp_path / "model", tokenizer=False)
+    (folder / "config.json").write_text(f'{{"model_type": {kind}, "vocab_size": 97, "n_positions": 100}}')
     limits, threads = EndpointSettings(model=str(folder)), Threads("tokenizing", 1, 8)
     checkpoint = read_checkpoint(folder)
-    of_t5 = Validator(limits, checkpoint, None, threads, Chats(None, threads, 1 << 20, 1024), FormCompiler(checkpoint))
+    other = Validator(limits, checkpoint, None, threads, Chats(None, threads, 1 << 20, 1024), FormCompiler(checkpoint))
     asked = generation([1, 2], prompt_logprobs=True)
     await validator.generate(asked)
-    with pytest.raises(FailedPrecondition, match=r"^prompt_logprobs: this model has an encoder"):
-        await of_t5.generate(asked)
-    with pytest.raises(FailedPrecondition, match=r"^echo: this model has an encoder") as refused:
-        await of_t5.generate(asked, OUR_NAMES)
+    with pytest.raises(FailedPrecondition, match=f"^prompt_logprobs: {sentence}"):
+        await other.generate(asked)
+    with pytest.raises(FailedPrecondition, match=f"^echo: {sentence}") as refused:
+        await other.generate(asked, OUR_NAMES)
     assert failure(refused.value)[2]["error"]["param"] == "echo"
-    assert (await of_t5.generate(generation([1, 2], logprobs=True))).max_tokens == 10
+    assert (await other.generate(generation([1, 2], logprobs=True))).max_tokens == 10

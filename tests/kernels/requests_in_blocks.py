@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,11 +14,12 @@ from orca_kernels.triton.write_kv import write_kv
 
 @dataclass(frozen=True)
 class Part:
-    """What a batch has of a request: `length` tokens from `context` on."""
+    """A request's part of a batch: `length` tokens from `context` on. Its first `prompt` ones see each other."""
 
     request: int
     context: int
     length: int = 1
+    prompt: int = 0
 
 
 class Requests:
@@ -71,6 +73,7 @@ class Requests:
             [p.context for p in parts],
             torch.cat(slots).numpy(),
             group=self.heads // self.kv_heads,
+            prompts=np.array([p.prompt for p in parts]),
         )
 
     def attend(self, parts: Sequence[Part], bounds: Bounds | None = None, window: int = 0) -> list[Tensor]:
@@ -100,7 +103,7 @@ class Requests:
         k, v = (x.repeat_interleave(self.heads // self.kv_heads, 1) for x in (k, v))
         rows = []
         for position in range(part.context, part.context + part.length):
-            seen = slice(max(position + 1 - window, 0) if window else 0, position + 1)
+            seen = slice(max(position + 1 - window, 0) if window else 0, max(position + 1, part.prompt))
             weights = torch.einsum("hd,nhd->hn", q[position], k[seen]).mul(self.scale).softmax(-1)
             rows.append(torch.einsum("hn,nhd->hd", weights, v[seen]))
         return torch.stack(rows)

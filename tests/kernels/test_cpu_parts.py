@@ -1,6 +1,7 @@
 """The CPU kernels of models with an encoder, on each instruction set: near float64, and bit for bit their own equals.
 
 Attention over fixed keys, and from a later key on, with a bias by distance; norms in place, copies, a table's own bias.
+Attention of a prefix LM, whose kernels are the same.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from orca_kernels.cpu.program import Attention, Program
 
 
 class Members(NamedTuple):
-    inputs: Sequence[int]  # keys of the encoder's tokens
+    inputs: Sequence[int]  # keys of the encoder's tokens, or of a prompt
     firsts: Sequence[int]  # position of the first query
     lengths: Sequence[int]  # queries
 
@@ -28,7 +29,8 @@ def attention(
     dtype: torch.dtype,
     of: Members,
     *,
-    sees_input: bool,
+    sees_input: bool = False,
+    sees_prompt: bool = False,
     heads: int,
     size: int,
     reach: int = 0,
@@ -40,7 +42,7 @@ def attention(
     """Attention over keys and values that lie in shuffled blocks among NaN, of all members or one. -> the result, and
     that of float64."""
     draw, shuffle = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(1)
-    ends = [n + first + length for n, first, length in zip(*of, strict=True)]
+    ends = [(0 if sees_prompt else n) + first + length for n, first, length in zip(*of, strict=True)]
     columns = -(-max(ends) // block_size)
     order = torch.randperm(len(ends) * columns + 3, generator=shuffle)[: len(ends) * columns].reshape(-1, columns)
     keys = torch.full((len(ends) * columns + 3, heads, block_size, size), torch.nan, dtype=dtype)
@@ -57,19 +59,21 @@ def attention(
             continue
         chosen.append(r)
         rows.append(q.flatten(1))
-        seen = slice(0, n) if sees_input else slice(n, ends[r])
+        seen = slice(0, n) if sees_input else slice(0 if sees_prompt else n, ends[r])
         kd, vd = (x[seen].double().transpose(0, 1) for x in (k, v))
         scores = q.double().transpose(0, 1) @ kd.transpose(1, 2) * 0.3
         distance = torch.arange(kd.shape[1]) - torch.arange(first, first + length)[:, None]
         if bias is not None:
             scores = scores + bias.double()[:, distance.clamp(-reach, reach) + reach]
         if not sees_input:
-            scores = scores.masked_fill(distance > 0, -torch.inf)
+            later = (distance > 0) & (at[: kd.shape[1]] >= (n if sees_prompt else 0))
+            scores = scores.masked_fill(later, -torch.inf)
         wants.append((scores.softmax(-1) @ vd).transpose(0, 1).flatten(1))
     x, width = torch.cat(rows), heads * size
     program = Program(dtype, threads, isa)
     q_rows, out, done = program.rows(width), program.operand(width), program.rows(width)
-    program.attend(q_rows, Attention(0, heads, 1, size, dtype, 0.3, sees_input=sees_input, bias=bias), out)
+    sees: dict[str, Any] = {"sees_input": sees_input, "sees_prompt": sees_prompt}
+    program.attend(q_rows, Attention(0, heads, 1, size, dtype, 0.3, **sees, bias=bias), out)
     program.linear(out, program.pack(torch.eye(width)), done)
     program.view(q_rows, len(x), width)[:] = x.numpy()
     firsts, lengths = ([each[r] for r in chosen] for each in (of.firsts, of.lengths))
@@ -105,6 +109,22 @@ def test_attention(isa: str, dtype: torch.dtype, sees_input: bool, reach: int, h
         close(got, want, dtype)
 
 
+# Whole prompts, some with tokens of their answers behind them, and increments.
+PROMPTS = Members([1, 37, 5, 64, 33, 70, 90, 2], [0, 0, 0, 64, 40, 0, 0, 2], [1, 37, 9, 1, 3, 75, 90, 1])
+
+
+@each_isa
+@each_dtype
+@pytest.mark.parametrize("reach", [0, 9])
+@pytest.mark.parametrize(("heads", "size"), [(3, 64), (5, 20), (2, 32)])
+def test_attention_of_a_prefix_lm(isa: str, dtype: torch.dtype, reach: int, heads: int, size: int) -> None:
+    for block_size in (1, 16, 20):
+        got, want = attention(
+            isa, dtype, PROMPTS, sees_prompt=True, heads=heads, size=size, reach=reach, block_size=block_size
+        )
+        close(got, want, dtype)
+
+
 @each_isa
 @each_dtype
 @settings(max_examples=8, deadline=None)
@@ -113,7 +133,14 @@ def test_attention_of_any_company_is_the_same_bits(isa: str, dtype: torch.dtype,
     inputs = data.draw(st.lists(st.integers(1, 70), min_size=2, max_size=4))
     firsts, lengths = ([data.draw(st.integers(least, 40)) for _ in inputs] for least in (0, 1))
     shape: dict[str, Any] = {"heads": 2, "size": data.draw(st.sampled_from([16, 64])), "reach": 9}
-    shape["sees_input"] = data.draw(st.booleans())
+    sees = data.draw(st.sampled_from(["sees_input", "sees_prompt", ""]))
+    if sees == "sees_prompt":  # a whole prompt, or a token behind it
+        lengths = [
+            max(length, n) if first < n else length for n, first, length in zip(inputs, firsts, lengths, strict=True)
+        ]
+        firsts = [0 if first < n else first for n, first in zip(inputs, firsts, strict=True)]
+    if sees:
+        shape[sees] = True
     of, chosen = Members(inputs, firsts, lengths), data.draw(st.integers(0, len(inputs) - 1))
     together, _ = attention(isa, dtype, of, **shape, threads=2)
     alone, _ = attention(isa, dtype, of, **shape, block_size=data.draw(st.sampled_from([1, 5, 32])), only=chosen)

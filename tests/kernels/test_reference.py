@@ -23,10 +23,15 @@ CASES = {
 }
 
 
+PROMPTS = {"mixed": [2, 2, 3, 9], "initiations": [1, 4, 20], "increments": [1, 6, 30]}  # of a prefix LM
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "prompts"), [*((case, None) for case in CASES), *PROMPTS.items()])
 @pytest.mark.parametrize(("heads", "size", "block_size"), [(1, 4, 1), (3, 20, 16), (5, 64, 7)])
-def test_agrees_with_dense(case: str, heads: int, size: int, block_size: int, dtype: torch.dtype) -> None:
+def test_agrees_with_dense(
+    case: str, prompts: list[int] | None, heads: int, size: int, block_size: int, dtype: torch.dtype
+) -> None:
     torch.manual_seed(len(case) + heads)
     lengths, contexts = CASES[case]
     totals = [context + length for context, length in zip(contexts, lengths, strict=True)]
@@ -55,7 +60,7 @@ def test_agrees_with_dense(case: str, heads: int, size: int, block_size: int, dt
     k, v = (torch.cat([t[j, :c] for t, c in zip(tokens, contexts, strict=True)]) for j in (1, 2))
     old.write(k, v, keys, values)
     new_slots = torch.cat([s[c:] for s, c in zip(slots, contexts, strict=True)])
-    plan = SplitAttention(table, lengths, contexts, new_slots, heads=heads, block_size=block_size)
+    plan = SplitAttention(table, lengths, contexts, new_slots, heads=heads, block_size=block_size, prompts=prompts)
     q, k, v = (torch.cat([t[j, c:] for t, c in zip(tokens, contexts, strict=True)]) for j in range(3))
     plan.write(k, v, keys, values)
     scale = 1.7 * size**-0.5
@@ -63,11 +68,12 @@ def test_agrees_with_dense(case: str, heads: int, size: int, block_size: int, dt
 
     expected = torch.stack(
         [
-            dense(t[0, p], t[1, : p + 1], t[2, : p + 1], scale)
-            for t, c, total in zip(tokens, contexts, totals, strict=True)
+            dense(t[0, p], t[1, : max(p + 1, least)], t[2, : max(p + 1, least)], scale)
+            for t, c, total, least in zip(tokens, contexts, totals, prompts or [0] * len(totals), strict=True)
             for p in range(c, total)
         ]
     )
     assert out.dtype == dtype
     torch.testing.assert_close(out.double(), expected, rtol=0, atol=2e-6 if dtype == torch.float32 else 2e-2)
-    assert torch.equal(out, split_attention(q, keys, values, table, lengths, contexts, scale))
+    if prompts is None:
+        assert torch.equal(out, split_attention(q, keys, values, table, lengths, contexts, scale))

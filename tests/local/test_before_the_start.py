@@ -89,7 +89,7 @@ async def test_another_architecture(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "bloom"}')
     with socket.create_server(("127.0.0.1", 0)) as taken:
         sentence = await refusal(tmp_path / "run", model=str(tmp_path), port=taken.getsockname()[1], tp=7)
-    served = "gpt2, gpt_neox, gptj, llama, mistral, qwen2, qwen3, t5, marian"
+    served = "gpt2, gpt_neox, gptj, llama, mistral, qwen2, qwen3, gemma3_text, t5, marian"
     assert sentence == f"model: {tmp_path.name} is of type bloom; Orca has {served}"
 
 

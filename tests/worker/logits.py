@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from reference import prefix_mask
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 from worker.driver import Sampled, TinyEngine
@@ -68,6 +69,12 @@ def seen_by(stage: Stage, requests: Sequence[Sampled], seed: int = 1) -> Iterato
     yield from found
 
 
+def prompt_of(tokens: Sequence[int], requests: Sequence[Sampled]) -> int:
+    """How many of the tokens that stand before one that was made are the prompt of its request."""
+    [prompt] = {len(one.prompt) for one in requests if list(tokens[: len(one.prompt)]) == one.prompt}
+    return prompt
+
+
 class InTransformers:
     """A checkpoint in transformers, its weights rounded to a type. (Rotary tables and some norms stay float32.)"""
 
@@ -78,6 +85,7 @@ class InTransformers:
                 parameter.copy_(parameter.to(weights or dtype))
 
     @torch.inference_mode()
-    def logits(self, tokens: Sequence[int]) -> Tensor:
-        """[V] float64, after all tokens."""
-        return self._model(torch.tensor([list(tokens)]), use_cache=False).logits[0, -1].double()
+    def logits(self, tokens: Sequence[int], prompt: int | None = None) -> Tensor:
+        """[V] float64, after all tokens. prompt: how many of them see each other, in a prefix LM."""
+        mask = None if prompt is None else prefix_mask(len(tokens), prompt, self._model.dtype)
+        return self._model(torch.tensor([list(tokens)]), attention_mask=mask, use_cache=False).logits[0, -1].double()

@@ -63,6 +63,7 @@ SHAPES = (
     "llama, tied, biases, 1 K/V head, large heads",
     "mistral, a window",
     "qwen3, windows of some layers",
+    "gemma3, windows but in one layer",
     "neox",
     "gptj",
 )

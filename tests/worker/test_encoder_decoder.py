@@ -233,19 +233,23 @@ def test_a_recovery_in_plain_torch(tmp_path: Path) -> None:
     assert request.made == reference.greedy(prompt, 12)
 
 
-RANKS = [("t5", 2, 1, "auto"), ("marian", 2, 1, "auto"), ("t5", 1, 3, "auto"), ("marian", 2, 2, "auto")]
+RANKS = [("t5", 10, 2, 1), ("marian", 6, 2, 1), ("t5", 6, 1, 3), ("marian", 10, 2, 2)]
 
 
-@pytest.mark.parametrize(("family", "tp", "pp", "kernels"), [*RANKS, ("t5", 2, 2, "torch")])
-async def test_several_ranks_in_processes(tmp_path: Path, family: str, tp: int, pp: int, kernels: Kernels) -> None:
+@pytest.mark.parametrize(
+    ("family", "heads", "tp", "pp", "kernels"), [*((*case, "auto") for case in RANKS), ("t5", 6, 2, 2, "torch")]
+)
+async def test_several_ranks_in_processes(
+    tmp_path: Path, family: str, heads: int, tp: int, pp: int, kernels: Kernels
+) -> None:
     """With several stages the encoder's output returns to the first, while other iterations are in flight. In one case
     a stage has no layer of the encoder."""
     if family == "t5":
-        shape: dict[str, Any] = {"num_heads": 6, "num_decoder_layers": 4, "feed_forward_proj": "gated-gelu"}
+        shape: dict[str, Any] = {"num_heads": heads, "num_decoder_layers": 4, "feed_forward_proj": "gated-gelu"}
         folder = make_t5(tmp_path, seed=1, tied=False, **shape)
     else:
-        heads: dict[str, Any] = {"encoder_attention_heads": 6, "decoder_attention_heads": 6}
-        folder = make_marian(tmp_path, seed=1, never=[[96], [5]], encoder_layers=3, **heads)
+        shape = {"encoder_attention_heads": heads, "decoder_attention_heads": heads, "d_model": 4 * heads}
+        folder = make_marian(tmp_path, seed=1, never=[[96], [5]], encoder_layers=3, **shape)
     known = list(Seq2Seq(folder).known((prompt, 3 + n) for n, prompt in enumerate(prompts_of(4, 8))))
     assert len(known) > 5
     async with fork_server(folder) as forks, processes(forks, [folder] * tp * pp, kernels=kernels) as ranks:

@@ -49,8 +49,10 @@ CUT = {  # shapes of other families, and the cuts that they are tried in
     "llama, tied, biases, 1 K/V head, large heads": [(1, 1), (1, 2), (2, 1), (2, 2), (3, 2)],  # each rank has that head
     "llama, 10 heads": [(5, 3)],
     "mistral, a window": [(3, 2)],
+    "mistral, 10 heads, all K/V heads, tied, a window": [(2, 1)],
     "qwen2, tied": [(2, 2)],
     "qwen3, windows of some layers": [(2, 3)],
+    "gemma3, windows but in one layer": [(2, 3)],
     "neox": [(2, 2)],
     "gptj": [(2, 2)],
 }

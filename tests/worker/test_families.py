@@ -18,21 +18,23 @@ from iterations import begins, iteration_of
 from reference import Reference
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from worker.driver import Sampled, TinyEngine, make_stage
 from worker.engines import in_process
 from worker.logits import InTransformers, seen_by
 
 from orca.v1 import worker_pb2
-from orca_common.checkpoint import read_checkpoint
+from orca_common.checkpoint import Checkpoint, read_checkpoint
 from orca_common.errors import FailedPrecondition
 from orca_kernels.cpu.library import instruction_sets
 from orca_worker.iteration.batch import Batch
 from orca_worker.iteration.model import Compute
-from orca_worker.models.families import FAMILIES, check_partition, family_of
+from orca_worker.models.families import FAMILIES, check_partition, family_of, topology
 from orca_worker.models.fields import ACTIVATIONS
 from orca_worker.models.gpt2.configuration import GPT2Config
 from orca_worker.models.plain import PlainKernels, TorchStage
+from orca_worker.models.recorded import RecordedFamily
+from orca_worker.models.recording import Attend, Recording
 from orca_worker.partition import SINGLE
 from orca_worker.sampling.sampling import EndOfModel
 from orca_worker.stage.stage import Stage
@@ -129,6 +131,13 @@ OLD = {  # the fields of files that older transformers have written
         },
     },
     "qwen2, a window in the upper layer": {"rope_theta": 1e6, "layer_types": None},
+    "gemma3, windows but in one layer": {
+        "layer_types": None,
+        "sliding_window_pattern": 2,
+        "rope_theta": 1000.0,
+        "rope_local_base_freq": 100.0,
+        "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+    },
     "neox": {"rotary_pct": 0.25, "rotary_emb_base": 500},
 }
 
@@ -357,7 +366,107 @@ def test_a_configuration_can_be_said_without_files(activation: str, flag: bool) 
     assert GPT2Config.read(config.checkpoint("said")) == config
 
 
+PUBLISHED: dict[str, tuple[int, dict[str, Any]]] = {  # how many parameters, and config.json
+    "gemma-3-270m": (
+        268_098_176,
+        {
+            "_sliding_window_pattern": 6,
+            "architectures": ["Gemma3ForCausalLM"],
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "attn_logit_softcapping": None,
+            "bos_token_id": 2,
+            "dtype": "bfloat16",
+            "eos_token_id": 1,
+            "final_logit_softcapping": None,
+            "head_dim": 256,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "hidden_size": 640,
+            "initializer_range": 0.02,
+            "intermediate_size": 2048,
+            "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 3,
+            "max_position_embeddings": 32768,
+            "model_type": "gemma3_text",
+            "num_attention_heads": 4,
+            "num_hidden_layers": 18,
+            "num_key_value_heads": 1,
+            "pad_token_id": 0,
+            "query_pre_attn_scalar": 256,
+            "rms_norm_eps": 1e-06,
+            "rope_local_base_freq": 10000.0,
+            "rope_scaling": None,
+            "rope_theta": 1000000.0,
+            "sliding_window": 512,
+            "transformers_version": "4.55.0.dev0",
+            "use_bidirectional_attention": False,
+            "use_cache": True,
+            "vocab_size": 262144,
+        },
+    ),
+    "gemma-3-1b-it": (
+        999_885_952,
+        {
+            "architectures": ["Gemma3ForCausalLM"],
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "attn_logit_softcapping": None,
+            "bos_token_id": 2,
+            "cache_implementation": "hybrid",
+            "eos_token_id": [1, 106],
+            "final_logit_softcapping": None,
+            "head_dim": 256,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "hidden_size": 1152,
+            "initializer_range": 0.02,
+            "intermediate_size": 6912,
+            "max_position_embeddings": 32768,
+            "model_type": "gemma3_text",
+            "num_attention_heads": 4,
+            "num_hidden_layers": 26,
+            "num_key_value_heads": 1,
+            "pad_token_id": 0,
+            "query_pre_attn_scalar": 256,
+            "rms_norm_eps": 1e-06,
+            "rope_local_base_freq": 10000,
+            "rope_scaling": None,
+            "rope_theta": 1000000,
+            "sliding_window": 512,
+            "sliding_window_pattern": 6,
+            "torch_dtype": "bfloat16",
+            "transformers_version": "4.50.0.dev0",
+            "use_cache": True,
+            "vocab_size": 262144,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_files_are_accepted(tmp_path: Path, name: str) -> None:
+    """Windows and rotary positions of each layer are those that transformers reads there."""
+    parameters, config = PUBLISHED[name]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    checkpoint = read_checkpoint(tmp_path)
+    (rank,) = topology(checkpoint, 1, 1, "bfloat16")
+    assert rank.weight_bytes == 2 * parameters
+    theirs: Any = AutoConfig.from_pretrained(tmp_path)
+    attentions = [op.attention for op in read_and_recorded(checkpoint).operations if isinstance(op, Attend)]
+    assert [one.window for one in attentions] == [
+        theirs.sliding_window if kind == "sliding_attention" else 0 for kind in theirs.layer_types
+    ]
+    for attention, kind in zip(attentions, theirs.layer_types, strict=True):
+        assert attention.rotary is not None
+        assert attention.rotary.theta == theirs.rope_parameters[kind]["rope_theta"]
+
+
+def read_and_recorded(checkpoint: Checkpoint) -> Recording:
+    family = family_of(checkpoint)
+    assert isinstance(family, RecordedFamily)
+    return family.record(family.read(checkpoint), SINGLE)
+
+
 LLAMA, MISTRAL, QWEN, GPTJ = "llama, 2 K/V heads", "mistral, a window", "qwen2, a window in the upper layer", "gptj"
+GEMMA = "gemma3, windows but in one layer"
 ROPE: dict[str, Any] = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 
 
@@ -376,9 +485,9 @@ ROPE: dict[str, Any] = {"rope_type": "yarn", "factor": 4.0, "original_max_positi
         (
             LLAMA,
             {"rope_parameters": {"full_attention": ROPE}},
-            "asks for rotary positions by kind of layer, which Llama",
+            r"asks for rotary positions by kind of layer \(full_attention\), which Llama",
         ),
-        (LLAMA, {"quantization_config": {"bits": 4}}, "quantized weights, which Llama here does not have"),
+        (LLAMA, {"quantization_config": {"bits": 4}}, r"quantized weights \(quantization_config\), which Llama"),
         (LLAMA, {"num_key_value_heads": 4}, "shares 4 key/value heads among 6 heads"),
         (LLAMA, {"num_attention_heads": 7, "num_key_value_heads": 7, "head_dim": None}, "hidden size of 48 in 7 heads"),
         (LLAMA, {"head_dim": 9}, "turns 9 of 9 elements of a head"),
@@ -394,6 +503,18 @@ ROPE: dict[str, Any] = {"rope_type": "yarn", "factor": 4.0, "original_max_positi
         ),
         (QWEN, {"layer_types": ["sliding_attention", "chunked"]}, "layer_types a list, not sliding_attention"),
         (QWEN, {"layer_types": [["sliding_attention"], 7]}, "layer_types"),
+        (GEMMA, {"attn_logit_softcapping": 50.0}, r"caps on scores of attention \(attn_logit_softcapping\)"),
+        (GEMMA, {"final_logit_softcapping": 30.0}, r"a cap on logits \(final_logit_softcapping\), which Gemma 3 here"),
+        (GEMMA, {"use_bidirectional_attention": True}, r"in both directions \(use_bidirectional_attention\), which"),
+        (GEMMA, {"rope_parameters": {"rope_theta": 1e4}}, r"same rotary positions in all layers \(rope_theta\), which"),
+        (GEMMA, {"rope_parameters": {"full_attention": {"rope_type": "longrope"}}}, "kind 'longrope'; known are"),
+        (GEMMA, {"rope_local_base_freq": 0}, "rope_local_base_freq 0, not a number from 2"),
+        (GEMMA, {"sliding_window": 0}, "sliding_window 0, not a number from 1"),
+        (GEMMA, {"layer_types": ["sliding_attention"]}, "layer_types .*, not sliding_attention or full_attention of"),
+        (GEMMA, {"layer_types": None, "sliding_window_pattern": 0}, "sliding_window_pattern 0, not a number from 1"),
+        (GEMMA, {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar 0, not a number from 1"),
+        (GEMMA, {"num_key_value_heads": 4}, "shares 4 key/value heads among 6 heads"),
+        (GEMMA, {"hidden_activation": "exp"}, "activation 'exp'; Gemma 3 here has gelu"),
         ("neox", {"rotary_pct": 2, "rope_parameters": None}, "rotary_pct 2, not a number from 0 to 1"),
         ("neox", {"num_attention_heads": 5}, "hidden size of 48 in 5 heads"),
         (GPTJ, {"rotary_dim": 10}, "turns 10 of 8 elements of a head"),
@@ -562,5 +683,5 @@ async def test_a_family_is_a_folder_and_a_line(tmp_path: Path, monkeypatch: pyte
                 tokens.append(likeliest(tokens))
             assert request.made == tokens[len(request.prompt) :]
     change_config(folder, experts=8)
-    with pytest.raises(FailedPrecondition, match="experts, which Bigram here does not have"):
+    with pytest.raises(FailedPrecondition, match=r"experts \(experts\), which Bigram here does not have"):
         check_partition(read_checkpoint(folder), 1, 1)

@@ -51,7 +51,7 @@ SIGNATURES = {
     "orca_normalize": (None, (c_void_p, c_int, c_int, c_void_p, c_void_p, c_float, c_int, c_int, c_int)),
     "orca_linear": (None, (c_void_p, c_int, c_void_p, c_int, c_int, c_int)),
     "orca_write_kv": (None, (c_void_p, *[c_int] * 6, c_void_p, c_void_p, c_float, c_void_p, c_void_p, c_int)),
-    "orca_attend": (None, (c_void_p, *[c_int] * 7, c_float, c_int64, c_int, c_void_p, c_int)),
+    "orca_attend": (None, (c_void_p, *[c_int] * 7, c_float, c_int64, c_int, c_int, c_void_p, c_int)),
     "orca_add": (None, (c_void_p, c_int, c_int)),
     "orca_run": (c_int, (c_void_p, c_int, c_int, POINTER(BatchPointers))),
 }

@@ -57,6 +57,7 @@ class Attention(NamedTuple):
     query_norm: Norm | None = None  # RMSNorm of each head, before the rotation
     key_norm: Norm | None = None
     sees_input: bool = False  # each query sees all keys of its encoder's tokens, and no others
+    sees_prompt: bool = False  # each query sees all keys of its request's prompt, and those up to its own
     bias: Tensor | None = None  # [kv_heads * group, 2 reach + 1] float32: added to a score by key - query, clamped
 
 
@@ -211,6 +212,7 @@ class Program:
             a.scale,
             a.window,
             a.sees_input,
+            a.sees_prompt,
             bias.data_ptr() if bias is not None else None,
             reach,
         )

@@ -4,7 +4,7 @@ For query i of a request whose first query is at position `context`:
 
     out_i = softmax(scale * q_i . K[0 : context + i + 1]) V[0 : context + i + 1]
 
-A window of w keys hides all but the last w of them.
+A window of w keys hides all but the last w of them. In a prefix LM the queries of a prompt see all of its keys.
 
 Two launches, chosen by the batch:
 
@@ -46,8 +46,10 @@ from torch import Tensor
 
 from .launch import launch
 from .plan import INCREMENT_ROWS, INITIATION_ROWS, SPLIT, Plan
+from .plan import TILE as NUMBERS_OF_A_TILE
 
 LOG2_E = 1.4426950408889634
+TILE = tl.constexpr(NUMBERS_OF_A_TILE)
 
 
 @dataclass(frozen=True)
@@ -134,13 +136,13 @@ def softmax_of_split(
 @triton.jit
 def rows_of_tile(tile, kv_head, M: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr):
     """-> rows [M], as token * HEADS + head of the flat batch; which are real; how many keys each sees; the most."""
-    first, count, shift = tl.load(tile + 1), tl.load(tile + 2), tl.load(tile + 3)
+    first, count, shift, least = tl.load(tile + 1), tl.load(tile + 2), tl.load(tile + 3), tl.load(tile + 4)
     r = tl.arange(0, M)
     real = r < count
     token = (first + r) // GROUP
     row = token.to(tl.int64) * HEADS + kv_head * GROUP + (first + r) % GROUP
-    visible = tl.where(real, token + shift + 1, 0)
-    return row, real, visible, (first + count - 1) // GROUP + shift + 1
+    visible = tl.where(real, tl.maximum(token + shift + 1, least), 0)
+    return row, real, visible, tl.maximum((first + count - 1) // GROUP + shift + 1, least)
 
 
 @triton.jit
@@ -224,7 +226,7 @@ def mixed(
     WINDOW: tl.constexpr,
 ):
     """Grid: tiles, key/value heads. Tiles have at most MANY rows; those with at most FEW (increments) are less work."""
-    tile = tiles + tl.program_id(0) * 4
+    tile = tiles + tl.program_id(0) * TILE
     count = tl.load(tile + 2)
     if count > FEW:
         attend_tile(
@@ -267,7 +269,7 @@ def increments(
     DIRECT: there is one split, which is the result. Otherwise `partial` [T * HEADS, splits, D] and `statistics`
     [T * HEADS, splits, 2] (maximum, sum of weights), float32, get what `merge_splits` reads.
     """
-    tile = tiles + tl.program_id(0) * 4
+    tile = tiles + tl.program_id(0) * TILE
     kv_head, split = tl.program_id(1), tl.program_id(2)
     row, real, visible, end = rows_of_tile(tile, kv_head, M, HEADS, HEADS // KV_HEADS)
     first = split * SPLIT

@@ -29,7 +29,9 @@ SPLIT = 256
 INCREMENT_ROWS = 16  # rows of an increment's tile: what one matrix instruction takes at least
 INITIATION_ROWS = 32  # rows of an initiation's tile, see attention.py
 
-TILE = 4  # numbers of a tile: request, first row, rows, position of the flat batch's token 0 if it were the request's
+# Numbers of a tile: request, first row, rows, position of the flat batch's token 0 if it were the request's, keys that
+# each row sees at least.
+TILE = 5
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,8 @@ class HostPlan:
     block_table [B, n]: block ids of each request, in order (entries after its last token are not read);
     query_lengths [B], contexts [B]: how many tokens each request has in this batch, and how many before them;
     slots [T]: where each token's key and value go: block * block_size + offset;
-    group: query heads to a key/value head.
+    group: query heads to a key/value head;
+    prompts [B]: tokens of each request's prompt, if these see each other; they are in one batch then.
     """
 
     def __init__(
@@ -79,8 +82,10 @@ class HostPlan:
         slots: np.ndarray,
         *,
         group: int,
+        prompts: np.ndarray | None = None,
     ) -> None:
         lengths, before = np.array(query_lengths), np.array(contexts)
+        least = lengths * 0 if prompts is None else prompts
         first = lengths.cumsum() - lengths  # [B] flat index of each request's first token
         shift = before - first
         increments_only = len(slots) == len(lengths)
@@ -89,9 +94,10 @@ class HostPlan:
         request = np.arange(len(lengths)).repeat(each)
         offset = (np.arange(len(request)) - (each.cumsum() - each)[request]) * size
         count = np.minimum(rows[request] - offset, size)
-        keys = (offset + count - 1) // group + before[request] + 1
+        keys = np.maximum((offset + count - 1) // group + before[request] + 1, least[request])
         order = (-keys).argsort(kind="stable")  # the longest first: none is left for the end
-        self.tiles = np.stack([request, first[request] * group + offset, count, shift[request]], 1)[order]
+        numbers = request, first[request] * group + offset, count, shift[request], least[request]
+        self.tiles = np.stack(numbers, 1)[order]
         self.table, self.slots = block_table, slots
         self.positions = np.arange(len(slots)) + shift.repeat(lengths)
         self.bounds = Bounds(

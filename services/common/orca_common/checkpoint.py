@@ -24,7 +24,7 @@ CONFIG_BYTES, TOKENIZER_BYTES = 1 << 20, 64 << 20
 LARGEST = 1 << 24  # tokens of a vocabulary, positions
 MAX_END_TOKENS = 1024
 SHAPES = Path(__file__).with_name("shapes")  # folders of models that have a name, a config.json and no weights
-RANDOM_WEIGHTS = "orca_random_weights"
+RANDOM_WEIGHTS, PREFIX_LM = "orca_random_weights", "orca_prefix_lm"  # our own fields of config.json
 # Heads of transformers that are no language model's, as in LlamaForSequenceClassification.
 OTHER_HEAD = re.compile(r"For(?!CausalLM$|ConditionalGeneration$|PreTraining$)\w+$|EncoderModel$")
 WITH_ENCODER = ("t5", "marian")  # types of models
@@ -47,6 +47,16 @@ class Checkpoint:
     def has_encoder(self) -> bool:
         """Whether a prompt is the input of an encoder: its tokens have no logits."""
         return self.model_type in WITH_ENCODER
+
+    @property
+    def prefix_lm(self) -> bool:
+        """Whether the tokens of a prompt see each other, and those of an answer all before them (Raffel et al., 2020,
+        "Exploring the Limits of Transfer Learning", section 3.2.1). Raises FailedPrecondition."""
+        given = self.config.get(PREFIX_LM)
+        if given is not None and type(given) is not bool:
+            problem = f"gives {PREFIX_LM} {shown(given)}, not true or false"
+            raise FailedPrecondition(f"model: config.json of {self.name} {problem}")
+        return bool(given)
 
     @property
     def random_weights(self) -> int | None:

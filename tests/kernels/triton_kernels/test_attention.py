@@ -57,6 +57,20 @@ def test_a_window(batch: str, window: int) -> None:
         torch.testing.assert_close(result.double(), those.expected(part, window), rtol=0, atol=5e-6)
 
 
+@pytest.mark.parametrize("shape", ["grouped, odd", "one for all"])
+def test_a_prefix_lm(shape: str) -> None:
+    """Prompts that end within tiles and in a second split; increments see no more than without a prompt."""
+    parts = [Part(0, 0, 1, 1), Part(2, 0, 16, 9), Part(3, 0, 17, 17), Part(4, 0, 280, 270), Part(5, 519, 1, 300)]
+    those = requests(shape, dict(SHAPES_AND_TYPES)[shape] if INTERPRETED else torch.float32)
+    results = those.attend(parts)
+    for part, result in zip(parts, results, strict=True):
+        bound = max(2 * EPSILON[result.dtype], 5e-6)
+        torch.testing.assert_close(result.double(), those.expected(part), rtol=0, atol=bound)
+    for position in (270, 275):
+        (alone,) = those.attend([Part(4, position, 1, 270)])
+        assert torch.equal(alone[0], results[3][position])
+
+
 @pytest.mark.parametrize("window", [0, 33])
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (3, 1)])

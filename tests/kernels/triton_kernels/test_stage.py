@@ -10,7 +10,7 @@ from kernels.device_sampled import sampled_on_device
 from kernels.triton_device import DEVICE, INTERPRETED
 from torch import Tensor
 from worker.driver import Sampled, TinyEngine
-from worker.logits import InTransformers, seen_by
+from worker.logits import InTransformers, prompt_of, seen_by
 from worker.test_families import requests_for
 
 from orca_common.checkpoint import read_checkpoint
@@ -83,6 +83,7 @@ FEW = (  # of each family, for the interpreter, which is slow
     "mistral, a window",
     "qwen2, a window in the upper layer",
     "qwen3, windows of some layers",
+    "gemma3, windows but in one layer",
     "neox",
     "gptj",
 )
@@ -92,7 +93,16 @@ FEW = (  # of each family, for the interpreter, which is slow
 @pytest.mark.parametrize("shape", FEW if INTERPRETED else SHAPES)
 def test_logits_of_other_families_are_near_float64(tmp_path: Path, shape: str) -> None:
     """In the batches of tests/worker/test_families.py, which runs the same on a CPU."""
-    folder = make_shape(tmp_path, shape)
+    check_near_float64(make_shape(tmp_path, shape), is_prefix_lm=False)
+
+
+def test_logits_of_a_prefix_lm_are_near_float64(tmp_path: Path) -> None:
+    """As tests/worker/test_prefix_lm.py."""
+    folder = make_shape(tmp_path, "llama, tied, biases, 1 K/V head, large heads", orca_prefix_lm=True)
+    check_near_float64(folder, is_prefix_lm=True)
+
+
+def check_near_float64(folder: Path, *, is_prefix_lm: bool) -> None:
     oracle = InTransformers(folder, torch.float64)
     stage = Stage(read_checkpoint(folder), "float32", DEVICE, 400, PLAIN)
     stage.form(16)
@@ -103,7 +113,8 @@ def test_logits_of_other_families_are_near_float64(tmp_path: Path, shape: str) -
     stage.allocate(400, 16)
     requests = [Sampled(one.prompt, 3, {"logprobs": True}) for one in requests_for(211, 3, seed=3)]
     for tokens, logits in seen_by(stage, requests):
-        assert (logits - oracle.logits(tokens)).abs().max() < 2e-4  # logits are about 4, and up to 13
+        right = oracle.logits(tokens, prompt_of(tokens, requests) if is_prefix_lm else None)
+        assert (logits - right).abs().max() < 2e-4  # logits are about 4, and up to 13
     assert all(len(request.made) == 3 for request in requests)
 
 

@@ -55,6 +55,7 @@ struct Attention {
   const int64_t* blocks;  // of the request
   int64_t origin;         // its key that is counted as 0: the first that these queries see
   int64_t all;            // keys that each query sees; 0: those up to its own
+  int64_t least;          // keys that each query sees at least: a prompt's, in a prefix LM. There is no window then
   Cache cache;
   int head;  // the first one
   float scale;

@@ -186,7 +186,8 @@ void gemm_tiles(const Gemm& g, int panel, int last) {
 
 // An initiation must round as an increment does, so the cache and the model decide, never the batch.
 void attention_tiles(const Attention& a, float* scratch) {
-  const bool plain = a.window == UNBOUNDED && !a.origin && !a.all && !a.bias;  // one of them always, behind an encoder
+  // One of these always, behind an encoder; `least` always, in a prefix LM.
+  const bool plain = a.window == UNBOUNDED && !a.origin && !a.all && !a.least && !a.bias;
   if (a.cache.type == Type::bf16 && a.cache.head_size % 32 == 0 && a.out.is_bf16 && plain)
     attend_tiles(a, scratch);
   else

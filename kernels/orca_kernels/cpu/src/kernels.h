@@ -789,7 +789,7 @@ void attend(const Attention& a, float* scratch, int padded) {
     }
   const T *keys = static_cast<const T*>(a.cache.keys), *values = static_cast<const T*>(a.cache.values);
   const size_t of_head = size_t(a.cache.block_size) * size;
-  const int64_t end = a.all ? a.all : a.first + a.queries;  // keys that the last query sees
+  const int64_t end = a.all ? a.all : std::max(a.least, a.first + a.queries);  // keys that the last query sees
   const int64_t begins = std::max<int64_t>(0, a.first + 1 - a.window) / KEYS * KEYS;  // the tile of the first that any sees
   size_t of_whole[KEYS];
   for (int j = 0; j < KEYS; j++) of_whole[j] = size_t(j) * d;
@@ -800,7 +800,7 @@ void attend(const Attention& a, float* scratch, int padded) {
     if (first + KEYS < end) next = Places(a, first + KEYS, end);
     int begin = 0, stop = rows;  // rows [begin, stop) see a key of this tile: of keys [unseen, seen) of it
     for (int r = 0; r < rows; r++) {
-      const int64_t after = a.all ? a.all - first : a.first + r / a.group + 1 - first;
+      const int64_t after = (a.all ? a.all : std::max(a.least, a.first + r / a.group + 1)) - first;
       seen[r] = int(std::clamp<int64_t>(after, 0, n)), unseen[r] = int(std::clamp<int64_t>(after - a.window, 0, n));
       if (!seen[r]) begin = r + 1;
       else if (unseen[r] == n && r < stop) stop = r;

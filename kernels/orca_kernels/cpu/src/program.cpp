@@ -282,7 +282,8 @@ struct Attend : Step {
   Heads heads;
   float scale;
   int64_t window;
-  bool sees_input;  // each query sees the keys of the encoder's tokens, and no others
+  bool sees_input;   // each query sees the keys of the encoder's tokens, and no others
+  bool sees_prompt;  // each query sees the keys of the prompt, and those up to its own
   Bias bias;
 
   // Key/value heads of a task.
@@ -309,7 +310,8 @@ struct Attend : Step {
       a.first = p.batch->positions[queries.token];
       a.blocks = p.batch->blocks + queries.request * p.batch->columns;
       const int64_t inputs = p.batch->inputs ? p.batch->inputs[queries.request] : 0;
-      a.origin = sees_input ? 0 : inputs, a.all = sees_input ? inputs : 0;
+      a.origin = sees_input || sees_prompt ? 0 : inputs, a.all = sees_input ? inputs : 0;
+      a.least = sees_prompt ? inputs : 0;
       a.bias = bias.of(head * heads.group), a.bias_reach = bias.reach, a.bias_ld = bias.ld();
       a.cache = heads.cache(*p.batch), a.head = head, a.scale = scale, a.window = window;
       a.out = p.operand(out, p.batch->tokens), a.out_row = int(queries.token), a.out_column = column;
@@ -547,10 +549,10 @@ void orca_write_kv(Model* model, int qkv, int layer, int kv_heads, int group, in
 
 // `bias` [kv_heads * group, 2 * reach + 1], or null.
 void orca_attend(Model* model, int qkv, int out, int layer, int kv_heads, int group, int head_size, int type,
-                 float scale, int64_t window, int sees_input, const float* bias, int reach) {
+                 float scale, int64_t window, int sees_input, int sees_prompt, const float* bias, int reach) {
   Attend& step = model->add<Attend>();
   step.qkv = qkv, step.out = out, step.heads = {layer, kv_heads, group, head_size, Type(type)}, step.scale = scale;
-  step.window = window ? window : UNBOUNDED, step.sees_input = sees_input;
+  step.window = window ? window : UNBOUNDED, step.sees_input = sees_input, step.sees_prompt = sees_prompt;
   for (int head = 0; bias && head < kv_heads * group; head++, bias += 2 * reach + 1) {
     std::vector<float>& table = step.bias.table;
     step.bias.reach = reach;

@@ -21,7 +21,8 @@ struct orca_batch {
   const int64_t* starts;      // [B + 1] first token of each request
   const int64_t* blocks;      // [B, columns] block ids
   int64_t columns;
-  const int64_t* inputs;      // [B] tokens of an encoder whose keys and values come first; null: there is no encoder
+  const int64_t* inputs;      // [B] tokens of the prompt, where they see each other (in an encoder, whose keys and values
+                              // come first, or in a prefix LM), or null
   int64_t selected;           // rows that go into the head
   const int64_t* selection;   // [selected] their tokens
   char* keys;                 // [layers, n_blocks, kv_heads, block_size, head_size]

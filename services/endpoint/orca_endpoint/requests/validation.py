@@ -100,11 +100,10 @@ class Validator:
         request_id = self._request_id(request.request_id) if request.request_id else f"req-{secrets.token_hex(12)}"
         attempt = self._attempt(request.attempt)
         grace = self._grace(request, check)
-        if request.prompt_logprobs and self._model.has_encoder:
+        if request.prompt_logprobs and (self._model.has_encoder or self._model.prefix_lm):
             field = check.name("prompt_logprobs")
-            raise FailedPrecondition(
-                f"{field}: this model has an encoder: tokens of its prompts have no logprobs", field
-            )
+            why = "has an encoder" if self._model.has_encoder else "is a prefix LM"
+            raise FailedPrecondition(f"{field}: this model {why}: tokens of its prompts have no logprobs", field)
         sampling = sampling_params(request, request_id, self._model.vocab_size, check.error)
         self._endings(request, check)
         self._interval(request.stream_interval, check)

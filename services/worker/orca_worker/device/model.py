@@ -61,17 +61,18 @@ PIECE = 4096
 def host_plan(batch: Batch, kv: KVManager, group: int) -> HostPlan:
     """`group`: query heads to a key/value head."""
     table = kv.block_table(batch.rows, int(batch.ends.max()))
-    return HostPlan(table, batch.query_lengths, batch.contexts, batch.slots, group=group)
+    return HostPlan(table, batch.query_lengths, batch.contexts, batch.slots, group=group, prompts=batch.inputs)
 
 
 def plans_of_pieces(batch: Batch, kv: KVManager, group: int) -> Iterator[tuple[slice, HostPlan]]:
     """The plans of PIECE tokens each, and which tokens of the batch these are."""
-    for start in range(0, len(batch.token_ids), PIECE):
-        part = batch.between(start, min(start + PIECE, len(batch.token_ids)))
+    for start, end in batch.pieces(PIECE, batch.inputs is not None):
+        part = batch.between(start, end)
         lengths = np.diff(part.starts).tolist()
         contexts = batch.positions[part.tokens][part.starts[:-1]].tolist()  # the position of each member's first token
         table = kv.block_table(part.rows, max(map(int.__add__, contexts, lengths)))
-        yield part.tokens, HostPlan(table, lengths, contexts, batch.slots[part.tokens], group=group)
+        slots = batch.slots[part.tokens]
+        yield part.tokens, HostPlan(table, lengths, contexts, slots, group=group, prompts=part.inputs)
 
 
 class Inputs:
@@ -189,15 +190,14 @@ class Tokens:
         return Output([int(token) for token in ids], asked, not_finite=not_finite(finite))
 
 
-def _heads(heads: Sequence[Head], at: Tensor | None) -> Tensor:
-    """The logits at flat indexes of a batch that was cut in pieces. Each head has the states of PIECE tokens."""
+def _heads(heads: Sequence[tuple[slice, Head]], at: Tensor | None) -> Tensor:
+    """The logits at flat indexes of a batch that was cut in pieces. Each head has the states of these tokens."""
     if at is None:
-        return torch.cat([head(None) for head in heads])
-    made = [head((at - i * PIECE).clamp(0, PIECE - 1)) for i, head in enumerate(heads[:-1])]
-    last = at - (len(heads) - 1) * PIECE
-    logits = heads[-1](last.clamp(min=0))
-    for i, part in enumerate(made):
-        logits = torch.where((at // PIECE == i)[:, None], part, logits)
+        return torch.cat([head(None) for _, head in heads])
+    made = [head((at - part.start).clamp(0, part.stop - part.start - 1)) for part, head in heads]
+    logits = made[-1]
+    for (part, _), before in zip(heads[-2::-1], made[-2::-1], strict=True):
+        logits = torch.where((at < part.stop)[:, None], before, logits)
     return logits
 
 
@@ -345,17 +345,20 @@ class DeviceModel(OfStage[DeviceLayers]):
         return self._sampled(batch, plane, made, cut)
 
     def _in_pieces(self, batch: Batch, inputs: Inputs, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Made:
-        """PIECE tokens run through the layers after the other; then all are sampled at once."""
+        """Pieces of PIECE tokens run through the layers one after the other; then all are sampled at once."""
         device = self.model.device
         ids = inputs.given if self.tokens is None else self.tokens.find(inputs.rows_of_tokens, inputs.given)
-        ends = list[Tensor | Head]()
+        hidden, heads = list[Tensor](), list[tuple[slice, Head]]()
         for tokens, host in plans_of_pieces(batch, kv, self.model.group):
             plan = Plan(host.bounds, device).load(host)
-            ends.append(self.model.forward(plan, ids[tokens], kv, plane, None if x is None else x[tokens]))
-        hidden = [end for end in ends if isinstance(end, Tensor)]
+            end = self.model.forward(plan, ids[tokens], kv, plane, None if x is None else x[tokens])
+            if isinstance(end, Tensor):
+                hidden.append(end)
+            else:
+                heads.append((tokens, end))
         if hidden:
             return Made(hidden=torch.cat(hidden))
-        return self._ended(partial(_heads, [end for end in ends if not isinstance(end, Tensor)]), inputs, plane)
+        return self._ended(partial(_heads, heads), inputs, plane)
 
     def _recorded_for(self, batch: Batch) -> Recorded | None:
         """The bucket for a batch in which each token is followed by a new one."""

@@ -4,7 +4,7 @@ It is built once an iteration, from the control message. Attention splits it by 
 model run on the flat tokens.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -44,7 +44,8 @@ class Batch:
     requests: np.ndarray  # [S] of rows.ROW: what the rank knows of those
     adjusted: Mapping[int, Adjusted] = field(default_factory=dict)  # of those, by index; empty for plain requests
     scored: Mapping[int, Adjusted] = field(default_factory=dict)  # by member: with parts of prompts to be scored
-    inputs: np.ndarray | None = None  # [B] of a part of a model with an encoder (models/parts.py): its input tokens
+    inputs: np.ndarray | None = None  # [B] tokens of each prompt, where these see each other: in a prefix LM, and in a
+    # part of a model with an encoder (models/parts.py)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -55,6 +56,18 @@ class Batch:
         starts = self.starts[first : after + 1].clip(start, end) - start
         inputs = self.inputs[first:after] if self.inputs is not None else None
         return Part(slice(start, end), self.rows[first:after], starts, inputs)
+
+    def pieces(self, tokens: int, whole_members: bool) -> Iterator[tuple[int, int]]:
+        """Cuts the flat batch: [start, end) of pieces of at most this number of tokens, but for longer members if those
+        are to be whole."""
+        start, length = 0, len(self.token_ids)
+        while start < length:
+            end = min(start + tokens, length)
+            if whole_members:
+                first, last = self.starts.searchsorted((start, end), "right") - 1
+                end = int(self.starts[max(first + 1, last)])
+            yield start, end
+            start = end
 
     @property
     def last(self) -> np.ndarray:
@@ -79,11 +92,13 @@ def build_batch(
     vocab_size: int,
     max_positions: int,
     tokens_on_device: bool = False,
+    prefix_lm: bool = False,
 ) -> Batch:
     """The flat batch of an iteration whose admissions and growths have been taken in.
 
     Members without tokens (the scheduler runs ahead) continue from the token that the row has made last. With
-    `tokens_on_device` the host need not know it: HERE stands in its place.
+    `tokens_on_device` the host need not know it: HERE stands in its place. prefix_lm: the tokens of a prompt see each
+    other, so all of it must be there.
     Raises FailedPrecondition when the message does not fit what this rank holds.
     """
     rows_of, starts_of, counts, given = (
@@ -130,6 +145,9 @@ def build_batch(
     end = int(ends.max())
     if end > max_positions:
         raise FailedPrecondition(f"a token at {end - 1} of a model with {max_positions} positions")
+    inputs = members["prompt"] if prefix_lm else None
+    if inputs is not None and np.count_nonzero(np.where(before == 0, ends, before) < inputs):
+        raise FailedPrecondition(f"rows {rows_of}: a part of a prompt, to a prefix LM")
     samples = np.array(iteration.samples)
     if np.count_nonzero(samples & (ends < members["admitted"])):
         raise FailedPrecondition(f"rows {rows_of}: a part of a prompt makes no token")
@@ -158,6 +176,7 @@ def build_batch(
         requests=requests,
         adjusted=adjusted,
         scored=scored,
+        inputs=inputs,
     )
 
 

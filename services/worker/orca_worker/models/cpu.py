@@ -120,7 +120,8 @@ class StageOnCPU:
         }
         self._x: Rows = of_buffer[self.recording.states]
         self._sum = program.rows(self.recording.hidden)
-        load = Load(program, weights, self.dtype)
+        self._unread = program.operand(self.recording.hidden)  # a normalized sum, which only its residual reads
+        load = Load(program, weights, self.dtype, self.recording.prefix_lm)
         if self.recording.has_encoder:
             self._encoder = self._record(self.recording.encoder, load, of_buffer)
             self._crossing = self._record(self.recording.crossing, load, of_buffer)
@@ -153,22 +154,25 @@ class StageOnCPU:
                     if writes:
                         program.write_kv(of_buffer[qkv], a)
                     program.attend(of_buffer[qkv], a, of_buffer[out])
-                case Residual(terms):
-                    self._residual([(of_buffer[x], load.matrix(matrix)) for x, matrix in terms])
+                case Residual(terms, norm):
+                    products = [(of_buffer[x], load.matrix(matrix)) for x, matrix in terms]
+                    self._residual(products, None if norm is None else load.norm(norm))
                 case Head(x):
                     program.head(of_buffer[x], load.head(operation))
         self._close_section(None)
         return self._sections
 
-    def _residual(self, terms: list[tuple[Operand, Packed]]) -> None:
-        """The hidden states += all x W, summed over the tensor ranks."""
-        if self.place.tensor_parallel == 1:
+    def _residual(self, terms: list[tuple[Operand, Packed]], norm: kernels.Norm | None) -> None:
+        """The hidden states += norm(all x W, summed over the tensor ranks)."""
+        if self.place.tensor_parallel == 1 and norm is None:
             for x, weights in terms:
                 self.program.linear_add(x, weights, self._x)
             return
         for i, (x, weights) in enumerate(terms):
             (self.program.linear_add if i else self.program.linear)(x, weights, self._sum)
         self._all_reduce(self._sum)
+        if norm is not None:
+            self.program.normalize(self._sum, norm, self._unread, in_place=True)
         self.program.add(self._x, self._sum)
 
     def _all_reduce(self, x: Rows) -> None:
@@ -190,8 +194,7 @@ class StageOnCPU:
         if self.recording.has_encoder:
             flat, encoded, x = self._encode(batch, kv, plane)
         states = None if self.place.is_last else torch.empty(len(flat.token_ids), self.recording.hidden)
-        for start in range(0, len(flat.token_ids), length):
-            end = min(start + length, len(flat.token_ids))
+        for start, end in flat.pieces(length, self.recording.prefix_lm):
             if prompts is not None:
                 self._run_scored(flat, kv, plane, x, start, end, results, prompts)
             else:
@@ -232,13 +235,9 @@ class StageOnCPU:
         if not len(batch):
             return None
         states = torch.empty(len(batch.token_ids), self.recording.hidden)
-        first, starts = 0, batch.starts
-        while first < len(batch):
-            after = max(first + 1, int(starts.searchsorted(starts[first] + PIECE, "right")) - 1)
-            begin, end = int(starts[first]), int(starts[after])
-            self._run_tokens(batch, kv, plane, x, begin, end, NOTHING, Results(0, 0), sections)
-            states[begin:end] = self._states(end - begin)
-            first = after
+        for start, end in batch.pieces(PIECE, whole_members=True):
+            self._run_tokens(batch, kv, plane, x, start, end, NOTHING, Results(0, 0), sections)
+            states[start:end] = self._states(end - start)
         return states
 
     def _run_scored(
@@ -362,8 +361,8 @@ class StageOnCPU:
 class Load:
     """Loads weights into a program. A table that is both embedding and head is packed once."""
 
-    def __init__(self, program: Program, weights: WeightSource, dtype: torch.dtype) -> None:
-        self._program, self._weights, self._dtype = program, weights, dtype
+    def __init__(self, program: Program, weights: WeightSource, dtype: torch.dtype, prefix_lm: bool) -> None:
+        self._program, self._weights, self._dtype, self._prefix_lm = program, weights, dtype, prefix_lm
         self._tables: dict[Slice, Packed] = {}
         self._rotary: dict[Rotary, kernels.Rotary] = {}
         self.by_position: list[Table] = []  # not made yet
@@ -386,8 +385,7 @@ class Load:
 
     def norm(self, norm: Norm) -> kernels.Norm:
         bias = self._weights.get(norm.bias.name) if norm.bias is not None else None
-        weight = self._weights.get(norm.weight.name)
-        return self._program.norm(weight.float() * norm.scale if norm.scale != 1 else weight, bias, norm.epsilon)
+        return self._program.norm(self._weights.norm(norm), bias, norm.epsilon)
 
     def positions(self, of: Slice | Sinusoids | None) -> Tensor | None:
         if isinstance(of, Sinusoids):
@@ -412,6 +410,7 @@ class Load:
             None if a.query_norm is None else self.norm(a.query_norm),
             None if a.key_norm is None else self.norm(a.key_norm),
             a.sees_input,
+            self._prefix_lm,
             None if a.bias is None else a.bias.by_distance(self._weights.get(a.bias.table.name)),
         )
 

@@ -49,14 +49,20 @@ def attend(qkv: Tensor, plan: Plan, kv: KVManager, a: LoadedAttention) -> Tensor
     if not real:
         return out
     tiles = plan.tiles[plan.tiles[:, 2] > 0].tolist()
-    shift_of = {request: shift for request, _, _, shift in tiles}
-    rows = {request: sum(rows for other, _, rows, _ in tiles if other == request) for request in sorted(shift_of)}
+    of = {request: (shift, least) for request, _, _, shift, least in tiles}
+    rows = {request: sum(rows for other, _, rows, *_ in tiles if other == request) for request in sorted(of)}
     group = sum(rows.values()) // real
     lengths = [n // group for n in rows.values()]
     starts = np.cumsum([0, *lengths[:-1]]).tolist()
-    contexts = [shift_of[request] + start for request, start in zip(rows, starts, strict=True)]
+    contexts = [of[request][0] + start for request, start in zip(rows, starts, strict=True)]
     split = SplitAttention(
-        plan.table.long(), lengths, contexts, plan.slots[:real].long(), heads=kv.heads, block_size=kv.block_size
+        plan.table.long(),
+        lengths,
+        contexts,
+        plan.slots[:real].long(),
+        heads=kv.heads,
+        block_size=kv.block_size,
+        prompts=[of[request][1] for request in rows],
     )
     out[:real] = PlainKernels(split, kv, plan.positions[:real].long()).attend(qkv[:real], a)
     return out

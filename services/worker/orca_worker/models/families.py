@@ -4,6 +4,7 @@ gpt2                           GPT-2
 gpt_neox                       GPT-NeoX, Pythia
 gptj                           GPT-J
 llama, mistral, qwen2, qwen3   the Llama shape
+gemma3_text                    Gemma 3, text alone
 t5                             T5, T5 v1.1, Flan-T5
 marian                         Marian, the original Transformer
 orca_timed                     no model: it waits, for experiments with the control plane, and needs no torch
@@ -19,7 +20,7 @@ from orca_common.errors import FailedPrecondition
 
 from ..iteration.model import Compute, Family, Loading, Model
 from ..partition import Place, RankShare
-from . import gpt2, gptj, llama, marian, neox, t5
+from . import gemma3, gpt2, gptj, llama, marian, neox, t5
 from .timed.family import TimedFamily
 from .weight_files import check_files
 
@@ -34,6 +35,7 @@ FAMILIES: dict[str, Family] = {
     "mistral": llama.FAMILY,
     "qwen2": llama.FAMILY,
     "qwen3": llama.FAMILY,
+    "gemma3_text": gemma3.FAMILY,
     "t5": t5.FAMILY,
     "marian": marian.FAMILY,
     "orca_timed": TimedFamily(),

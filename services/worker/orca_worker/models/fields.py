@@ -44,7 +44,7 @@ class Fields:
     def refuse_given(self, name: str, thing: str) -> None:
         """Raises FailedPrecondition where the field asks for something."""
         if self._given.get(name):
-            raise self.lacks(thing)
+            raise self.lacks(f"{thing} ({name})")
 
     def get(self, name: str, default: Any = None) -> Any:
         """The field as it stands; null is as good as no field."""

@@ -203,10 +203,12 @@ class TorchStage:
         blocks = to_device(torch.from_numpy(kv.block_table(batch.rows, int(batch.ends.max()))), self.device)
         of = batch.query_lengths, batch.contexts
         slots, heads = to_device(torch.from_numpy(batch.slots), self.device), self.recording.kv_heads
-        split = SplitAttention(blocks, *of, slots, heads=heads, block_size=kv.block_size)
+        inputs = None if batch.inputs is None else batch.inputs.tolist()
+        prompts = inputs if self.recording.prefix_lm else None
+        split = SplitAttention(blocks, *of, slots, heads=heads, block_size=kv.block_size, prompts=prompts)
         kernels = PlainKernels(split, kv, positions)
-        if batch.inputs is not None:
-            kernels = PartKernels(split, kv, positions, PartAttention(blocks, *of, batch.inputs.tolist()))
+        if self.recording.has_encoder and inputs is not None:
+            kernels = PartKernels(split, kv, positions, PartAttention(blocks, *of, inputs))
         return Pass(kernels, plane.all_reduce, ids, positions, None if x is None else x.to(self.dtype))
 
     def run(self, batch: Pass) -> Tensor | Callable[[Tensor | None], Tensor]:
@@ -247,8 +249,9 @@ class TorchStage:
                 return partial(_write_kv, rows, self._attention(attention))
             case Attend(qkv, attention, out, writes):
                 return partial(_attend if writes else _attend_written, qkv, self._attention(attention), out)
-            case Residual(terms):
-                return partial(_residual, [(x, *self._matrix(matrix)) for x, matrix in terms])
+            case Residual(terms, norm):
+                loaded = None if norm is None else self._norm(norm)
+                return partial(_residual, [(x, *self._matrix(matrix)) for x, matrix in terms], loaded)
             case Head(x, table):
                 table, bias = self._table(table.name), self._weights.head_bias(operation)
                 return partial(_head, x, table, bias if bias is None else bias.to(table))
@@ -270,8 +273,7 @@ class TorchStage:
 
     def _norm(self, norm: Norm) -> LoadedNorm:
         bias = self._weights.get(norm.bias.name) if norm.bias is not None else None
-        weight = self._weights.get(norm.weight.name)
-        return LoadedNorm(weight * norm.scale if norm.scale != 1 else weight, bias, norm.epsilon)
+        return LoadedNorm(self._weights.norm(norm), bias, norm.epsilon)
 
     def _attention(self, a: Attention) -> LoadedAttention:
         if a.rotary is not None and a.rotary not in self._rotary:
@@ -341,9 +343,11 @@ def _attend_written(q: Buffer, attention: LoadedAttention, out: Buffer, batch: P
     batch.at[out] = batch.kernels.attend_written(batch.at[q], attention)
 
 
-def _residual(terms: Sequence[tuple[Buffer, Tensor, Tensor | None]], batch: Pass) -> None:
+def _residual(terms: Sequence[tuple[Buffer, Tensor, Tensor | None]], norm: LoadedNorm | None, batch: Pass) -> None:
     products = [functional.linear(batch.at[x], weight, bias) for x, weight, bias in terms]
     update = batch.all_reduce(sum(products[1:], products[0]))
+    if norm is not None:
+        update, _ = batch.kernels.add_norm(update, None, norm)
     batch.x, batch.update = batch.states, update
 
 
@@ -352,7 +356,8 @@ def _head(x: Buffer, weight: Tensor, bias: Tensor | None, batch: Pass) -> None:
 
 
 def rms_norm(x: Tensor, norm: LoadedNorm) -> Tensor:
-    return functional.rms_norm(x, norm.weight.shape, norm.weight, norm.epsilon)
+    """In the weight's type, which may be wider than that of x."""
+    return functional.rms_norm(x.to(norm.weight), norm.weight.shape, norm.weight, norm.epsilon).to(x)
 
 
 class TokenKernels:

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from orca_common.checkpoint import Checkpoint
+from orca_common.checkpoint import PREFIX_LM, Checkpoint
+from orca_common.errors import FailedPrecondition
 
 from ..iteration.model import Compute, Loading, Model
-from ..partition import ITEM_BYTES, Place, RankShare, check_stages
+from ..partition import ITEM_BYTES, SINGLE, Place, RankShare, check_stages
 from .dtype import kernels_are_used
-from .recording import Recording
+from .recording import Attend, Recording
 
 if TYPE_CHECKING:
     import torch
@@ -46,12 +47,24 @@ class RecordedFamily(Generic[C]):
     def check(self, checkpoint: Checkpoint, tensor_parallel: int, pipeline_parallel: int) -> None:
         config, _ = self.read(checkpoint), checkpoint.random_weights
         check_stages(config.layers, tensor_parallel, pipeline_parallel)
-        for rank in range(tensor_parallel):
-            self.record(config, Place(tensor_parallel, pipeline_parallel, tensor_rank=rank))
+        firsts = [Place(tensor_parallel, pipeline_parallel, tensor_rank=rank) for rank in range(tensor_parallel)]
+        for place in (SINGLE, *firsts):  # all layers, and what each tensor rank has
+            self._recording(checkpoint, config, place)
+
+    def _recording(self, checkpoint: Checkpoint, config: C, place: Place) -> Recording:
+        """The stage of a place, as a prefix LM where the file says so: with any decoder's weights."""
+        made = self.record(config, place)
+        made.prefix_lm = checkpoint.prefix_lm
+        attentions = [operation.attention for operation in made.operations if isinstance(operation, Attend)]
+        other = "an encoder" if made.has_encoder else "windows" if any(a.window for a in attentions) else None
+        if made.prefix_lm and other is not None:
+            problem = f"asks for {PREFIX_LM}, which a model with {other} here does not have"
+            raise FailedPrecondition(f"model: config.json of {checkpoint.name} {problem}")
+        return made
 
     def share(self, checkpoint: Checkpoint, place: Place, dtype: str) -> RankShare:
         config, item = self.read(checkpoint), ITEM_BYTES[dtype]
-        of = self.record(config, place)
+        of = self._recording(checkpoint, config, place)
         return RankShare(
             place.stage,
             place.tensor_rank,
@@ -77,7 +90,7 @@ class RecordedFamily(Generic[C]):
         from .weights import Weights
 
         assert device is not None
-        recording, kind = self.record(self.read(checkpoint), place), getattr(torch, dtype)
+        recording, kind = self._recording(checkpoint, self.read(checkpoint), place), getattr(torch, dtype)
         of = recording.slices, kind, device, loading
         if (seed := checkpoint.random_weights) is not None:
             from .random_weights import RandomWeights

@@ -47,12 +47,13 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Norm:
-    """LayerNorm or, without a bias, RMSNorm. weight, bias [width]."""
+    """LayerNorm or, without a bias, RMSNorm. weight, bias [width]. Of an RMSNorm alone: `scale` and `offset`."""
 
     weight: Slice
     bias: Slice | None
     epsilon: float
-    scale: float = 1.0  # of the result; of an RMSNorm alone
+    scale: float = 1.0  # of the result
+    offset: float = 0.0  # what the checkpoint's weight lacks: the result is multiplied with weight + offset
 
 
 @dataclass(frozen=True)
@@ -143,9 +144,10 @@ class Attend:
 
 @dataclass(frozen=True)
 class Residual:
-    """states += the sum of all terms x W + b, summed over the tensor ranks."""
+    """states += norm(the sum of all terms x W + b, summed over the tensor ranks)"""
 
     terms: tuple[tuple[Buffer, Matrix], ...]
+    norm: Norm | None = None
 
 
 @dataclass(frozen=True)
@@ -177,6 +179,7 @@ class Recording:
     encoder: list[Operation] = field(default_factory=list)  # on the input tokens
     crossing: list[Operation] = field(default_factory=list)  # on the encoder's output, the hidden states to begin with
     start_token: int = 0  # the decoder's first one, where there is an encoder
+    prefix_lm: bool = False  # the tokens of a prompt see each other
     slices: dict[str, Slice] = field(default_factory=dict)  # every tensor of which the rank holds something, by name
     layers: int = 0  # with keys and values
     group: int = 1  # query heads to a key/value head
@@ -248,9 +251,10 @@ class Recording:
         biases = (self.slice(name + ".bias", (out,), 0, outs),) if has_bias else ()
         return Matrix((weight,), biases, transposed)
 
-    def norm(self, name: str, width: int, epsilon: float, *, bias: bool = True, scale: float = 1.0) -> Norm:
+    def norm(self, name: str, width: int, epsilon: float, *, bias: bool = True, **more: float) -> Norm:
+        """`more`: fields of Norm."""
         weight = self.slice(name + ".weight", (width,))
-        return Norm(weight, self.slice(name + ".bias", (width,)) if bias else None, epsilon, scale)
+        return Norm(weight, self.slice(name + ".bias", (width,)) if bias else None, epsilon, **more)
 
     def attention(self, heads: int, kv_heads: int, head_size: int, scale: float, **more: Any) -> Attention:
         """The attention of the next layer with keys and values; `more`: fields of Attention."""
@@ -315,8 +319,8 @@ class Recording:
     def attend(self, qkv: Buffer, attention: Attention, out: Buffer, writes: bool = True) -> None:
         self.operations.append(Attend(qkv, attention, out, writes))
 
-    def residual(self, *terms: tuple[Buffer, Matrix]) -> None:
-        self.operations.append(Residual(terms))
+    def residual(self, *terms: tuple[Buffer, Matrix], norm: Norm | None = None) -> None:
+        self.operations.append(Residual(terms, norm))
 
     def head(self, x: Buffer, name: str, bias: Slice | None = None, never: Sequence[int] = ()) -> None:
         """The table of the head, which may be the embedding's. never: tokens that are not made."""

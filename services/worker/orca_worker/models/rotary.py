@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 LEAST, LARGEST = 1e-6, 1e12  # of a factor or another number of a scaling
 LEAST_THETA = 2.0
+KINDS_OF_LAYERS = ("full_attention", "sliding_attention")
 
 
 @dataclass(frozen=True)
@@ -43,25 +44,31 @@ class Rotary:
         """From `rope_parameters`, or `rope_scaling` and `rope_theta` of older files. `part` of a head is turned, unless
         the file says so itself. Raises FailedPrecondition for a kind that is not supported."""
         given = fields.part("rope_parameters" if fields.get("rope_parameters") else "rope_scaling")
-        for kind_of_layer in ("full_attention", "sliding_attention"):
+        for kind_of_layer in KINDS_OF_LAYERS:
             given.refuse_given(kind_of_layer, "rotary positions by kind of layer")
+        theta = fields.number("rope_theta", theta, LEAST_THETA, LARGEST)
+        part = fields.number("partial_rotary_factor", part)
+        return cls.read_part(given, head_size, positions, theta, part)
+
+    @classmethod
+    def read_part(cls, given: Fields, head_size: int, positions: int, theta: float, part: float = 1.0) -> Rotary:
+        """From an object of such fields alone, with what holds where it does not say."""
         kind = given.get("rope_type", given.get("type", "default"))
         if not isinstance(kind, str) or kind not in SCALINGS:
-            raise fields.refuse(f"asks for rotary positions of the kind {shown(kind)}; known are {', '.join(SCALINGS)}")
-        theta = fields.number("rope_theta", theta, LEAST_THETA, LARGEST)
+            raise given.refuse(f"asks for rotary positions of the kind {shown(kind)}; known are {', '.join(SCALINGS)}")
         theta = given.number("rope_theta", theta, LEAST_THETA, LARGEST)
-        part = given.number("partial_rotary_factor", fields.number("partial_rotary_factor", part))
+        part = given.number("partial_rotary_factor", part)
         numbers = {}
         for name, default in SCALINGS[kind].items():
             if given.get(name) is not None or default is not None:
                 numbers[name] = given.number(name, default, LEAST, LARGEST)
             elif name in REQUIRED[kind]:
-                raise fields.refuse(f"asks for rotary positions of the kind {kind} without {name}")
+                raise given.refuse(f"asks for rotary positions of the kind {kind} without {name}")
         if kind == "yarn":
             numbers["truncate"] = float(given.flag("truncate", True))
         size = int(head_size * part)
         if size % 2 or not size:
-            raise fields.refuse(f"turns {size} of {head_size} elements of a head, not a positive even number")
+            raise given.refuse(f"turns {size} of {head_size} elements of a head, not a positive even number")
         return cls(size, positions, theta, tuple(sorted(numbers.items())), kind)
 
     def tables(self, device: torch.device) -> tuple[Table, Table]:

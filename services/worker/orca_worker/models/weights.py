@@ -17,7 +17,7 @@ from orca_common.errors import FailedPrecondition
 
 from ..iteration.model import Loading
 from ..partition import Slice
-from .recording import Head, Matrix
+from .recording import Head, Matrix, Norm
 from .weight_files import broken, header_of, missing, weight_files
 
 KEYS = "dtype", "shape", "data_offsets"
@@ -48,6 +48,12 @@ class WeightSource(Protocol):
         """Its bias [out]."""
         parts = [self.get(part.name) for part in matrix.biases]
         return torch.cat(parts) if parts else None
+
+    def norm(self, norm: Norm) -> Tensor:
+        """The factors [width] of a normalized row: float32 where they are not the checkpoint's own numbers."""
+        weight = self.get(norm.weight.name)
+        changed = norm.scale != 1 or norm.offset != 0
+        return (weight.float() + norm.offset) * norm.scale if changed else weight
 
     def head_bias(self, head: Head) -> Tensor | None:
         """A head's [V of this rank]."""

@@ -246,6 +246,7 @@ class Stage:
             checkpoint.vocab_size,
             checkpoint.max_positions,
             tokens_on_device=model.tokens is not None and not needed,
+            prefix_lm=checkpoint.prefix_lm,
         )
         if batch.adjusted and self._place.samples:
             self._begin_masks(batch)

@@ -1,5 +1,6 @@
 """The config.json of models in Llama's shape, without torch."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orca_common.bounded_file import shown
@@ -13,6 +14,7 @@ from ..rotary import Rotary
 NAMES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen 2", "qwen3": "Qwen 3"}
 BIASED = ("qwen2",)
 HEADS_NORMED = ("qwen3",)
+SLIDING, FULL = "sliding_attention", "full_attention"  # of `layer_types`
 WINDOWS = {"mistral": "everywhere", "qwen2": "upper layers", "qwen3": "upper layers"}
 
 
@@ -31,12 +33,16 @@ class LlamaConfig:
     epsilon: float
     activation: str
     tied: bool
-    rotary: Rotary
+    rotary: tuple[Rotary, ...]  # of each layer
     qkv_bias: bool
     out_bias: bool
     mlp_bias: bool
     normed_heads: bool
     windows: tuple[int, ...]  # of each layer: keys that a query sees at most; 0: all
+    score_scale: float
+    embedding_scale: float = 1.0
+    norm_offset: float = 0.0  # what norms' weights lack
+    norms_behind: bool = False  # attention and the feed-forward network have a norm behind them too
 
     @classmethod
     def read(cls, checkpoint: Checkpoint) -> "LlamaConfig":
@@ -65,12 +71,13 @@ class LlamaConfig:
             epsilon=fields.number("rms_norm_eps", 1e-6),
             activation=fields.activation("hidden_act", "silu"),
             tied=fields.flag("tie_word_embeddings", False),
-            rotary=Rotary.read(fields, head_size, checkpoint.max_positions),
+            rotary=(Rotary.read(fields, head_size, checkpoint.max_positions),) * layers,
             qkv_bias=bias or kind in BIASED,
             out_bias=bias,
             mlp_bias=fields.flag("mlp_bias", False),
             normed_heads=kind in HEADS_NORMED,
             windows=_windows(fields, kind, layers),
+            score_scale=head_size**-0.5,
         )
 
 
@@ -85,11 +92,15 @@ def _windows(fields: Fields, kind: str, layers: int) -> tuple[int, ...]:
     window = fields.whole("sliding_window", default, 1 << 30)
     if where == "everywhere":
         return (window,) * layers
-    kinds = fields.get("layer_types")
-    if kinds is None:
+    if fields.get("layer_types") is None:
         first = fields.whole("max_window_layers", 28, MAX_LAYERS) if fields.get("max_window_layers") != 0 else 0
         return tuple(window if i >= first else 0 for i in range(layers))
-    known = ["sliding_attention", "full_attention"]
-    if not isinstance(kinds, list) or len(kinds) != layers or any(each not in known for each in kinds):
-        raise fields.refuse(f"gives layer_types {shown(kinds)}, not sliding_attention or full_attention of each layer")
-    return tuple(window if each == "sliding_attention" else 0 for each in kinds)
+    return tuple(window if kind == SLIDING else 0 for kind in kinds_of_layers(fields, layers))
+
+
+def kinds_of_layers(fields: Fields, layers: int) -> Sequence[str]:
+    """`layer_types`: SLIDING or FULL of each layer."""
+    kinds = fields.get("layer_types")
+    if not isinstance(kinds, list) or len(kinds) != layers or any(each not in (SLIDING, FULL) for each in kinds):
+        raise fields.refuse(f"gives layer_types {shown(kinds)}, not {SLIDING} or {FULL} of each layer")
+    return kinds

@@ -1,9 +1,12 @@
-"""The Llama shape: RMSNorm before each part, rotary positions, shared key/value heads, a gated feed-forward network."""
+"""The Llama shape: RMSNorm before each part, rotary positions, shared key/value heads, a gated feed-forward network.
+
+Gemma has norms behind the parts, too, under one name that Llama has for the norm before the second part.
+"""
 
 from __future__ import annotations
 
 from ...partition import Place
-from ..recording import Matrix, Recording, columns
+from ..recording import Matrix, Norm, Recording, columns
 from .configuration import LlamaConfig
 
 
@@ -16,8 +19,14 @@ def record(config: LlamaConfig, place: Place) -> Recording:
     qkv = r.rows(len(queries) + 2 * len(keys))
     normed, out, middle = r.operand(hidden), r.operand(len(queries)), r.operand(len(inner))
 
+    def norm(name: str, width: int = hidden) -> Norm:
+        return r.norm(name, width, config.epsilon, bias=False, offset=config.norm_offset)
+
+    def behind(name: str) -> Norm | None:
+        return norm(name) if config.norms_behind else None
+
     if place.is_first:
-        r.embed("embed_tokens.weight")
+        r.embed("embed_tokens.weight", scale=config.embedding_scale)
     for index in place.layers(config.layers):
         name = f"layers.{index}."
         of = name + "self_attn."
@@ -31,27 +40,24 @@ def record(config: LlamaConfig, place: Place) -> Recording:
         ]
         norms = {}
         if config.normed_heads:
-            norms = {
-                f"{part}_norm": r.norm(of + part[0] + "_norm", size, config.epsilon, bias=False)
-                for part in ("query", "key")
-            }
-        a = r.attention(
-            len(heads), len(kv_heads), size, size**-0.5, rotary=config.rotary, window=config.windows[index], **norms
-        )
-        r.normalize(normed, r.norm(name + "input_layernorm", hidden, config.epsilon, bias=False))
+            norms = {f"{part}_norm": norm(of + part[0] + "_norm", size) for part in ("query", "key")}
+        where = {"rotary": config.rotary[index], "window": config.windows[index]}
+        a = r.attention(len(heads), len(kv_heads), size, config.score_scale, **where, **norms)
+        r.normalize(normed, norm(name + "input_layernorm"))
         r.linear(normed, Matrix.stacked(parts), qkv)
         r.attend(qkv, a, out)
         o = r.matrix(of + "o_proj", hidden, config.heads * size, ins=[queries], bias=config.out_bias)
-        r.residual((out, o))
-        r.normalize(normed, r.norm(name + "post_attention_layernorm", hidden, config.epsilon, bias=False))
+        r.residual((out, o), norm=behind(name + "post_attention_layernorm"))
+        before = "pre_feedforward_layernorm" if config.norms_behind else "post_attention_layernorm"
+        r.normalize(normed, norm(name + before))
         gate, up = (
             r.matrix(f"{name}mlp.{part}_proj", config.inner, hidden, outs=[inner], bias=config.mlp_bias)
             for part in ("gate", "up")
         )
         r.gated(normed, gate, up, middle, config.activation)
         down = r.matrix(name + "mlp.down_proj", hidden, config.inner, ins=[inner], bias=config.mlp_bias)
-        r.residual((middle, down))
+        r.residual((middle, down), norm=behind(name + "post_feedforward_layernorm"))
     if place.is_last:
-        r.normalize(normed, r.norm("norm", hidden, config.epsilon, bias=False), of_head=True)
+        r.normalize(normed, norm("norm"), of_head=True)
         r.head(normed, "embed_tokens.weight" if config.tied else "lm_head.weight")
     return r
