@@ -29,12 +29,10 @@ TOUCHED = {
     "client/orca_client/base.py": "the client's signature",
     "cli/orca_cli/generate.py": "the option of `orca generate`",
 }
-# And what the rank does with it: penalties and biases change logits, min-p cuts the draw.
+# And what the rank does with it: penalties and biases change logits.
 RANK = {
     "services/worker/orca_worker/sampling/adjusting.py",
     "services/worker/orca_worker/iteration/rows.py",
-    "services/worker/orca_worker/sampling/sampling.py",
-    "services/worker/orca_worker/sampling/host_draw.py",
 }
 # What names some of them for a reason of its own, and need not know a new one.
 OTHERS = {
@@ -50,9 +48,9 @@ def naming(word: str) -> set[str]:
     return set(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split())
 
 
-@pytest.mark.parametrize("name", sorted(set(SAMPLING) - {"temperature", "top_k", "top_p", "seed"}))
+@pytest.mark.parametrize("name", sorted(set(SAMPLING) - PLAIN))
 def test_a_parameter_is_named_in_few_files(name: str) -> None:
-    """The plain draw's four are older, and vectorised; any other one is named where its idea is, and nowhere else."""
+    """The plain draw's are in each of its ways; any other one is named where its idea is, and nowhere else."""
     found = naming(name)
     assert found >= set(TOUCHED)
     assert found - set(TOUCHED) - set(OTHERS) <= RANK, "it travels as a part of its message, unnamed"

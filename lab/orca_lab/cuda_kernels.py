@@ -26,6 +26,7 @@ from torch.nn import functional
 
 from orca_kernels.triton.activation import bias_act
 from orca_kernels.triton.attention import split_attention
+from orca_kernels.triton.draws import Draws
 from orca_kernels.triton.norm import Norm, add_norm
 from orca_kernels.triton.plan import Plan, plan_batch
 from orca_kernels.triton.sampling import greedy, sample
@@ -122,10 +123,13 @@ class Layer:
 
     def sampling(self, rows: int) -> Iterator[Timed]:
         logits, case = self.random(rows, self.config.vocab_size), f"{rows} rows"
-        temperatures = torch.ones(rows, device=self.device)
-        seeds = torch.arange(rows, device=self.device)
+        ones, seeds = torch.ones(rows, dtype=torch.float64, device=self.device), torch.arange(rows, device=self.device)
+        none = torch.zeros_like(seeds)
+        plain = Draws(ones, none, none.double(), none.double(), seeds, seeds)
+        cut = plain._replace(top_k=none + 50, top_p=0.9 * ones)
         yield Timed("greedy", case, Work(logits.nbytes, 0), lambda: greedy(logits))
-        yield Timed("sample", case, Work(logits.nbytes, 0), lambda: sample(logits, temperatures, seeds, seeds))
+        yield Timed("sample", case, Work(logits.nbytes, 0), lambda: sample(logits, plain))
+        yield Timed("sample, top-k and top-p", case, Work(logits.nbytes, 0), lambda: sample(logits, cut))
 
 
 def _product(x: Tensor, weights: Iterator[Tensor]) -> Tensor:

@@ -47,6 +47,8 @@ class StackSettings(Settings):
     """Tensor ranks: how many share each layer of a stage."""
     pp: int = Field(default=1, ge=1)
     """Pipeline stages: how many share the layers of the model."""
+    run_ahead: int | None = Field(default=None, ge=0, le=1)
+    """1: a batch's next iteration is issued before its tokens are back; 1 on a GPU and 0 on a CPU if not given."""
     engines: int = Field(default=1, ge=1)
     """Copies of the model, each of tp x pp ranks."""
     schedulers: int = Field(default=1, ge=1)

@@ -26,7 +26,7 @@ from orca_common.roles import Role
 from orca_common.service import in_thread
 from orca_common.settings import variable
 from orca_common.tls import Certificates, transport_of
-from orca_worker.machine import check_gpus, compile_kernels, kernels_needed
+from orca_worker.machine import check_gpus, compile_kernels, kernels_needed, on_gpu
 from orca_worker.models.families import check_partition, check_type, check_weights, family_of, modules_of
 from orca_worker.processes.beginning import POD, Begun, begin
 from orca_worker.processes.forks import Forks
@@ -303,6 +303,7 @@ class Stack:
                 "scheduler",
                 n,
                 workers=await self._workers(n, pods),
+                run_ahead=self._run_ahead(),
                 status_port=self._keep("status_port", LOOPBACK, 0),
                 ports_kept=True,
             )
@@ -433,6 +434,13 @@ class Stack:
     async def _workers(self, number: int, supervisors: Sequence[Child]) -> str:
         """Where a scheduler reaches the supervisors, as its setting `workers`."""
         return ",".join([await self._route(f"scheduler-{number}", s.name, s.address) for s in supervisors])
+
+    def _run_ahead(self) -> int:
+        """A GPU would wait for the host between two iterations of a batch. On a CPU the host is what computes."""
+        settings = self._settings
+        if settings.run_ahead is not None:
+            return settings.run_ahead
+        return int(on_gpu(settings.device) or settings.kernels == "device-loop")
 
     def _threads(self) -> int:
         """Threads of each rank's operations: by default its share of the cores.

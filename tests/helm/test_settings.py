@@ -69,10 +69,18 @@ def test_values_become_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     endpoint = loaded(option, "endpoint", monkeypatch)
     assert (endpoint.max_waiting, endpoint.pool_patience) == (1000000, 2.5)
     scheduler = loaded(option, "scheduler", monkeypatch)
-    assert (scheduler.max_batch_size, scheduler.run_ahead, scheduler.slots) == (32, 1, 1048576)
+    assert (scheduler.max_batch_size, scheduler.run_ahead, scheduler.slots) == (32, 0, 1048576)
     assert scheduler.run_dir == "/journals"
     worker = loaded(option, "worker", monkeypatch)
     assert (worker.threads, worker.log_level, worker.slots) == (4, "DEBUG", 1048576)
+
+
+@pytest.mark.parametrize(
+    ("option", "run_ahead"), [("values-cpu.yaml", 0), ("nothing but a model", 1), ("settings, journals", 0)]
+)
+def test_a_scheduler_of_gpus_runs_ahead(option: str, run_ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless its settings say otherwise."""
+    assert loaded(option, "scheduler", monkeypatch).run_ahead == run_ahead
 
 
 def test_the_bounds_of_engines_become_settings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from triton.runtime.jit import JITFunction
 
 from orca_kernels.triton.activation import bias_act, gate_act
 from orca_kernels.triton.attention import split_attention
+from orca_kernels.triton.draws import Draws
 from orca_kernels.triton.norm import Norm, add_norm
 from orca_kernels.triton.plan import Plan, plan_batch
 from orca_kernels.triton.rope import Rope
@@ -122,8 +123,8 @@ def everything_else(hidden: int, vocabulary: int, dtype: torch.dtype) -> None:
     add_norm(x, x, Norm(x[0], x[0], 1e-5))
     bias_act(empty(32, 4 * hidden), empty(4 * hidden), "tanh_gelu")
     gate_act(empty(32, 8 * hidden), "silu")
-    whole = empty(32, kind=torch.int64)
-    sample(empty(32, vocabulary), empty(32, kind=torch.float32), whole, whole)
+    whole, fraction = empty(32, kind=torch.int64), empty(32, kind=torch.float64)
+    sample(empty(32, vocabulary), Draws(fraction, whole, fraction, fraction, whole, whole))
 
 
 SHAPES: dict[str, Callable[[], None]] = {

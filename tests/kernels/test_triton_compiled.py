@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 SHARED = {"80": 163 * 1024, "90": 227 * 1024}  # bytes that a program may have
-REGISTERS = {"mixed": 255, "increments": 255, "merge_splits": 64}
+REGISTERS = {"mixed": 255, "increments": 255, "merge_splits": 64, "cut_row": 128}  # cut_row: what 16 warps leave
 FEW = 64  # of the others
 # The kernel of mixed batches keeps two sums of values. One is touched only once a split: what spills is part of it.
 SPILLED = {"mixed": 128}

@@ -33,6 +33,21 @@ def test_ranks_share_the_cores(
     assert stack_of(tmp_path, **settings)._threads() == threads
 
 
+@pytest.mark.parametrize(
+    ("settings", "run_ahead"),
+    [
+        ({"device": "cpu"}, 0),
+        ({"device": "cuda"}, 1),
+        ({"device": "cuda", "run_ahead": 0}, 0),
+        ({"device": "cpu", "kernels": "device-loop"}, 1),
+        ({"device": "cpu", "run_ahead": 1}, 1),
+    ],
+    ids=str,
+)
+def test_the_host_runs_ahead_of_a_gpu(tmp_path: Path, settings: dict[str, object], run_ahead: int) -> None:
+    assert stack_of(tmp_path, **settings)._run_ahead() == run_ahead
+
+
 async def test_secrets_go_to_those_that_need_them(tmp_path: Path) -> None:
     """Environments can be read by every user who may look at a process."""
     key = line_of("research", new_key())

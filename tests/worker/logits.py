@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from reference import prefix_mask
@@ -13,6 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from worker.driver import Sampled, TinyEngine
 
+from orca_kernels.triton.draws import Draws
 from orca_worker.data_plane.plane import DataPlane
 from orca_worker.device.model import DeviceModel, Made
 from orca_worker.iteration.batch import Batch
@@ -36,10 +36,10 @@ def seen_logits() -> Iterator[list[Tensor]]:
 
     on_device = DeviceModel._sampled
 
-    def look_at_device(model: DeviceModel, batch: Batch, plane: DataPlane, made: Made, cut: np.ndarray) -> Output:
+    def look_at_device(model: DeviceModel, batch: Batch, plane: DataPlane, made: Made, draws: Draws) -> Output:
         if made.logits is not None:  # a replay runs no Python that could be watched
             seen.append(made.logits.clone())
-        return on_device(model, batch, plane, made, cut)
+        return on_device(model, batch, plane, made, draws)
 
     with pytest.MonkeyPatch.context() as patch:
         for module in (cpu, sampling):

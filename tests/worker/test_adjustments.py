@@ -19,6 +19,7 @@ from worker.test_sampling import requests_of
 from orca.v1.sampling_pb2 import SamplingParams
 from orca_common.scores import unpack_prompt, unpack_tops
 from orca_worker.iteration.rows import Adjusted
+from orca_worker.models import device_loop
 from orca_worker.sampling import scoring
 from orca_worker.sampling.sampling import sample
 
@@ -128,9 +129,8 @@ def test_min_p_keeps_what_transformers_keeps() -> None:
         warper: Any = MinPLogitsWarper(min_p)
         kept = torch.isfinite(warper(None, logits / temperature))[0]
         draws = 4000
-        table = requests_of(*[{"temperature": temperature, "seed": 9}] * draws)
-        one = Adjusted(SamplingParams(min_p=min_p), [1], 1)
-        tokens = sample(logits.expand(draws, -1), table, np.arange(draws), dict.fromkeys(range(draws), one)).token_ids
+        table = requests_of(*[{"temperature": temperature, "min_p": min_p, "seed": 9}] * draws)
+        tokens = sample(logits.expand(draws, -1), table, np.arange(draws)).token_ids
         assert set(tokens) <= set(kept.nonzero()[:, 0].tolist())
         shares = (logits[0] / temperature).softmax(-1) * kept
         counts = torch.tensor(np.bincount(tokens, minlength=40)) / draws
@@ -224,19 +224,16 @@ def test_a_plain_batch_does_no_work_for_adjustments(folder: Path, monkeypatch: p
     engine.run([Sampled(prompt, 4, {"temperature": n % 2}) for n, prompt in enumerate(prompts(4, 12))])
 
 
-def test_on_a_device_adjusted_rows_take_the_plain_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_device_adjusted_rows_are_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their draws, logprobs and scores come out in the batch's order. (The kernels themselves: tests/kernels.)"""
     torch.manual_seed(13)
     logits = torch.randn(3, 50)
-    table = requests_of(*[{"temperature": 0.9, "seed": n, "logprobs": True, "prompt": 1} for n in range(3)])
+    table = requests_of(
+        *[{"temperature": 0.9, "min_p": 0.1, "seed": n, "logprobs": True, "prompt": 1} for n in range(3)]
+    )
     draws = np.array([2, 3, 4])
-    one = Adjusted(SamplingParams(presence_penalty=3, top_logprobs=2, min_p=0.1), [1, 2, 3, 4, 5], 1)
-    plain = sample(logits, table, draws)
-
-    def kernel(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.tensor(plain.token_ids), torch.tensor(plain.logprobs)
-
-    monkeypatch.setattr("kernels.device_sampled.sample", kernel)
+    one = Adjusted(SamplingParams(presence_penalty=3, top_logprobs=2), [1, 2, 3, 4, 5], 1)
+    monkeypatch.setattr("kernels.device_sampled.sample", device_loop.sample)
     output = sampled_on_device(logits, table, draws, {1: one})
     expected = sample(logits, table, draws, {1: one})
     assert output.token_ids == expected.token_ids

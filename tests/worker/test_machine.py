@@ -21,5 +21,7 @@ def test_a_gpu_serves_only_a_torch_that_was_built_for_it(
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     monkeypatch.setattr(machine, "gpus", lambda: 1)
     assert machine.kernels_needed("auto", "auto") is needed
+    assert machine.on_gpu("auto") is not needed
+    assert (machine.on_gpu("cuda"), machine.on_gpu("cpu")) == (True, False)
     assert not machine.kernels_needed("cuda", "auto")
     assert machine.kernels_needed("cpu", "auto")

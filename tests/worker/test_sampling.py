@@ -179,11 +179,11 @@ def test_row_by_row_is_as_all_at_once() -> None:
         table = np.zeros(40, ROW)
         table["temperature"], table["seed"] = chance.choice([0.3, 0.8, 1.5], 40), np.arange(40)
         table["top_k"], table["top_p"] = chance.choice([0, 1, 20, 5000], 40), chance.choice([0, 0.1, 0.9, 0.999], 40)
-        min_p = chance.choice([0, 0.05], 40)
+        table["min_p"] = chance.choice([0, 0.05], 40)
         draws = chance.integers(100, size=40)
-        together = draw_at_once(logits, table, draws, min_p).tolist()
-        assert _draw(logits, table, draws, min_p).tolist() == together
-        assert [int(_draw(logits[i : i + 1], table[[i]], draws[[i]], min_p[[i]])) for i in range(40)] == together
+        together = draw_at_once(logits, table, draws).tolist()
+        assert _draw(logits, table, draws).tolist() == together
+        assert [int(_draw(logits[i : i + 1], table[[i]], draws[[i]])) for i in range(40)] == together
 
 
 def test_logprobs_are_of_the_model_not_of_the_temperature() -> None:
@@ -245,7 +245,7 @@ def test_sampling_in_company_in_each_dtype(tmp_path: Path, dtype: str) -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [{}, {"top_p": 0.999, "temperature": 1.7}, {"top_k": 900, "top_p": 0.95}],
+    [{}, {"top_p": 0.999, "temperature": 1.7}, {"top_k": 900, "top_p": 0.95}, {"min_p": 0.02}],
     ids=str,
 )
 def test_the_last_bits_of_logits_change_a_token_only_at_a_border(fields: dict[str, float]) -> None:
@@ -262,7 +262,8 @@ def test_the_last_bits_of_logits_change_a_token_only_at_a_border(fields: dict[st
         first, second = (sample(these, table, draws).token_ids for these in (logits.expand(100, -1), nudged))
         for index, a, b in zip(draws.tolist(), first, second, strict=True):
             changed += a != b
-            assert {a, b} <= tokens_near(logits.numpy(), index=index, **fields)  # type: ignore[arg-type]    assert changed, "no draw was near a border: the test shows nothing"
+            assert {a, b} <= tokens_near(logits.numpy(), index=index, **fields)  # type: ignore[arg-type]
+    assert changed, "no draw was near a border: the test shows nothing"
 
 
 def test_requests_in_other_batches_in_plain_torch(tmp_path: Path) -> None:

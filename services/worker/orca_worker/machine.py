@@ -56,13 +56,14 @@ def torch_has_cuda() -> bool:
     return runpy.run_path(str(Path(torch.origin).with_name("version.py"))).get("cuda") is not None
 
 
+def on_gpu(device: str) -> bool:
+    """Whether a rank with this setting computes on a GPU."""
+    return device == "cuda" or (device == "auto" and gpus() > 0 and torch_has_cuda())
+
+
 def kernels_needed(device: str, kernels: str) -> bool:
     """Whether a rank with these settings computes on a CPU with the compiled kernels, if they can be had."""
-    return (
-        kernels not in ("torch", "device-loop")
-        and device != "cuda"
-        and not (device == "auto" and gpus() and torch_has_cuda())
-    )
+    return kernels not in ("torch", "device-loop") and not on_gpu(device)
 
 
 def compile_kernels(tell: Callable[[str], None]) -> None:

@@ -545,7 +545,15 @@ class EngineMaster:
             case EngineReady(_, n_slots, _):
                 shape = self.shape
                 self._note(formed=self._epoch, slots=n_slots, tp=shape.tp, pp=shape.pp)
-                log.info("engine formed", extra={"engine": self.engine, "epoch": self._epoch, "slots": n_slots})
+                log.info(
+                    "engine formed",
+                    extra={
+                        "engine": self.engine,
+                        "epoch": self._epoch,
+                        "slots": n_slots,
+                        "run_ahead": self.core.run_ahead,
+                    },
+                )
             case EngineLost():
                 self._metrics.lost(self.lifecycle.lost_by)
                 self._pace.lost()

@@ -12,9 +12,8 @@ can be replayed for any batch that fits: `load` writes the batch's numbers to wh
 belong to no request: they have no tile and no slot, so they see and write no keys and values, and their tokens go to a
 row of the token table that no request has.
 
-Greedy rows and those with a temperature alone are drawn by the kernels, inside a graph where there is one. Rows with
-top-k, top-p or adjustments are drawn by plain torch from the same logits, right after. The host waits for neither,
-unless a row is adjusted: has a parameter outside of `rows.DRAW`.
+All rows are drawn by the kernels, inside a graph where there is one. Rows whose logits are adjusted are drawn once more
+from those, right after. The host waits for neither, unless a row is adjusted: has a parameter outside of `rows.DRAW`.
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from orca_kernels.transfer import Arriving, fill, to_device
+from orca_kernels.triton.draws import Draws
 from orca_kernels.triton.plan import INITIATION_ROWS, Bounds, HostPlan, Plan
 
 from ..data_plane.plane import DataPlane, Loopback
@@ -42,9 +42,9 @@ from ..iteration.kv import KVManager
 from ..iteration.model import Output
 from ..iteration.rows import Adjusted
 from ..partition import Place
-from ..sampling.adjusting import stuck
-from ..sampling.sampling import Layers, OfStage, choose, not_finite, score_prompts
-from ..sampling.scoring import tops
+from ..sampling.adjusting import adjust, stuck
+from ..sampling.sampling import Layers, OfStage, not_finite, score_prompts
+from ..sampling.scoring import log_totals, tops
 from .graphs import BUCKETS, Recorder, bucket_of
 
 log = logging.getLogger(__name__)
@@ -83,24 +83,20 @@ class Inputs:
     given: Tensor  # [T] token ids, or HERE
     rows_of_tokens: Tensor  # [T]
     rows: Tensor  # [B] of those that make a token
-    seeds: Tensor  # [B] of random draws, as bits
-    draws: Tensor  # [B] index of each draw
+    draws: Draws  # of those
     last: Tensor | None  # [B] flat index of the token before each new one; None: each token of the batch is one
 
     def __init__(self, bounds: Bounds, device: torch.device, all_sample: bool = True) -> None:
         self.plan = Plan(bounds, device)
         tokens, requests = bounds.tokens, bounds.requests
-        self._sizes = [tokens, tokens, *[requests] * 5]
+        self._sizes = [tokens, tokens, *[requests] * 8]
         self._room = [-(-n // 2) * 2 for n in self._sizes]  # each begins at a multiple of 16 bytes, as in a plan
         self._numbers = torch.zeros(sum(self._room), dtype=torch.int64, device=device)
         parts = [part[:n] for part, n in zip(self._numbers.split(self._room), self._sizes, strict=True)]
-        self.given, self.rows_of_tokens, self.rows, self.seeds, self.draws, self._temperatures, last = parts
+        self.given, self.rows_of_tokens, self.rows, temperatures, top_k, top_p, min_p, seeds, indexes, last = parts
+        temperatures, top_p, min_p = (each.view(torch.float64) for each in (temperatures, top_p, min_p))
+        self.draws = Draws(temperatures, top_k, top_p, min_p, seeds, indexes)
         self.last = None if bounds.increments_only and all_sample else last
-
-    @property
-    def temperatures(self) -> Tensor:
-        """[B] float32; 0: the likeliest token. (They travel as float64 among the numbers.)"""
-        return self._temperatures.view(torch.float64).float()
 
     def clear(self) -> Inputs:
         """Nothing but padding."""
@@ -108,16 +104,16 @@ class Inputs:
         self._fill()
         return self
 
-    def load(self, batch: Batch, plan: HostPlan, temperatures: np.ndarray) -> Inputs:
-        """temperatures [S] float64: of rows that this sampling draws for. The host does not wait."""
+    def load(self, batch: Batch, plan: HostPlan) -> Inputs:
+        """The host does not wait."""
         self.plan.load(plan)
+        asked = (batch.requests[name] for name in ("temperature", "top_k", "top_p", "min_p", "seed"))
         self._fill(
             batch.token_ids,
             batch.rows.repeat(batch.query_lengths),
             batch.rows[batch.sampled],
-            batch.requests["seed"].astype(np.uint64).view(np.int64),
+            *(each.copy().view(np.int64) for each in asked),
             batch.draws,
-            temperatures.view(np.int64),
             batch.last,
         )
         return self
@@ -134,38 +130,34 @@ class Inputs:
         fill(self._numbers, torch.from_numpy(numbers))
 
 
-def is_cut(requests: np.ndarray, adjusted: Mapping[int, Adjusted], vocabulary: int) -> np.ndarray:
-    """requests [S] of rows.ROW -> [S] bool: rows that plain torch draws."""
-    top_k, top_p = requests["top_k"], requests["top_p"]
-    cut = (requests["temperature"] > 0) & (((top_k > 0) & (top_k < vocabulary)) | ((top_p > 0) & (top_p < 1)))
-    if adjusted:
-        cut[list(adjusted)] = True
-    return cut
+# Logits [B, V], and how each row is drawn -> tokens [B] int64 and their logprobs [B], NaN where the logits are not
+# finite.
+Sample = Callable[[Tensor, Draws], tuple[Tensor, Tensor]]
 
 
-# Logits [B, V], temperatures [B], seeds and indexes of draws [B] -> tokens [B] int64 and their logprobs [B], NaN where
-# the logits are not finite.
-Sample = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-
-
-def choose_on_device(sample: Sample, logits: Tensor, temperatures: Tensor, seeds: Tensor, draws: Tensor) -> Tensor:
+def choose_on_device(sample: Sample, logits: Tensor, draws: Draws) -> Tensor:
     """Arguments of `sample` -> what `sampling.choose` gives: [3, B] float64, of which the last is NaN where the logits
     are not finite.
     """
-    tokens, logprobs = sample(logits, temperatures, seeds, draws)
+    tokens, logprobs = sample(logits, draws)
     return torch.stack([tokens.double(), logprobs.double(), logprobs.double()])
 
 
-def choose_cut(
-    logits: Tensor, chosen: Tensor, cut: np.ndarray, requests: np.ndarray, draws: np.ndarray,
-    adjusted: Mapping[int, Adjusted],
-) -> None:  # fmt: skip
-    """Puts into `chosen` [3, S or more] what the rows `cut` [S] get. logits [S or more, V]."""
-    where = np.flatnonzero(cut)
-    at = to_device(torch.from_numpy(where), logits.device)
-    theirs = {n: adjusted[i] for n, i in enumerate(where.tolist()) if i in adjusted}
-    rest = choose(logits.index_select(0, at), requests[where], draws[where], theirs)
-    chosen[:2].index_copy_(1, at, rest[:2])
+def choose_again(
+    sample: Sample, logits: Tensor, chosen: Tensor, draws: Draws, changed: Mapping[int, Adjusted], ends: np.ndarray
+) -> None:
+    """Puts into `chosen` [3, S or more] what the rows get whose logits [S or more, V] `adjust` changes.
+
+    ends [S]: how many input tokens each request has.
+    """
+    rows = list(changed)
+    at = to_device(torch.tensor(rows), logits.device)
+    own = logits.index_select(0, at)
+    judged = adjust(own, dict(enumerate(changed.values())), ends[rows])
+    tokens, _ = sample(judged, Draws(*(each.index_select(0, at) for each in draws)))
+    values = own.float()
+    logprobs = values.gather(1, tokens[:, None])[:, 0] - log_totals(values)
+    chosen[:2].index_copy_(1, at, torch.stack([tokens.double(), logprobs.double()]))
 
 
 class Tokens:
@@ -316,33 +308,31 @@ class DeviceModel(OfStage[DeviceLayers]):
         logits = plane.gather(end(inputs.last), self.model.vocabulary_shares)
         if logits is None:
             return Made(head=end)
-        chosen = choose_on_device(self._sample, logits, inputs.temperatures, inputs.seeds, inputs.draws)
+        chosen = choose_on_device(self._sample, logits, inputs.draws)
         if self.tokens is not None:
             self.tokens.put(inputs.rows, chosen[0].long())
         return Made(head=end, logits=logits, chosen=chosen)
 
     @torch.inference_mode()
     def run(self, batch: Batch, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Output:
-        cut = is_cut(batch.requests, batch.adjusted, sum(self.model.vocabulary_shares))
-        temperatures = np.where(cut, 0.0, batch.requests["temperature"])
         plan = host_plan(batch, kv, self.model.group)
         recorded = self._recorded_for(batch)
         if recorded is None:
             inputs = Inputs(plan.bounds, self.model.device, all_sample=len(batch.sampled) == len(batch))
-            inputs.load(batch, plan, temperatures)
+            inputs.load(batch, plan)
             if len(batch.token_ids) > PIECE:
                 made = self._in_pieces(batch, inputs, kv, plane, x)
             else:
                 made = self._iterate(inputs, kv, plane, x)
         else:
-            recorded.inputs.load(batch, plan, temperatures)
+            inputs = recorded.inputs.load(batch, plan)
             if recorded.x is not None and x is not None:
                 recorded.x[: len(batch)].copy_(x)
             made = recorded.replay()
         if made.hidden is not None:
             # The next replay writes the same memory, and the data plane sends from a stream of its own.
             return Output([], [], made.hidden if recorded is None else made.hidden[: len(batch)].clone())
-        return self._sampled(batch, plane, made, cut)
+        return self._sampled(batch, plane, made, inputs.draws)
 
     def _in_pieces(self, batch: Batch, inputs: Inputs, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Made:
         """Pieces of PIECE tokens run through the layers one after the other; then all are sampled at once."""
@@ -365,7 +355,7 @@ class DeviceModel(OfStage[DeviceLayers]):
         bucket = bucket_of(len(batch)) if len(batch.token_ids) == len(batch.sampled) else None
         return self._recorded.get(bucket) if bucket is not None else None
 
-    def _sampled(self, batch: Batch, plane: DataPlane, made: Made, cut: np.ndarray) -> Output:
+    def _sampled(self, batch: Batch, plane: DataPlane, made: Made, draws: Draws) -> Output:
         n, prompts, head = len(batch.sampled), {}, made.head
         assert head is not None
         if batch.scored:
@@ -373,8 +363,8 @@ class DeviceModel(OfStage[DeviceLayers]):
             prompts = score_prompts(at, batch, plane, self.model.vocabulary_shares)
         if made.logits is None or made.chosen is None or not n:
             return Output([], [], prompts=prompts)
-        if cut.any():
-            choose_cut(made.logits[:n], made.chosen, cut, batch.requests, batch.draws, batch.adjusted)
+        if changed := {i: one for i, one in batch.adjusted.items() if one.changes_logits}:
+            choose_again(self._sample, made.logits, made.chosen, draws, changed, batch.ends[batch.sampled])
             if self.tokens is not None:
                 rows = to_device(torch.from_numpy(batch.rows[batch.sampled]), self.model.device)
                 self.tokens.put(rows, made.chosen[0, :n].long())

@@ -13,7 +13,7 @@ from orca_common.errors import FailedPrecondition
 MAX_ROWS = 1 << 20  # rows are small integers; a larger one is the sender's mistake
 
 # The parameters of a plain draw, as SamplingParams names them. Any other one makes a row adjusted.
-DRAW = [("temperature", "f8"), ("top_k", "i8"), ("top_p", "f8"), ("seed", "u8"), ("logprobs", "?")]
+DRAW = [("temperature", "f8"), ("top_k", "i8"), ("top_p", "f8"), ("min_p", "f8"), ("seed", "u8"), ("logprobs", "?")]
 PLAIN = {name for name, _ in DRAW}
 columns = attrgetter(*(name for name, _ in DRAW))
 GREEDY = columns(SamplingParams())

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from orca_kernels.reference import SplitAttention
+from orca_kernels.triton.draws import Draws
 from orca_kernels.triton.plan import Plan
 
 from ..device.model import DeviceModel
@@ -68,14 +69,14 @@ def attend(qkv: Tensor, plan: Plan, kv: KVManager, a: LoadedAttention) -> Tensor
     return out
 
 
-def sample(logits: Tensor, temperatures: Tensor, seeds: Tensor, indexes: Tensor) -> tuple[Tensor, Tensor]:
+def sample(logits: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
     """As `orca_kernels.triton.sampling.sample`, by the draw of the host."""
     largest, tokens = logits.max(-1)
-    drawn = np.flatnonzero((temperatures > 0).numpy())
+    temperatures, top_k, top_p, min_p, seeds, indexes = (each.numpy() for each in draws)
+    drawn = np.flatnonzero(temperatures > 0)
     if len(drawn):
-        nothing = np.zeros(len(drawn))
-        u = uniform(seeds.numpy()[drawn].view(np.uint64), indexes.numpy()[drawn])
-        of_drawn = draw_rows(logits[drawn], temperatures.numpy()[drawn], nothing.astype(np.int64), nothing, nothing, u)
+        u = uniform(seeds[drawn].view(np.uint64), indexes[drawn])
+        of_drawn = draw_rows(logits[drawn], temperatures[drawn], top_k[drawn], top_p[drawn], min_p[drawn], u)
         tokens[drawn] = torch.tensor(of_drawn)
     values = logits.float()
     logprobs = values.gather(1, tokens[:, None])[:, 0] - log_totals(values)

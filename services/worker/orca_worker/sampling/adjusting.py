@@ -1,4 +1,4 @@
-"""Carries out requests of the rank that samples beyond the plain draw: penalties, biases, a form, min-p.
+"""Carries out requests of the rank that samples beyond the plain draw: penalties, biases, a form.
 
 Nothing here depends on more than the request, its logits and its input tokens: its prompt and its committed tokens. So
 a request that starts again after a recovery, as an initiation of both, gets the same draws. Rows without adjustments
@@ -63,13 +63,3 @@ def _keep_allowed(values: Tensor, one: Adjusted) -> None:
 def stuck(adjusted: Mapping[int, Adjusted]) -> list[int]:
     """The rows for which `adjust` has found no token."""
     return [n for n, one in adjusted.items() if one.stuck]
-
-
-def min_ps(adjusted: Mapping[int, Adjusted], count: int) -> np.ndarray | None:
-    """min_p [count] of the batch's rows, 0 for none; None when no row has one."""
-    if not any(one.asked.min_p for one in adjusted.values()):
-        return None
-    values = np.zeros(count)
-    for n, one in adjusted.items():
-        values[n] = one.asked.min_p
-    return values

@@ -1,4 +1,4 @@
-"""From logits to tokens: greedy, temperature, top-k, top-p, with a draw that depends only on (seed, index).
+"""From logits to tokens: greedy, temperature, top-k, top-p, min-p, with a draw that depends only on (seed, index).
 
 The generator is counter-based: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11). Its
 key is the request's seed, its counter the index of the output token. So a draw is the same whatever else is in the
@@ -30,7 +30,7 @@ from ..iteration.device_tokens import DeviceTokens
 from ..iteration.kv import KVManager, KVShape
 from ..iteration.model import Output
 from ..iteration.rows import Adjusted
-from .adjusting import adjust, min_ps, stuck
+from .adjusting import adjust, stuck
 from .host_draw import draw_rows
 from .scoring import PromptScores, log_totals, tops
 
@@ -78,15 +78,13 @@ def choose(logits: Tensor, requests: np.ndarray, draws: np.ndarray, adjusted: Ma
     that is finite where the row's logits are.
     """
     largest, tokens = logits.max(-1)  # [B] each; max, not argmax: 0.9 against 5.1 ms for 32 x 50257 bf16 on a CPU
-    judged, min_p = logits, None
-    if adjusted:
-        judged, min_p = adjust(logits, adjusted, draws + requests["prompt"]), min_ps(adjusted, len(logits))
+    judged = adjust(logits, adjusted, draws + requests["prompt"]) if adjusted else logits
     if judged is not logits:
         tokens = judged.max(-1).indices
     drawn = np.flatnonzero(requests["temperature"] > 0)
     if len(drawn):
         at = to_device(torch.from_numpy(drawn), logits.device)
-        tokens[at] = _draw(judged[at], requests[drawn], draws[drawn], None if min_p is None else min_p[drawn])
+        tokens[at] = _draw(judged[at], requests[drawn], draws[drawn])
     logprobs = largest
     if requests["logprobs"].any():
         values = logits.float()
@@ -99,16 +97,17 @@ def not_finite(values: Iterable[float]) -> list[int]:
     return [i for i, value in enumerate(values) if not math.isfinite(value)]
 
 
-def _draw(logits: Tensor, requests: np.ndarray, draws: np.ndarray, min_p: np.ndarray | None) -> Tensor:
+def _draw(logits: Tensor, requests: np.ndarray, draws: np.ndarray) -> Tensor:
     """logits [b, V] of requests with a temperature -> tokens [b]."""
     if logits.device.type != "cpu":
-        return draw_at_once(logits, requests, draws, min_p)
-    least, u = np.zeros(len(logits)) if min_p is None else min_p, uniform(requests["seed"], draws)
-    return torch.tensor(draw_rows(logits, requests["temperature"], requests["top_k"], requests["top_p"], least, u))
+        return draw_at_once(logits, requests, draws)
+    temperature, top_k, top_p, min_p = (requests[name] for name in ("temperature", "top_k", "top_p", "min_p"))
+    return torch.tensor(draw_rows(logits, temperature, top_k, top_p, min_p, uniform(requests["seed"], draws)))
 
 
-def draw_at_once(logits: Tensor, requests: np.ndarray, draws: np.ndarray, min_p: np.ndarray | None) -> Tensor:
-    """`draw_rows` for a GPU, by the same steps for all rows together: [b] tokens on the device, without waiting."""
+def draw_at_once(logits: Tensor, requests: np.ndarray, draws: np.ndarray) -> Tensor:
+    """`draw_rows` for a GPU without our kernels, by the same steps for all rows together: [b] tokens on the device,
+    without waiting."""
     values = logits.float()
     temperature = to_device(torch.from_numpy(requests["temperature"].astype(np.float32)), logits.device)
     values = (values - values.max(-1, keepdim=True).values) / temperature[:, None].clamp(min=1e-30)
@@ -120,9 +119,9 @@ def draw_at_once(logits: Tensor, requests: np.ndarray, draws: np.ndarray, min_p:
     cut = (top_p > 0) & (top_p < 1)
     if cut.any():
         values = _keep_top_p(values, np.where(cut, top_p, 2.0))
-    if min_p is not None and min_p.any():
+    if requests["min_p"].any():
         # The largest value is 0, so e^value is the share of the most probable token.
-        floor = to_device(torch.from_numpy(min_p.astype(np.float32)), values.device).log()[:, None]  # -inf: none
+        floor = to_device(torch.from_numpy(requests["min_p"].astype(np.float32)), values.device).log()[:, None]
         values = values.masked_fill(values < floor, -torch.inf)
     cumulative = values.softmax(-1).double().cumsum(-1)  # [b, V]
     u = to_device(torch.from_numpy(uniform(requests["seed"], draws)), logits.device)
