@@ -234,6 +234,11 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
         "only 'text'",
     ),
     "part": ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text", "missing"),
+    "part's member": (
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "image_url": "x"}]}]},
+        "messages[0].content[0].image_url",
+        "is not known",
+    ),
     "surrogate": ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content", "surrogate"),
     "member": ({"messages": [USER | {"weight": 1}]}, "messages[0].weight", "is not known"),
     "call id": ({"messages": [USER | {"tool_call_id": "a"}]}, "messages[0].tool_call_id", "is not known"),

@@ -257,6 +257,7 @@ CASES: dict[str, tuple[Any, int, str | None, str]] = {
         "33 are too many; at most 32 are allowed together",
     ),
     "echo 1": ({"prompt": "a", "echo": 1}, 400, "echo", "true or false"),
+    "store 0": ({"prompt": "a", "store": 0}, 400, "store", "must be false"),
     "suffix": ({"prompt": "a", "suffix": "b"}, 400, "suffix", "no model here inserts text"),
     "presence_penalty": ({"prompt": "a", "presence_penalty": 2.5}, 400, "presence_penalty", "between -2 and 2"),
     "frequency_penalty": ({"prompt": "a", "frequency_penalty": "1"}, 400, "frequency_penalty", "a number"),

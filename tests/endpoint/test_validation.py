@@ -10,7 +10,7 @@ from google.protobuf.duration_pb2 import Duration
 from orca.v1 import orca_pb2 as pb
 from orca.v1.sampling_pb2 import SamplingParams
 from orca_common.checkpoint import read_checkpoint
-from orca_common.errors import FailedPrecondition, InvalidArgument
+from orca_common.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 from orca_endpoint.http.errors import failure
 from orca_endpoint.openai.completions.request import OUR_NAMES
 from orca_endpoint.requests.chats import Chats
@@ -239,3 +239,9 @@ async def test_a_model_with_an_encoder_has_no_logprobs_of_prompts(validator: Val
         await of_t5.generate(asked, OUR_NAMES)
     assert failure(refused.value)[2]["error"]["param"] == "echo"
     assert (await of_t5.generate(generation([1, 2], logprobs=True))).max_tokens == 10
+
+
+@pytest.mark.parametrize(("seconds", "header"), [(0.01, "1"), (2.6, "3")])
+def test_a_full_server_is_not_asked_again_at_once(seconds: float, header: str) -> None:
+    """`Retry-After` has whole seconds."""
+    assert failure(ResourceExhausted("full", seconds))[:2] == (429, {"Retry-After": header})
