@@ -19,6 +19,9 @@ TELL ?= 10
 # what a file's tests share is started once, and files in the order of tests/conftest.py: the longest first.
 PYTEST = $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
 
+# On a fresh machine each process would compile the kernels for itself, for half a minute on both cores.
+KERNELS = $(BIN)/python -c 'from orca_kernels.cpu.build import built; built(print)'
+
 # Bytecode is kept, whatever the shell says: hundreds of processes of the tests import the same modules.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -73,17 +76,18 @@ demo: $(call part,.serves) ## Serve the demo model, and show four requests that 
 	$(BIN)/orca demo
 
 check: lint ## Lint, and run the tests of about a minute: all but those marked slow.
+	$(KERNELS)
 	$(PYTEST) -m 'not slow and not long and not kubernetes'
 
 test: $(STAMP) ## Run all tests but those that need a cluster, and the long ones of the other targets.
+	$(KERNELS)
 	$(PYTEST) -m 'not long and not kubernetes'
 
 again: $(STAMP) ## Run the tests that have just failed once more, alone, where they are three at most.
 	$(BIN)/python tests/again.py
 
-examples: $(STAMP) ## Compile and run the examples and gRPC's interop cases in Node, Go and Java, where their tools are.
-	$(BIN)/pytest tests/docs/test_examples.py
-	$(BIN)/pytest -m long tests/interop
+examples: $(STAMP) ## Run the examples, the pages' long blocks, h2spec, grpcurl and gRPC's interop cases: Node, Go, Java where they are.
+	$(PYTEST) -m long tests/docs tests/interop tests/endpoint/test_tools.py
 
 # Debian's Chromium must be installed: apt-get install chromium. The rest is not kept in the repository.
 page: $(STAMP) ## Look at the live page in Chromium: what moves, a killed rank, a chat, axe; pictures in build/page/shots.
@@ -107,7 +111,7 @@ distributed: $(STAMP) ## Run all of what `make test` samples: tokens of every tp
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --tp 1 --pp 3 --run-ahead 1
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --tp 1 --pp 2 --dtype bfloat16
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --run-ahead 1 --kernels device-loop
-	$(PYTEST) -m long tests/worker
+	$(PYTEST) -m long tests/worker tests/kernels
 
 simulate: $(STAMP) ## Simulate endpoints, schedulers and clients on a pool with faults: SEEDS=300, FIRST=0; first the protocol alone.
 	$(PYTEST) -m long tests/pool

@@ -31,7 +31,6 @@ gc.disable()  # until all tests are imported: there is no garbage in torch and t
 
 ROOT = Path(__file__).parent
 SLOW = [  # the longest first
-    "interop/test_h2spec.py",
     "e2e/test_distributed.py",
     "docs/test_blocks.py",
     "bench/test_serve.py",
@@ -48,10 +47,8 @@ SLOW = [  # the longest first
     "bench/test_commands.py",
     "scheduler/test_core_properties.py",
     "kernels/test_triton_compiled.py",
-    "interop/test_clients.py",
     "e2e/test_cli.py",
     "scheduler/test_takeover.py",
-    "docs/test_examples.py",
     "scheduler/test_losses.py",
     "worker/test_fake_cuda.py",
     "worker/test_reformation.py",
@@ -62,7 +59,6 @@ SLOW = [  # the longest first
     "e2e/test_rolling_restart.py",
     "e2e/test_traces.py",
     "e2e/test_bad_input.py",
-    "endpoint/test_tools.py",
     "bench/test_kernels.py",
     "e2e/test_loglikelihood.py",
     "e2e/test_iteration_level.py",

@@ -48,6 +48,18 @@ def test_a_password_in_a_flag_is_refused(
     assert "secret" not in said
 
 
+def test_the_plan_of_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans: list[Plan] = []
+
+    async def run(plan: Plan, *_: object) -> None:
+        plans.append(plan)
+
+    monkeypatch.setattr("orca_cli.chaos.on_this_machine", run)
+    words = ["chaos", "--seed", "2", "--rounds", "3", "--first", "4", "--streams", "5", "--only", "rank"]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    assert plans == [Plan(seed=2, rounds=3, first=4, streams=5, only=("rank",))]
+
+
 def test_a_redis_comes_from_the_flag_or_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     assert redis_url_of(None) is None
     monkeypatch.setenv("ORCA_REDIS_URL", "redis://:secret@a:1/0")

@@ -266,7 +266,9 @@ def state(tmp_path: Path) -> Path:
     run = new_run(tmp_path / "orca/runs")
     with RunFolder(run) as folder:
         line = {"time": "2026-11-22T10:00:01.500Z", "level": "INFO", "service": "x", "logger": "y", "event": "ready"}
-        folder.log("endpoint-0").write_text(json.dumps(line | {"port": 7}) + "\n")
+        failed = line | {"time": "2026-11-22T10:00:02.000Z", "level": "ERROR", "event": "internal error"}
+        failed |= {"exception": "Traceback: of this"}
+        folder.log("endpoint-0").write_text(f"{json.dumps(line | {'port': 7})}\n{json.dumps(failed)}\n")
         early = line | {"time": "2026-11-22T10:00:00.000Z", "event": "started"}
         folder.log("scheduler-0").write_text("no JSON\n" + json.dumps(early) + "\n")
         (run / "processes.json").write_text("[]")
@@ -280,6 +282,8 @@ def test_logs(state: Path) -> None:
         "scheduler-0: no JSON",
         "10:00:00.000 INFO    scheduler-0: started",
         "10:00:01.500 INFO    endpoint-0: ready  port=7",
+        "10:00:02.000 ERROR   endpoint-0: internal error",
+        "Traceback: of this",
     ]
     (run,) = (state / "orca/runs").iterdir()
     assert [path.stem for path in logs_of(run, "endpoint")] == ["endpoint-0"]

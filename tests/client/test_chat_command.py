@@ -43,7 +43,8 @@ async def test_a_conversation(stage: Stage) -> None:
     """It remembers what was said, draws as the model says, and goes on after a message that the server refuses."""
     script = chatting(FINISH, Act(accept=False, end=errors.InvalidArgument("messages", "too long")))
     address = (await stage.endpoint(script)).address
-    options = ["--system", "Be brief.", "--top-k", "5", "--template-kwargs", '{"think": false}', "--address", address]
+    drawn = ["--top-k", "5", "--top-p", "0.5", "--seed", "7"]
+    options = ["--system", "Be brief.", *drawn, "--template-kwargs", '{"think": false}', "--address", address]
     code, out, err = await orca_chat(*options, stdin="Hi\n\nLong\nAgain é\n".encode())
     assert (code, out, err) == (0, f"{TEXT}\n{TEXT}\n", "messages: too long\n")
     first, _, last = [seen.request for seen in script.calls]
@@ -56,7 +57,8 @@ async def test_a_conversation(stage: Stage) -> None:
     ]
     assert last.chat.template_kwargs == '{"think": false}'
     assert isinstance(first, pb.GenerateRequest)
-    assert (first.sampling.temperature, first.sampling.top_k, first.max_new_tokens) == (0.6, 5, 0)
+    assert first.sampling == pb.Sampling(temperature=0.6, top_k=5, top_p=0.5, seed=7)
+    assert first.max_new_tokens == 0
 
 
 async def test_a_model_without_a_template(stage: Stage) -> None:

@@ -403,6 +403,16 @@ async def test_metadata_of_one_request(stage: Stage, face: Face, connect: Connec
     assert [call.metadata.get("x-tenant") for call in script.calls] == ["a", None]
 
 
+async def test_a_resumed_request_goes_to_its_model(stage: Stage, face: Face, connect: Connect) -> None:
+    """A gateway chooses the release by this header. Another release knows nothing of the request."""
+    script = Script()
+    client = connect((await stage.endpoint(script)).address)
+    await rest(face, client.generate("x", max_new_tokens=6, request_id="mine", model="demo"))
+    await rest(face, client.resume("mine", model="demo", metadata=[("x-tenant", "a")]))
+    assert [call.metadata.get("x-gateway-model-name") for call in script.calls] == ["demo", "demo"]
+    assert script.calls[1].metadata["x-tenant"] == "a"
+
+
 async def test_full_queue(stage: Stage, face: Face, connect: Connect) -> None:
     """With retry_when_full the client waits as the server says, and sends the same request again."""
     full = Act(accept=False, end=errors.ResourceExhausted("the queue is full", 0.01))

@@ -117,7 +117,7 @@ def always(body: bytes) -> Callable[[str], tuple[int, dict[str, str], bytes]]:
 def test_an_archive_becomes_the_folder(tmp_path: Path, packed: bytes) -> None:
     sha256 = hashlib.sha256(packed).hexdigest()
     with server(always(packed)) as (address, seen):
-        words = ("--to", tmp_path / "demo", "--url", f"{address}/x.tgz?key=1", "--sha256", sha256)
+        words = ("--to", tmp_path / "demo", "--url", f"{address}/x.tgz?key=1", "--sha256", sha256.upper())
         assert run(*words, FETCH_HEADER="Authorization: Bearer abc").returncode == 0
         again = run(*words)
     assert seen == [("/x.tgz?key=1", "Bearer abc")], "the second run finds it done"

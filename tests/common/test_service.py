@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import threading
 import urllib.error
 import urllib.request
@@ -15,6 +16,7 @@ from loops import OwnThreadLoop
 
 from orca_common import service
 from orca_common.errors import Unavailable
+from orca_common.listening import cannot_listen
 
 
 def test_the_pulse_is_asked_from_another_thread() -> None:
@@ -45,6 +47,13 @@ def test_a_status_port(host: str) -> None:
             service.StatusPort(host, status.port, lambda: None, lambda: True)
     finally:
         status.close()
+
+
+def test_a_host_that_has_no_address() -> None:
+    """Another port would not help."""
+    unknown = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    sentence = "host: cannot listen on nowhere (Name or service not known); give an address of this machine"
+    assert str(cannot_listen("port", "nowhere", 50051, unknown)) == sentence
 
 
 def test_streams_of_a_status_port_are_bounded_and_end_with_it() -> None:

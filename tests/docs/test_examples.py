@@ -9,6 +9,8 @@ import pytest
 from docs.pages import ROOT
 from docs.serving import serving
 
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]  # the first build on a machine takes minutes
+
 
 def run(folder: Path, command: Sequence[str], timeout: float) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=timeout, check=False)
@@ -28,8 +30,6 @@ def test_node_by_reflection(tmp_path: Path) -> None:
     assert "16 tokens, FINISH_REASON_LENGTH" in done.stdout
 
 
-@pytest.mark.long
-@pytest.mark.timeout(600)
 @pytest.mark.skipif(shutil.which("mvn") is None, reason="mvn is not installed")
 def test_java(tmp_path: Path) -> None:
     """Maven generates the classes, compiles and runs them: some 10 s of CPU."""
@@ -59,7 +59,6 @@ def go_program(tmp_path: Path) -> Path:
     return program
 
 
-@pytest.mark.timeout(600)  # the first build on a machine takes minutes
 def test_go(go_program: Path, tmp_path: Path) -> None:
     with serving(".venv/bin/orca serve", tmp_path / "run") as served:
         done = run(tmp_path, [str(go_program), served.grpc], 60)
@@ -69,7 +68,6 @@ def test_go(go_program: Path, tmp_path: Path) -> None:
     assert "an error: INVALID_FIELD: " in done.stdout
 
 
-@pytest.mark.timeout(600)
 def test_generated_go_is_current(go_program: Path, tmp_path: Path) -> None:
     """The committed package is what generate.sh makes of the contract."""
     folder = ROOT / "examples/go"

@@ -7,7 +7,6 @@ import random
 import signal
 from pathlib import Path
 
-import grpc
 import pytest
 from checkpoints import make_timed
 from e2e import kill_rounds, token_grid
@@ -92,19 +91,16 @@ async def test_figure_8a(tmp_path: Path, run_ahead: int) -> None:
 CASES = [
     token_grid.Case("demo", 3, 2),
     token_grid.Case("odd", 2, 2, 1),
-    token_grid.Case("llama", 2, 2),
-    token_grid.Case("qwen3", 1, 2, max_bs=8),
-    token_grid.Case("t5", 2, 2),
-    token_grid.Case("marian", 1, 3, run_ahead=1),
+    token_grid.Case("t5", 2, 2, run_ahead=1),
     token_grid.Case("llama", 2, 2, run_ahead=1, kernels="device-loop"),
 ]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 async def test_tokens(tmp_path: Path, case: token_grid.Case) -> None:
-    """The layout of Figure 6, uneven shards with a run-ahead, other families, the loop of a GPU.
+    """The layout of Figure 6, uneven shards with a run-ahead, an encoder, the loop of a GPU.
 
-    `make distributed` runs the grid.
+    What families differ in is below the wire: `tests/worker` holds their tokens. `make distributed` runs the grid.
     """
     await token_grid.check(case, tmp_path, 1)
 
@@ -129,16 +125,6 @@ def arrived(line: Line) -> tuple[Arrival, ...]:
     return line.event.requests if isinstance(line, CoreStep) and isinstance(line.event, Arrived) else ()
 
 
-async def test_kill_rounds(tmp_path: Path) -> None:
-    """A sample. `python tests/e2e/kill_rounds.py --rounds 30` runs more."""
-    model = kill_rounds.make_model(tmp_path / "model")
-    async with running(tmp_path / "run", model, tp=2, pp=2, max_batch_size=kill_rounds.MAX_BS, run_ahead=1) as stack:
-        lab = kill_rounds.Rounds(stack, model, random.Random(9))
-        found = await lab.round({0: signal.SIGKILL, 3: signal.SIGSTOP})
-        assert found.verdict < 10
-    kill_rounds.check_journals(tmp_path / "run")
-
-
 async def test_a_new_master_keeps_the_epoch(tmp_path: Path) -> None:
     """The scheduler dies under load. Its successor finds all ranks at the same iteration and continues with them."""
     model = kill_rounds.make_model(tmp_path / "model")
@@ -158,16 +144,3 @@ def kill_master(stack: Running) -> None:
     master = next(n for n, text in logs.items() if "engine formed" in text)
     pids = [p["pid"] for p in stack.processes() if p["role"] == "scheduler"]
     os.kill(pids[master], signal.SIGKILL)
-
-
-async def test_a_request_that_kills_ranks_ends(tmp_path: Path) -> None:
-    """Poison: after its second loss a request runs alone, after the third it ends. Another request loses nothing."""
-    model = make_timed(tmp_path / "model", seconds=0.01, abort_on_token=7)
-    async with running(tmp_path / "run", model, pp=2, max_batch_size=2) as stack:
-        good = asyncio.create_task(count(stack, [1, 2], 40))
-        with pytest.raises(grpc.aio.AioRpcError) as raised:
-            await count(stack, [3, 7], 4)
-        assert raised.value.code() is grpc.StatusCode.INTERNAL
-        assert "again and again" in (raised.value.details() or "")
-        assert await good == 40
-        assert await count(stack, [4, 5], 5) == 5

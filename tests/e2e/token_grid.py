@@ -63,7 +63,7 @@ class Case(NamedTuple):
 
     @property
     def requests(self) -> int:
-        return 16 if self.model in MODELS else 40
+        return 16 if self.max_bs < 8 else 40
 
 
 class Asked(NamedTuple):

@@ -6,6 +6,7 @@ from pathlib import Path
 import httpx2 as httpx
 import pytest
 from endpoint.harness import World, make_model, world
+from openai import AsyncOpenAI
 
 
 @pytest.fixture(scope="session")
@@ -22,4 +23,11 @@ async def orca(redis_url: str, model: Path) -> AsyncIterator[World]:
 @pytest.fixture
 async def http(orca: World) -> AsyncIterator[httpx.AsyncClient]:
     async with httpx.AsyncClient(base_url=orca.serving.http) as client:
+        yield client
+
+
+@pytest.fixture
+async def client(orca: World) -> AsyncIterator[AsyncOpenAI]:
+    """OpenAI's client, which tries nothing again."""
+    async with AsyncOpenAI(base_url=f"{orca.serving.http}/v1", api_key="none", max_retries=0) as client:
         yield client

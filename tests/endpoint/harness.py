@@ -224,6 +224,12 @@ def generation(ids: Sequence[int] = (5, 6, 7), max_new_tokens: int = 8, **fields
     return pb.GenerateRequest(token_ids=pb.TokenIds(ids=ids), max_new_tokens=max_new_tokens, **fields)
 
 
+def encode(orca: World, text: str, special: bool = True) -> list[int]:
+    """A text's token ids. special: with those around every prompt."""
+    assert orca.serving.app.vocabulary is not None
+    return orca.serving.app.vocabulary.encode(text, special)
+
+
 async def lose_entry(redis: Redis, pool: str, endpoint: str) -> None:
     """Gives the next number of an endpoint's delivery stream to an entry that nobody gets, if the stream exists."""
     script = """

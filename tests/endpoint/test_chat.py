@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +52,6 @@ def make_chat_model(folder: Path, template: str | None = TEMPLATE, **generation:
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_chat_model(tmp_path_factory.mktemp("chat") / "tiny")
-
-
-@pytest.fixture
-async def client(orca: World) -> AsyncIterator[AsyncOpenAI]:
-    async with AsyncOpenAI(base_url=f"{orca.serving.http}/v1", api_key="none", max_retries=0) as client:
-        yield client
 
 
 def encode(orca: World, text: str, special: bool = False) -> list[int]:
@@ -234,6 +228,11 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
         "only 'text'",
     ),
     "part": ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text", "missing"),
+    "part's member": (
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "image_url": "x"}]}]},
+        "messages[0].content[0].image_url",
+        "is not known",
+    ),
     "surrogate": ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content", "surrogate"),
     "member": ({"messages": [USER | {"weight": 1}]}, "messages[0].weight", "is not known"),
     "call id": ({"messages": [USER | {"tool_call_id": "a"}]}, "messages[0].tool_call_id", "is not known"),

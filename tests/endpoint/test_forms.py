@@ -10,6 +10,7 @@ from checkpoints import make_gpt2
 
 from orca_common.checkpoint import read_checkpoint
 from orca_common.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
+from orca_endpoint.openai.response_format import schema_of
 from orca_endpoint.requests import forms
 from orca_endpoint.requests.forms import FormCompiler
 from orca_endpoint.requests.validation import Fields
@@ -97,3 +98,11 @@ async def test_models_that_cannot(tmp_path: Path, made: dict, problem: str) -> N
     with pytest.raises(FailedPrecondition, match=f"^regex: this model.*{problem}"):
         await compiler.grammar("regex", "a", FIELDS)
     await compiler.close()
+
+
+def test_all_members_of_a_json_schema() -> None:
+    """OpenAI's clients send each of them."""
+    schema = {"type": "object", "description": "b"}
+    given = {"name": "a", "description": "of the answer", "strict": True, "schema": schema}
+    found = schema_of({"response_format": {"type": "json_schema", "json_schema": given}})
+    assert json.loads(found or "") == schema

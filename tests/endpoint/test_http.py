@@ -2,30 +2,18 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx2 as httpx
 import openai
 import pytest
-from endpoint.harness import World, until
+from endpoint.harness import World, encode, until
 from openai import AsyncOpenAI
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from orca_pool.records import Committed, Reason
-
-
-@pytest.fixture
-async def client(orca: World) -> AsyncIterator[AsyncOpenAI]:
-    async with AsyncOpenAI(base_url=f"{orca.serving.http}/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
-def encode(orca: World, text: str) -> list[int]:
-    assert orca.serving.app.vocabulary is not None
-    return orca.serving.app.vocabulary.encode(text)
 
 
 async def test_a_completion(orca: World, client: AsyncOpenAI) -> None:
@@ -257,6 +245,7 @@ CASES: dict[str, tuple[Any, int, str | None, str]] = {
         "33 are too many; at most 32 are allowed together",
     ),
     "echo 1": ({"prompt": "a", "echo": 1}, 400, "echo", "true or false"),
+    "store 0": ({"prompt": "a", "store": 0}, 400, "store", "must be false"),
     "suffix": ({"prompt": "a", "suffix": "b"}, 400, "suffix", "no model here inserts text"),
     "presence_penalty": ({"prompt": "a", "presence_penalty": 2.5}, 400, "presence_penalty", "between -2 and 2"),
     "frequency_penalty": ({"prompt": "a", "frequency_penalty": "1"}, 400, "frequency_penalty", "a number"),

@@ -59,7 +59,10 @@ async def refusing() -> AsyncIterator[Refusing]:
 
 def listener(listening: socket.socket) -> Listener:
     make: Any = Greeting
-    return Listener(listening, ConnectionLimits(8, 8, 100, 10.0, 10.0, 10.0), make, None)
+    seconds: dict[str, Any] = {"header_seconds": 10.0, "body_seconds": 10.0, "write_timeout": 10.0}
+    return Listener(
+        listening, ConnectionLimits(connections=8, peer_connections=8, header_bytes=100, **seconds), make, None
+    )
 
 
 @pytest.mark.parametrize(

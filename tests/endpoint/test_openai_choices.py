@@ -1,12 +1,11 @@
 """n, best_of, echo and logprobs of the OpenAI door, as OpenAI's client and lm-evaluation-harness ask for them."""
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx2 as httpx
 import pytest
-from endpoint.harness import World
+from endpoint.harness import World, encode
 from openai import AsyncOpenAI
 
 from orca.v1.pool_pb2 import PoolRequest
@@ -16,17 +15,6 @@ from orca_endpoint.openai.completions.answer import Logprobs
 from orca_endpoint.openai.completions.method import best
 from orca_endpoint.openai.completions.request import parse
 from orca_endpoint.openai.request import seed_of_sample
-
-
-@pytest.fixture
-async def client(orca: World) -> AsyncIterator[AsyncOpenAI]:
-    async with AsyncOpenAI(base_url=f"{orca.serving.http}/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
-def encode(orca: World, text: str) -> list[int]:
-    assert orca.serving.app.vocabulary is not None
-    return orca.serving.app.vocabulary.encode(text)
 
 
 def spell(orca: World, token_id: int) -> str:

@@ -4,15 +4,10 @@ import asyncio
 from typing import Any
 
 import pytest
-from endpoint.harness import World, collect, generation, read, tokens_of
+from endpoint.harness import World, collect, encode, generation, read, tokens_of
 
 from orca.v1 import orca_pb2 as pb
 from orca_pool.records import Reason
-
-
-def encode(orca: World, text: str) -> list[int]:
-    assert orca.serving.app.vocabulary is not None
-    return orca.serving.app.vocabulary.encode(text)
 
 
 def asking(ids: list[int], **fields: Any) -> pb.GenerateRequest:

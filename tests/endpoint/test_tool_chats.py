@@ -58,12 +58,6 @@ async def orca(redis_url: str, model: Path) -> AsyncIterator[World]:
         yield started
 
 
-@pytest.fixture
-async def client(orca: World) -> AsyncIterator[AsyncOpenAI]:
-    async with AsyncOpenAI(base_url=f"{orca.serving.http}/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
 def rendered(name: str, messages: list[Any], **variables: Any) -> str:
     """The prompt, by the template itself: transformers' text, as test_chat_template.py shows."""
     special = {"bos_token": "<|end|>", "eos_token": "<|end|>"}

@@ -12,6 +12,7 @@ GRPCURL = "github.com/fullstorydev/grpcurl/cmd/grpcurl@v1.9.4"
 GHZ = "github.com/bojand/ghz/cmd/ghz@v0.93.0"
 
 pytestmark = [
+    pytest.mark.long,  # compiling both took 87 s of CPU time
     pytest.mark.timeout(600),  # the first build on a machine takes minutes
     pytest.mark.skipif(shutil.which("go") is None, reason="go is not installed"),
 ]

@@ -10,7 +10,7 @@ from google.protobuf.duration_pb2 import Duration
 from orca.v1 import orca_pb2 as pb
 from orca.v1.sampling_pb2 import SamplingParams
 from orca_common.checkpoint import read_checkpoint
-from orca_common.errors import FailedPrecondition, InvalidArgument
+from orca_common.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 from orca_endpoint.http.errors import failure
 from orca_endpoint.openai.completions.request import OUR_NAMES
 from orca_endpoint.requests.chats import Chats
@@ -245,3 +245,9 @@ async def test_prompts_whose_tokens_see_each_other_have_no_logprobs(
         await other.generate(asked, OUR_NAMES)
     assert failure(refused.value)[2]["error"]["param"] == "echo"
     assert (await other.generate(generation([1, 2], logprobs=True))).max_tokens == 10
+
+
+@pytest.mark.parametrize(("seconds", "header"), [(0.01, "1"), (2.6, "3")])
+def test_a_full_server_is_not_asked_again_at_once(seconds: float, header: str) -> None:
+    """`Retry-After` has whole seconds."""
+    assert failure(ResourceExhausted("full", seconds))[:2] == (429, {"Retry-After": header})

@@ -177,6 +177,7 @@ def test_probes_ask_the_status_port(option: str) -> None:
         container = main(release.pods[name])
         ports = {port["name"]: port["containerPort"] for port in container["ports"]}
         assert str(ports["status"]) == release.environment(name)["ORCA_STATUS_PORT"]
+        assert len(set(ports.values())) == len(container["ports"])
         for probe, path in (("startupProbe", "/livez"), ("livenessProbe", "/livez"), ("readinessProbe", "/readyz")):
             assert container[probe]["httpGet"] == {"path": path, "port": "status"}
             assert container[probe]["timeoutSeconds"] >= 3

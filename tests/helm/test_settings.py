@@ -1,6 +1,7 @@
 """What the pods are told is what the services read: the environment loads, and the schema knows the same settings."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -187,9 +188,10 @@ def test_the_init_step_understands_its_arguments(option: str) -> None:
 def test_another_source_of_the_model_is_another_model() -> None:
     """The workers' pods tell it to the schedulers. What only checks the model changes nothing."""
 
-    def told(model: dict[str, object]) -> str:
+    def told(model: Mapping[str, object]) -> str:
         pod = render(merged(DEMO, {"model": model})).pods["worker"]
         return pod["metadata"]["annotations"]["orca.serving/model"]
 
     assert told({}) == told({"numHeads": 6, "numLayers": 4})
-    assert len({told({}), told({"path": "/opt/orca/other"}), told({"path": None, "hub": {"name": "a/b"}})}) == 3
+    hubs = [{"path": None, "hub": {"name": name}} for name in ("a/b", "a/c")]
+    assert len({told(model) for model in ({}, {"path": "/opt/orca/other"}, *hubs)}) == 4

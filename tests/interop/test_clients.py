@@ -39,7 +39,7 @@ PINGS = {"pings"}  # not in Java: grpc-java pings every 10 s at most
 
 Program = Callable[[Sequence[str]], Sequence[str | Path]]  # its command, from the arguments
 
-pytestmark = pytest.mark.timeout(600)  # the first build on a machine takes minutes
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]  # the first build on a machine takes minutes
 needs_go = pytest.mark.skipif(shutil.which("go") is None, reason="go is not installed")
 
 
@@ -78,7 +78,6 @@ async def test_go_through_a_proxy(door: Door, tmp_path: Path, kind: str) -> None
         await passes(program, tmp_path, door, CASES | PINGS, address)
 
 
-@pytest.mark.long
 @pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")
 async def test_node(door: Door, tmp_path: Path) -> None:
     """Runs a copy of the program, which has its packages beside it and reads the contract of this checkout: 22 s."""
@@ -89,7 +88,6 @@ async def test_node(door: Door, tmp_path: Path) -> None:
     await passes(lambda words: ["node", "client.js", *words], folder, door, CASES | PINGS)
 
 
-@pytest.mark.long
 @pytest.mark.skipif(shutil.which("mvn") is None, reason="mvn is not installed")
 async def test_java(door: Door, tmp_path: Path) -> None:
     """Maven generates the classes, compiles and runs them: some 10 s of CPU."""

@@ -2,6 +2,8 @@
 
 h2spec sends `GET /` with no further fields, and has no option for others. The function that makes its fields is
 changed before it is compiled. Its calls go to reflection, whose method answers a call without a message.
+
+What it judges is C-core, which changes with grpcio alone: `make examples` runs it.
 """
 
 import asyncio
@@ -95,6 +97,7 @@ SKIPPED = {  # h2spec leaves these out where the answer to its call has no DATA
 }
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.timeout(600),  # the first build on a machine takes minutes
     pytest.mark.skipif(shutil.which("go") is None, reason="go is not installed"),
 ]

@@ -91,3 +91,16 @@ def test_a_commit_has_no_more_ready_rows_than_lua_unpacks() -> None:
     args, order = listeners.arguments(rows)
     assert args[1:3] == [MOST_READY + 1, MOST_READY]
     assert order == list(listeners.known)
+
+
+def test_the_listener_of_a_request_that_has_ended_is_forgotten() -> None:
+    """Claim numbers do not come again: a master would keep one for each request that it has served."""
+    listener = Listener(b"e", b"address", b"key")
+    listeners = Listeners(b"", b"1", dict.fromkeys((1, 2, 3), listener))
+    rows = [
+        CommitRow(f"r{claim}", claim, 1, bytes(4), finish) for claim, finish in ((1, None), (2, Reason.EOS), (3, None))
+    ]
+    _, order = listeners.arguments(rows)
+    gone = order.index(2) + 1, int(Committed.GONE)  # the third row
+    listeners.answered(rows, order, (0, b"1", b"2", [], *gone))
+    assert list(listeners.known) == [1]

@@ -212,6 +212,8 @@ def test_a_recovery() -> None:
         "waited 100.0 ms in the queue until engine-0 was formed: rank 1 has ended",
     ]
     assert story.engines == ("engine-0", "engine-0")
+    assert " on engine-0" in title(story)
+    assert "engine-0 and engine-0" not in title(story)
     assert story.tokens == 3
 
 

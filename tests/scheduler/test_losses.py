@@ -120,7 +120,9 @@ async def test_poison_ends_and_harms_nobody(tmp_path: Path) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as ended:
             await tokens(stack, generation([1, POISON], 40))
         assert ended.value.code() is grpc.StatusCode.INTERNAL
-        assert re.search(r"\b[0-9a-f]{32}\b", str(ended.value.details())), ended.value.details()
+        said = ended.value.details() or ""
+        assert "again and again" in said
+        assert re.search(r"\b[0-9a-f]{32}\b", said), said
         assert await asyncio.gather(*calls) == [tokens_of(prompt, 40) for prompt in prompts]
     log = (tmp_path / "run/logs/supervisor-0.log").read_text()
     assert log.count('"rank ended"') == 3

@@ -1,9 +1,9 @@
-"""Waiting for a rollout: the rule, and `python -m orca_scheduler.discovery.wait` as a process against an API server."""
+"""Waiting for a rollout: the rule, and `python -m orca_scheduler.discovery.wait` against an API server."""
 
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,11 @@ import pytest
 from scheduler.discovery.api_server import ApiServer, api_server, refuses
 from scheduler.discovery.manifests import NEW, pod, statefulset
 
-from orca_common.errors import DeadlineExceeded, FailedPrecondition
+from orca_common.errors import DeadlineExceeded, FailedPrecondition, OrcaError
+from orca_scheduler.discovery.kubernetes import Collection, Kubernetes
+from orca_scheduler.discovery.pods import Manifest
 from orca_scheduler.discovery.rollout import Standing, State
-from orca_scheduler.discovery.wait import RULES, Waiting
+from orca_scheduler.discovery.wait import RULES, Waiting, wait
 
 PROGRESSING = Standing(State.PROGRESSING, "1 of 2 engines ready")
 STOPPED = Standing(State.STOPPED, "engine-0 is not up", "engine-0")
@@ -49,7 +51,7 @@ def test_it_ends_at_its_bound(stands: Standing) -> None:
         Waiting(0.0, timeout=50.0, patience=100.0).over(stands, 50.0)
 
 
-# -- as a process
+# -- against an API server
 
 
 def workers(replicas: int, revision: str = NEW, size: str = "2") -> dict[str, Any]:
@@ -73,6 +75,18 @@ class World:
             stderr=asyncio.subprocess.PIPE,
             env=os.environ | {"KUBECONFIG": self._kubeconfig},
         )
+
+    async def wait(self, timeout: float, patience: float) -> None:
+        """Does the work of the command in this process: starting Python takes longer than all the rest."""
+        kubernetes = Kubernetes("orca", kubeconfig=self._kubeconfig)
+
+        async def list_of(collection: Collection) -> Iterable[Manifest]:
+            return (await kubernetes.list(collection)).objects.values()
+
+        try:
+            await wait(list_of, "orca", timeout, patience)
+        finally:
+            await kubernetes.close()
 
     async def ended(self, process: asyncio.subprocess.Process) -> tuple[int | None, list[str], str]:
         """Its exit code, the lines that it printed, and its errors."""
@@ -134,11 +148,15 @@ FAILING = {
 
 
 @pytest.mark.parametrize(("status", "trouble"), FAILING.values(), ids=FAILING.keys())
-async def test_it_fails_with_the_reason_of_a_stop(world: World, status: dict[str, Any], trouble: str) -> None:
+async def test_it_fails_with_the_reason_of_a_stop(
+    world: World, capsys: pytest.CaptureFixture[str], status: dict[str, Any], trouble: str
+) -> None:
     world.server.put("pods", pod(2, NEW, ready=False, **status), pod(3, NEW))
-    code, lines, problems = await world.ended(await world.begin("--patience=0"))
+    with pytest.raises(FailedPrecondition) as stopped:
+        await world.wait(timeout=60, patience=0)
     sentence = f"engine-1 of orca-worker-new is not up: orca-worker-2 {trouble}"
-    assert (code, lines, problems) == (1, [sentence], f"the rollout has stopped: {sentence}\n")
+    assert str(stopped.value) == f"the rollout has stopped: {sentence}"
+    assert capsys.readouterr().out == f"{sentence}\n"
 
 
 @pytest.mark.parametrize(
@@ -156,8 +174,14 @@ async def test_it_fails_with_the_reason_of_a_stop(world: World, status: dict[str
 )
 async def test_it_says_what_it_waits_for(world: World, manifest: dict[str, Any], problem: str) -> None:
     world.server.put("statefulsets", manifest)
-    code, _, problems = await world.ended(await world.begin("--timeout=0"))
-    assert (code, problems) == (1, f"{problem}\n")
+    with pytest.raises(OrcaError) as ended:
+        await world.wait(timeout=0, patience=30)
+    assert str(ended.value) == problem
+
+
+async def test_the_command_fails_with_the_sentence(world: World) -> None:
+    ended = await world.ended(await world.begin("--timeout=0"))
+    assert ended == (1, [HALF], f"the rollout has not finished after 0 s: {HALF}\n")
 
 
 async def test_a_server_that_refuses_is_asked_again(world: World) -> None:

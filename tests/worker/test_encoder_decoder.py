@@ -10,6 +10,7 @@ import torch
 from encoder_decoders import Seq2Seq, change, make_marian, make_t5
 from torch import Tensor
 from worker.borders import tokens_near
+from worker.company import check_any_company
 from worker.driver import Sampled, TinyEngine, make_stage
 from worker.engines import Master, fork_server, processes
 from worker.logits import seen_by
@@ -160,20 +161,6 @@ def test_bfloat16_is_as_near_as_that_of_transformers(tmp_path: Path, family: str
     assert 0 < ours <= theirs, (ours, theirs)
 
 
-@pytest.fixture
-def logits(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
-    """The logits that each iteration samples from: [B, V] in the batch's order."""
-    seen: list[Tensor] = []
-    sample = cpu.sample
-
-    def look(of_batch: Tensor, *rest: Any) -> Any:
-        seen.append(of_batch.clone())
-        return sample(of_batch, *rest)
-
-    monkeypatch.setattr(cpu, "sample", look)
-    return seen
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kernels", instruction_sets())
 @pytest.mark.parametrize("family", ["t5", "marian"])
@@ -185,37 +172,8 @@ def test_the_same_bits_in_any_company(
         folder = make_t5(tmp_path, seed=1, num_decoder_layers=3, d_kv=32, relative_attention_max_distance=9)
     else:
         folder = make_marian(tmp_path, seed=1)
-    chance = random.Random(2)
     asked = [Sampled(prompt, 4, {"logprobs": True}) for prompt in prompts_of(3, 24)]
-    alone = TinyEngine(make_stage(folder, SLOTS, 16, dtype, kernels), SLOTS, 16)
-    expected = []
-    for request in asked:
-        logits.clear()
-        alone.run([request])
-        expected.append([row[0] for row in logits])
-    for block_size, threads, piece in ((16, 2, 512), (5, 1, 7)):
-        engine = TinyEngine(make_stage(folder, SLOTS, block_size, dtype, kernels, threads), SLOTS, block_size, seed=4)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(cpu, "PIECE", piece)
-            waiting = [(i, Sampled(one.prompt, 4, one.sampling)) for i, one in enumerate(asked)]
-            running: list[tuple[int, Sampled]] = []
-            recovered = 0
-            while waiting or running:
-                new = [waiting.pop() for _ in range(min(len(waiting), chance.randint(0 if running else 1, 5)))]
-                lost = [member for member in running if chance.random() < 0.3]
-                kept = [member for member in running if member not in lost]
-                recovered += len(lost)
-                for _, request in lost:
-                    engine.free(request)
-                logits.clear()
-                engine.step([request for _, request in new + lost], [request for _, request in kept])
-                for row, (i, request) in zip(logits[0], new + lost + kept, strict=True):
-                    assert torch.equal(row, expected[i][len(request.made) - 1])
-                    assert request.made == asked[i].made[: len(request.made)]
-                for _, request in [member for member in new + lost + kept if len(member[1].made) == 4]:
-                    engine.free(request)
-                running = [member for member in new + lost + kept if len(member[1].made) < 4]
-            assert recovered > 5
+    check_any_company(folder, logits, kernels, dtype, asked, ((16, 2, 512), (5, 1, 7)))
 
 
 def test_a_recovery_in_plain_torch(tmp_path: Path) -> None:

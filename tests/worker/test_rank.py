@@ -9,12 +9,15 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
+import pytest
 from checkpoints import make_gpt2, make_timed
 
 from orca.v1 import worker_pb2 as pb
 from orca.v1 import worker_pb2_grpc
+from orca_common.checkpoint import read_checkpoint
 from orca_common.listening import reserve_port
 from orca_common.protocol import PROTOCOL
+from orca_worker.rank.app import RankApp
 from orca_worker.settings import RankSettings
 
 PIPE = asyncio.subprocess.PIPE
@@ -57,6 +60,13 @@ async def test_a_process_that_is_told_nothing_leaves_in_silence() -> None:
         async with asyncio.timeout(20):
             printed, _ = await process.communicate(b"")
         assert (process.returncode, printed) == (0, b"")
+
+
+async def test_a_ranks_gpu_is_counted_from_the_pods_first(tmp_path: Path) -> None:
+    folder = make_gpt2(tmp_path, heads=2, layers=1, hidden=16, vocab=97, positions=48, seed=1)
+    settings = RankSettings(model=str(folder), device="cuda", first_gpu=1000, local_rank=3)
+    with pytest.raises(SystemExit, match=r"^device: GPU 1003 is needed"):
+        await RankApp(settings, read_checkpoint(folder)).start()
 
 
 FORM = """

@@ -21,4 +21,18 @@ MUTATIONS = [
         Text("add $endpoint.forgetSeconds $endpoint.drainSeconds 15", "add $endpoint.drainSeconds 15"),
         f"{OBJECTS}::test_an_orderly_end_fits_the_grace_period",
     ),
+    Mutation(
+        "all ranks of a pod have one port",
+        f"{TEMPLATES}/worker-statefulset.yaml",
+        "",
+        Text("containerPort: {{ add 50100 $rank }}", "containerPort: 50100"),
+        f"{OBJECTS}::test_probes_ask_the_status_port",
+    ),
+    Mutation(
+        "models of the hub are all one",
+        f"{TEMPLATES}/worker-statefulset.yaml",
+        "",
+        Text('"download" "image" "hub"', '"download" "image"'),
+        "tests/helm/test_settings.py::test_another_source_of_the_model_is_another_model",
+    ),
 ]

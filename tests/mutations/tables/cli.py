@@ -1,6 +1,6 @@
 """The command line: its output, its suggestions, the doctor."""
 
-from mutations.changes import gives, instead
+from mutations.changes import gives, instead, lacks, passes
 from mutations.mutation import Mutation
 
 DOCTOR = "cli/orca_cli/doctor"
@@ -34,5 +34,26 @@ MUTATIONS = [
         "alike",
         gives("known.startswith(given)"),
         "tests/cli/test_commands.py",
+    ),
+    Mutation(
+        "an exception is shown among the fields, too",
+        "cli/orca_cli/runs.py",
+        "readable",
+        instead('fields.pop("exception", None)', 'fields.get("exception", None)'),
+        "tests/cli/test_commands.py::test_logs",
+    ),
+    Mutation(
+        "a conversation draws without its seed",
+        "cli/orca_cli/chat.py",
+        "chat",
+        lacks("seed"),
+        "tests/client/test_chat_command.py::test_a_conversation",
+    ),
+    Mutation(
+        "chaos begins with the number of its rounds",
+        "cli/orca_cli/main.py",
+        "chaos",
+        passes("command.Plan", 2, "rounds"),
+        "tests/cli/test_chaos_command.py::test_the_plan_of_a_command",
     ),
 ]

@@ -1,6 +1,6 @@
 """The client: a request over many calls, patience, channels."""
 
-from mutations.changes import drop, instead, lacks, never, sets
+from mutations.changes import drop, instead, lacks, never, passes, sets
 from mutations.mutation import Mutation
 
 RESUMPTION = "client/orca_client/resumption.py"
@@ -63,5 +63,12 @@ MUTATIONS = [
         "channel_options",
         lacks("grpc.max_receive_message_length"),
         "tests/client/test_client.py::test_a_long_message",
+    ),
+    Mutation(
+        "a resumed request names no model",
+        "client/orca_client/base.py",
+        "resume",
+        passes("Trace", 3, "metadata"),
+        "tests/client/test_client.py::test_a_resumed_request_goes_to_its_model",
     ),
 ]

@@ -49,4 +49,18 @@ MUTATIONS = [
         sets("retention", "Field(default=30.0, gt=0)"),
         "tests/docs/test_pages.py::test_settings_of_the_pages_have_the_code_s_defaults",
     ),
+    Mutation(
+        "a digest of a download is in small letters",
+        "services/common/orca_common/fetch_model.py",
+        "fill_from_url",
+        instead("stream.digest.hexdigest() != sha256.lower()", "stream.digest.hexdigest() != sha256"),
+        "tests/common/test_fetch_model.py::test_an_archive_becomes_the_folder",
+    ),
+    Mutation(
+        "a host without an address has a port in use",
+        "services/common/orca_common/listening.py",
+        "cannot_listen",
+        instead("error.errno in NO_ADDRESS or not known", "error.errno in NO_ADDRESS"),
+        "tests/common/test_service.py::test_a_host_that_has_no_address",
+    ),
 ]

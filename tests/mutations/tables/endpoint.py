@@ -220,4 +220,33 @@ MUTATIONS = [
         never("first", "ids", "len"),
         f"{TRANSCRIPT_TESTS}::test_nothing_is_shown_after_a_gap",
     ),
+    # What a body may have.
+    Mutation(
+        "false is 0",
+        f"{SERVICE}/openai/request.py",
+        "read",
+        without("type"),
+        "tests/endpoint/test_http.py::test_bad_input",
+    ),
+    Mutation(
+        "a schema has no description",
+        f"{SERVICE}/openai/response_format.py",
+        "schema_of",
+        passes("check_names", 1, '{"name", "schema", "strict"}', "given"),
+        "tests/endpoint/test_forms.py::test_all_members_of_a_json_schema",
+    ),
+    Mutation(
+        "a part of a message may have anything",
+        f"{SERVICE}/openai/chat/request.py",
+        "part_of",
+        drop("check_names"),
+        "tests/endpoint/test_chat.py",
+    ),
+    Mutation(
+        "a full server is asked again after no second",
+        f"{SERVICE}/http/errors.py",
+        "failure",
+        instead("max(1, round(error.retry_after))", "round(error.retry_after)"),
+        "tests/endpoint/test_validation.py::test_a_full_server_is_not_asked_again_at_once",
+    ),
 ]

@@ -86,4 +86,11 @@ MUTATIONS = [
         drop("_start"),
         f"{GATHERING_TESTS}::test_what_comes_during_an_exchange_goes_together",
     ),
+    Mutation(
+        "listeners of ended requests are kept",
+        f"{SERVICE}/listeners.py",
+        "answered",
+        without("row.finish"),
+        "tests/pool/test_scripts.py::test_the_listener_of_a_request_that_has_ended_is_forgotten",
+    ),
 ]

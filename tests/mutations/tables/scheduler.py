@@ -466,4 +466,25 @@ MUTATIONS = [
         ),
         f"{SIZE_TESTS}::test_schedulers_that_do_not_scale_ignore_what_is_written",
     ),
+    Mutation(
+        "an event is longer than Kubernetes takes it",
+        f"{SERVICE}/discovery/telling.py",
+        "event_manifest",
+        instead("event.message[:1024]", "event.message"),
+        "tests/scheduler/discovery/test_rollout.py::test_an_events_message_is_as_long_as_kubernetes_takes_it",
+    ),
+    Mutation(
+        "a story names an engine twice",
+        f"{SERVICE}/explain/telling.py",
+        "title",
+        instead("dict.fromkeys(story.engines)", "story.engines"),
+        "tests/scheduler/test_explain.py",
+    ),
+    Mutation(
+        "the end of the first outage is not told",
+        f"{SERVICE}/app.py",
+        "_check_pool",
+        drop("back"),
+        "tests/scheduler/test_app.py",
+    ),
 ]

@@ -1,6 +1,6 @@
 """The worker: forks, relays."""
 
-from mutations.changes import Text, drop, gives, never, sets, swap, unbound
+from mutations.changes import Text, drop, gives, instead, never, sets, swap, unbound
 from mutations.mutation import Mutation
 
 KEEP = "self._keep(purpose, group)"
@@ -92,5 +92,12 @@ MUTATIONS = [
         "Rows.admit",
         sets("draw", "GREEDY", "asked"),
         "tests/e2e/test_tokens.py::test_a_draw_depends_on_seed_and_index_alone",
+    ),
+    Mutation(
+        "each pod takes GPUs from the first on",
+        "services/worker/orca_worker/rank/app.py",
+        "RankApp.start",
+        instead("settings.first_gpu + settings.local_rank", "settings.local_rank"),
+        "tests/worker/test_rank.py::test_a_ranks_gpu_is_counted_from_the_pods_first",
     ),
 ]

@@ -22,7 +22,7 @@ from orca_scheduler.discovery.rollout import (
     rollout,
     standing,
 )
-from orca_scheduler.discovery.telling import Updates, View
+from orca_scheduler.discovery.telling import Event, Updates, View, event_manifest
 
 CAME = datetime.fromisoformat(CREATED).timestamp()  # when all pods here were created
 
@@ -270,3 +270,9 @@ def test_another_model_is_told_by_an_annotation(before: str | None, after: str |
         one["metadata"] |= marked(before if one["metadata"]["name"] > "orca-worker-1" else after)
     found = engines(workers, [read for read in (worker_pod(one, workers) for one in pods) if read is not None], 2)
     assert [gets_other_model(engine, workers) for engine in found] == [False, other]
+
+
+def test_an_events_message_is_as_long_as_kubernetes_takes_it() -> None:
+    """It refuses more than 1,024 characters, and a reason may quote a container's last words."""
+    event = Event("a", {"kind": "Pod"}, "Stopped", 1500 * "é")
+    assert event_manifest(event, "orca", "2026-11-26T17:00:00Z")["message"] == 1024 * "é"

@@ -20,7 +20,7 @@ from .errors import failure
 PIPELINED = 16  # requests that a client may send ahead on one connection
 
 
-@dataclass
+@dataclass(kw_only=True)
 class ConnectionLimits:
     """The bounds of all connections, and how many there are."""
 

@@ -50,12 +50,12 @@ class HttpDoor:
         mutual = isinstance(transport, MutualTls)
         self._connection = CertifiedConnection if mutual and self._certificates else GuardedConnection
         self.connections = ConnectionLimits(
-            connections,
-            settings.max_peer_connections,
-            settings.max_header_bytes,
-            settings.header_seconds,
-            settings.body_seconds,
-            settings.write_timeout,
+            connections=connections,
+            peer_connections=settings.max_peer_connections,
+            header_bytes=settings.max_header_bytes,
+            header_seconds=settings.header_seconds,
+            body_seconds=settings.body_seconds,
+            write_timeout=settings.write_timeout,
         )
         keyed = KeyMiddleware(BodyMiddleware(app, limits, settings.max_message_bytes), keys)
         config = uvicorn.Config(

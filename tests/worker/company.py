@@ -1,0 +1,63 @@
+"""A request's logits in any company are those that it has alone, bit for bit: also after a recovery, and in pieces."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from worker.driver import Sampled, TinyEngine, make_stage
+
+from orca_worker.models import cpu
+
+SLOTS = 64 * 64
+
+
+def alone(engine: TinyEngine, logits: list[Tensor], requests: list[Sampled]) -> list[list[Tensor]]:
+    """Each request's logits, one [V] a token, when it has the engine for itself."""
+    found = []
+    for request in requests:
+        logits.clear()
+        engine.run([request])
+        found.append([row[0] for row in logits])
+    return found
+
+
+def check_any_company(
+    folder: Path,
+    logits: list[Tensor],
+    kernels: str,
+    dtype: str,
+    requests: list[Sampled],
+    settings: Sequence[tuple[int, int, int]] = ((16, 2, 512), (1, 1, 512), (5, 2, 7)),
+) -> None:
+    """logits: the fixture. settings: size of a block, threads, and tokens of a piece."""
+    reference = make_stage(folder, SLOTS, 16, dtype, kernels, threads=1)
+    expected = alone(TinyEngine(reference, SLOTS, 16), logits, requests)
+    chance = random.Random(3)
+    for block_size, threads, piece in settings:
+        engine = TinyEngine(make_stage(folder, SLOTS, block_size, dtype, kernels, threads), SLOTS, block_size, seed=4)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(cpu, "PIECE", piece)  # an iteration's tokens run in several pieces
+            waiting = [(i, Sampled(one.prompt, 4, one.sampling)) for i, one in enumerate(requests)]
+            chance.shuffle(waiting)
+            running: list[tuple[int, Sampled]] = []
+            recovered = 0
+            while waiting or running:
+                new = [waiting.pop() for _ in range(min(len(waiting), chance.randint(0 if running else 1, 6)))]
+                # A recovery: the request begins again with what it has made as an initiation.
+                lost = [member for member in running if chance.random() < 0.2]
+                kept = [member for member in running if member not in lost]
+                recovered += len(lost)
+                for _, request in lost:
+                    engine.free(request)
+                logits.clear()
+                engine.step([request for _, request in new + lost], [request for _, request in kept])
+                for row, (i, request) in zip(logits[0], new + lost + kept, strict=True):
+                    assert torch.equal(row, expected[i][len(request.made) - 1])
+                    assert request.made == requests[i].made[: len(request.made)]
+                for _, request in [member for member in new + lost + kept if len(member[1].made) == 4]:
+                    engine.free(request)
+                running = [member for member in new + lost + kept if len(member[1].made) < 4]
+            assert recovered > 5
