@@ -175,7 +175,7 @@ class EngineMaster:
         self.not_finite = 0  # rows of logits that held NaN or infinity
         self._loop = asyncio.get_running_loop()
         self._failed: asyncio.Future[None] = self._loop.create_future()  # ends by the error of a task
-        self._tracing = Tracing(telemetry.tracer, engine, settings.policy) if telemetry.enabled else None
+        self._tracing = Tracing(telemetry.tracer, engine, settings.policy, term) if telemetry.enabled else None
         self._show_prompts = settings.show_prompts
         path = None if settings.run_dir is None else path_of(Path(settings.run_dir), engine, term)
         self._journal = Journal(path, self.core, self.lifecycle, term, self._names, recent)
@@ -576,15 +576,19 @@ class EngineMaster:
 
     def _give_back(self, action: GiveBack) -> None:
         """Every request that goes back to the queue goes this way."""
-        requests = dict(action.requests)
-        self._spawn(self._ledger.give_back(requests))
-        self._trace_end(requests, "given back")
+        self._spawn(self._return(dict(action.requests)))
+
+    async def _return(self, requests: dict[int, bool]) -> None:
+        moment = await self._ledger.give_back(requests)
+        if self._tracing is not None:
+            self._tracing.ended(requests, "given back", moment)
 
     def _end_elsewhere(self, claims: tuple[int, ...]) -> None:
         """Claims that were cancelled, or are another engine's."""
         for claim in claims:
             self._ledger.outputs.drop(claim)
-        self._trace_end(claims, "ended elsewhere")
+        if self._tracing is not None:
+            self._tracing.ended(claims, "ended elsewhere")
         if self.lifecycle.formed:
             self._step_core(Cancelled(self._now, claims))
         else:
@@ -639,11 +643,11 @@ class EngineMaster:
                 self._tracing.ends(claim, finish.name)
         self._ledger.committable()
 
-    def _committed(self, seconds: float, tokens: int, ended: list[int]) -> None:
+    def _committed(self, seconds: float, tokens: int, ended: list[int], moment: int) -> None:
         """The pool has answered a commit."""
         self._metrics.committed(seconds, tokens)
         if self._tracing is not None:
-            self._tracing.committed(ended)
+            self._tracing.committed(ended, moment)
 
     # -- for those who look on
 
@@ -665,10 +669,6 @@ class EngineMaster:
         if self._tracing is not None:
             for request in self._ledger.outputs.of(claims):
                 self._tracing.claimed(request)
-
-    def _trace_end(self, claims: Iterable[int], reason: str) -> None:
-        if self._tracing is not None:
-            self._tracing.ended(claims, reason)
 
     def _check_invariants(self) -> None:
         """Nothing is in flight: there is time for this."""
