@@ -1,6 +1,7 @@
 """Spans of the scheduler: a request's wait in the queue and its stay on the engine, and each iteration."""
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from opentelemetry import trace
 from opentelemetry.trace import Link, Span, StatusCode, Tracer
@@ -11,7 +12,12 @@ from orca_common.telemetry import carrier_of, context_of
 from ..core.core import ScheduleBatch
 from .output import Held
 
-FAILED = {"given back", "DEADLINE", "INTERNAL", "NOT_FINITE", "STUCK"}  # ends of a stay that are no end of an answer
+if TYPE_CHECKING:
+    from orca_common.span_ids import SpanIds
+
+GIVEN_BACK, SILENT = "given back", "its master fell silent"
+# Ends of a stay that are no end of an answer.
+FAILED = {GIVEN_BACK, SILENT, "DEADLINE", "INTERNAL", "NOT_FINITE", "STUCK"}
 
 
 class Tracing:
@@ -21,9 +27,13 @@ class Tracing:
     together they last as long as the client's timings say, however the clocks of two machines differ.
     """
 
-    def __init__(self, tracer: Tracer, engine: str, policy: str, term: int) -> None:
-        """term: the pool makes it of the moment at which it began (docs/pool.md, "Numbers")."""
-        self._tracer, self._engine, self._policy, self._term = tracer, engine, policy, term
+    def __init__(
+        self, tracer: Tracer, ids: "SpanIds", engine: str, policy: str, term: int, silent_term: int | None
+    ) -> None:
+        """silent_term: of the master before, if it fell silent. A term's number is the moment of the pool at which it
+        began (docs/pool.md, "Numbers")."""
+        self._tracer, self._ids, self._engine, self._policy = tracer, ids, engine, policy
+        self._term, self._silent_term = term, silent_term
         self._stays: dict[int, Span] = {}  # claim -> orca.engine
         self._iterations: dict[int, Span] = {}
 
@@ -31,15 +41,22 @@ class Tracing:
         """The request left the queue for this engine: the one span ends where the other begins."""
         claimed = held.claimed
         self._start("orca.queue", held, claimed.queued_at).end(claimed.taken_at * 1000)
-        self._stays[claimed.claim] = self._start("orca.engine", held, claimed.taken_at)
+        self._stays[claimed.claim] = self._start_stay(held, self._term)
 
-    def admitted(self, held: Held) -> None:
-        """The request goes to the core. One that this master did not claim was on this engine already."""
+    def taken_over(self, held: Held) -> None:
+        """The request was this engine's before the term began. A master that fell silent has not told its stay."""
+        if self._silent_term is not None:
+            stay = self._start_stay(held, self._silent_term)
+            _tell(stay, SILENT)
+            stay.end(self._term * 1000)
+        self._stays[held.claimed.claim] = stay = self._start_stay(held, self._term)
+        stay.set_attribute("orca.taken_over", True)
+
+    def _start_stay(self, held: Held, term: int) -> Span:
+        """A stay in a term. The next master knows its id, so that iterations of a master that died link to a stay."""
         claimed = held.claimed
-        if claimed.claim not in self._stays:
-            moment = max(self._term, claimed.taken_at)
-            self._stays[claimed.claim] = stay = self._start("orca.engine", held, moment)
-            stay.set_attribute("orca.taken_over", True)
+        with self._ids.next_is(claimed.claim, term):
+            return self._start("orca.engine", held, max(claimed.taken_at, term))
 
     def _start(self, name: str, held: Held, moment: int) -> Span:
         # The client's own id, as the endpoint's spans have it: that of the pool names the tenant, too.
