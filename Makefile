@@ -39,16 +39,19 @@ help: ## Show this help.
 
 setup: $(STAMP) ## Install everything into .venv; most other targets do this first.
 
-# Installs locks/LIST.txt into the environment.
+# Installs locks/LIST.txt into the environment. BEFORE and AFTER pip come what a light installation needs.
+LOCK = locks/$(LIST).txt
 define INSTALL
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BEFORE)
 	@echo "Installing into $(VENV), once: $(WHAT). This takes some minutes."
-	@$(BIN)/pip install --disable-pip-version-check --progress-bar off --require-hashes -r locks/$(LIST).txt > $(VENV)/install.log 2>&1 & \
+	@$(BIN)/pip install --disable-pip-version-check --progress-bar off --require-hashes $(DEPS) -r $(LOCK) > $(VENV)/install.log 2>&1 & \
 	pip=$$!; \
 	while sleep $(TELL); kill -0 $$pip 2> /dev/null; do \
 		printf '%s so far: %.60s\n' "$$(du -sh $(VENV) | cut -f1)" "$$(tail -n 1 $(VENV)/install.log)"; \
 	done; \
 	wait $$pip || { tail -n 20 $(VENV)/install.log; echo "All that pip said: $(VENV)/install.log"; exit 1; }
+	$(AFTER)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 endef
@@ -56,14 +59,21 @@ endef
 $(STAMP): LIST := all
 $(STAMP): WHAT := torch and all that the tests need, about 6 GB
 $(VENV)/.serves: LIST := serve
-$(VENV)/.serves: WHAT := torch and all that serving needs
+$(VENV)/.serves: WHAT := torch and all that serving needs, about 6 GB
+# Without an NVIDIA GPU torch does without CUDA's big libraries.
+LIGHT := services/worker/light_torch.py
+$(VENV)/.serves-on-cpus: WHAT := torch and all that serving needs, about 1.7 GB
+$(VENV)/.serves-on-cpus: LOCK = $(VENV)/serve.txt
+$(VENV)/.serves-on-cpus: DEPS := --no-deps
+$(VENV)/.serves-on-cpus: BEFORE = $(BIN)/python $(LIGHT) lock locks/serve.txt > $(LOCK)
+$(VENV)/.serves-on-cpus: AFTER = $(BIN)/python $(LIGHT) link $(VENV)/lib/python3*/site-packages
 $(VENV)/.documents: LIST := docs
 $(VENV)/.documents: WHAT := what the documentation needs, without torch
 
 $(STAMP): pyproject.toml locks/all.txt
 	$(INSTALL)
 
-$(VENV)/.serves: pyproject.toml locks/serve.txt
+$(VENV)/.serves $(VENV)/.serves-on-cpus: pyproject.toml locks/serve.txt
 	$(INSTALL)
 
 $(VENV)/.documents: pyproject.toml locks/docs.txt
@@ -72,7 +82,7 @@ $(VENV)/.documents: pyproject.toml locks/docs.txt
 # Who has installed everything needs no part of it.
 part = $(if $(wildcard $(STAMP)),$(STAMP),$(VENV)/$(1))
 
-demo: $(call part,.serves) ## Serve the demo model, and show four requests that share iterations.
+demo: $(call part,$(if $(shell command -v nvidia-smi),.serves,.serves-on-cpus)) ## Serve the demo model, and show four requests that share iterations.
 	$(BIN)/orca demo
 
 check: lint ## Lint, and run the tests of about a minute: all but those marked slow.

@@ -7,6 +7,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from orca_cli import runs
+from orca_common.accounts import clearest, unseen
 from orca_common.errors import FailedPrecondition, NotFound
 from orca_local import status_port
 from orca_scheduler.explain.explanation import explain
@@ -39,12 +40,13 @@ def explanation(request: str, folder: Path | None, schedulers: Sequence[str]) ->
             trouble.append(f"{address}: {answer['error']}")
         else:
             told.append(answer)
-    if folder is not None and (not told or min(one["unseen"] for one in told) > 0):
-        told += from_journals(request, folder, told)
-    if not told:
+    best = clearest(told)
+    if folder is not None and (best is None or unseen(best) > 0):
+        best = clearest([*told, *from_journals(request, folder, told)])
+    if best is None:
         where = [f"no journal in {folder} names it"] if folder is not None else []
         raise NotFound(f"{request}: there is no such request: {'; '.join([*where, *trouble])}")
-    return min(told, key=lambda one: one["unseen"])
+    return best
 
 
 def from_journals(request: str, folder: Path, told: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -43,7 +43,7 @@ def stand_in(path: Path, functions: list[str], versions: list[str]) -> None:
         source.write_text(code)
         names.write_text(script)
         options = ["-shared", "-fPIC", "-nostdlib", "-fno-builtin", "-w", f"-Wl,-soname,{path.name}"]
-        path.unlink()
+        path.unlink(missing_ok=True)
         output("gcc", *options, f"-Wl,--version-script={names}", "-o", path, source)
 
 

@@ -149,6 +149,7 @@ def test_wrong_files(text: str, sentence: str, file: Path) -> None:
         (["--model", "m", "--max-waitng", "5"], "--max-waitng: there is no such setting; did you mean --max-waiting?"),
         (["--model", "m", "--workers=a:1"], "--workers: there is no such setting"),
         (["--model", "m", "--port"], "argument --port: expected one argument; --help lists all settings"),
+        (["gpt2", "--port", "5"], "gpt2: every setting has a name; did you mean --model gpt2?"),
         (["--model", "m", "5"], "unrecognized arguments: 5; --help lists all settings"),
         (["--model", "m", "--port", "70000"], "--port: must be at most 65535 (it is '70000')"),
         ([], "--model: is required; ORCA_MODEL or the file of --config can give it too"),

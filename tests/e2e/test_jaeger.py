@@ -43,8 +43,7 @@ async def test_a_request_is_followed_to_each_rank(tmp_path: Path) -> None:
         {span.tags["orca.iteration"] for span in followed.iterations}
     )
     stays = (*followed.queue, *followed.engine)
-    assert all(followed.request.start <= span.start <= span.end for span in stays)
-    assert all(span.start <= followed.request.end for span in stays), "the pool's last answer may overtake its delivery"
+    assert all(followed.request.start <= span.start <= span.end <= followed.request.end for span in stays)
     assert {span.resource["service.instance.id"] for span in followed.spans} == {"orca-0", "orca-0/0", "orca-0/1"}
     assert {span.resource["k8s.namespace.name"] for span in followed.spans} == {"here"}
 
@@ -134,7 +133,6 @@ async def test_two_hundred_requests_under_load(tmp_path: Path) -> None:
         assert sorted(one.tags["orca.stage"] for one in stages) == [0, 1]
         assert {one.parent for one in stages} == {span.span_id}
 
-    within = 0
     for (_, tokens), one in zip(sizes, asked, strict=True):
         found = {span.name: span for span in by_trace[one.trace]}
         assert len(found) == len(by_trace[one.trace]) == 4
@@ -144,17 +142,13 @@ async def test_two_hundred_requests_under_load(tmp_path: Path) -> None:
         ran = [spans[link] for link in stay.links]
         assert all((stay.trace_id, stay.span_id) in iteration.links for iteration in ran)
         # The queue, iterations and the gaps between them are the request's time: no moment is in none or in two.
-        assert queue.end == pytest.approx(stay.start, abs=1)
+        assert queue.end == stay.start
         running_time = covered(ran, stay.start, stay.end)
         gaps = stay.duration - running_time
         assert 0 <= gaps < stay.duration
         total = (queue.duration + running_time + gaps) / 1e6
-        # The pool had the end after the core had said so, and before the scheduler heard of it.
-        ended = next(event["at"] for event in stay.events if event["event"] == "ended")
-        assert (ended - queue.start) / 1e6 - 1e-4 <= one.seconds <= total + 1e-4
-        within += total <= one.seconds * 1.01
-    print(f"{within} of {REQUESTS} within 1 %")
-    assert within >= 0.9 * REQUESTS, "all of them on a machine that has time"
+        assert total == pytest.approx(one.seconds, abs=1e-6), "all moments are the pool's"
+        assert stay.start <= ran[0].start <= ran[-1].end <= stay.end
 
 
 @pytest.mark.long
@@ -195,10 +189,8 @@ async def test_what_killed_processes_take_along(tmp_path: Path) -> None:
             else:
                 assert span.trace_id in resumed, "the killed endpoint's call"
     whole = {(span.trace_id, span.span_id) for span in named(spans, "orca.engine")}
-    for span in named(spans, "orca.iteration"):
-        for link in span.links:
-            assert link in whole or span.tags["orca.iteration"] < since, "a stay at the killed scheduler"
+    assert all(link in whole for span in named(spans, "orca.iteration") for link in span.links)
     ends = [(span.tags["orca.end"], span.trace_id) for span in named(spans, "orca.engine")]
-    assert {end for end, _ in ends} <= {"LENGTH", "given back"}
+    assert {end for end, _ in ends} <= {"LENGTH", "given back", "its master fell silent"}
     assert {trace for end, trace in ends if end == "LENGTH"} == parents.keys(), "each ended on an engine"
     assert all(link in spans for span in named(spans, "orca.engine") for link in span.links)

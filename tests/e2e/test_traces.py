@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from pathlib import Path
 
 import grpc
@@ -91,7 +92,8 @@ async def test_a_recovery_can_be_followed(tmp_path: Path, collector: tuple[Colle
     """The master is killed, then the rank. The trace tells on which engine the request was, and why it left."""
     kept, address = collector
     model = make_timed(tmp_path / "model", seconds=0.05)
-    environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": address}
+    # What has ended is sent at once: a killed process takes along what it had open, and nothing else.
+    environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": address, "OTEL_BSP_SCHEDULE_DELAY": "1"}
     async with running(tmp_path / "run", model, environment=environment) as stack:
         seen: list[int] = []
         stream = asyncio.create_task(stack.tokens([1, 2, 3], 80, seen.append))
@@ -99,17 +101,22 @@ async def test_a_recovery_can_be_followed(tmp_path: Path, collector: tuple[Colle
             await stack.until(lambda moment=moment: len(seen) >= moment)
             os.kill(next(p["pid"] for p in stack.processes() if p["role"] == role), signal.SIGKILL)
         assert len(await stream) == 80
-    # The span of the request's first stay was still open in the killed master, so it is lost.
     ends = {text(span, "orca.end"): span for span in kept.named("orca.engine")}
-    assert ends.keys() == {"given back", "LENGTH"}
-    taken_over, again = ends["given back"], ends["LENGTH"]
+    assert ends.keys() == {"its master fell silent", "given back", "LENGTH"}
+    first, taken_over, again = ends["its master fell silent"], ends["given back"], ends["LENGTH"]
+    assert first.end_time_unix_nano == taken_over.start_time_unix_nano
+    links = {link.span_id for span in kept.named("orca.iteration") for link in span.links}
+    assert links == {span.span_id for span in ends.values()}, "the killed master's iterations link to a stay"
     assert "orca.taken_over" in {attribute.key for attribute in taken_over.attributes}
     (request,) = kept.named("orca.request")
-    assert {span.trace_id for span in (taken_over, again, *kept.named("orca.queue"))} == {request.trace_id}
-    assert again.start_time_unix_nano >= taken_over.end_time_unix_nano
+    assert {span.trace_id for span in (*ends.values(), *kept.named("orca.queue"))} == {request.trace_id}
+    first_queue, second_queue = sorted(kept.named("orca.queue"), key=lambda span: span.start_time_unix_nano)
+    chain = (first_queue, first, taken_over, second_queue, again)
+    moments = [(span.start_time_unix_nano, span.end_time_unix_nano) for span in chain]
+    assert all(end == begin for (_, end), (begin, _) in pairwise(moments)), "its whole time, without a gap"
     assert {text(span, "orca.end") for span in kept.named("orca.iteration")} == {"", "lost"}
     for span in kept.spans:
-        failed = text(span, "orca.end") in {"given back", "lost"}
+        failed = text(span, "orca.end") in {"its master fell silent", "given back", "lost"}
         assert (span.status.code == Status.STATUS_CODE_ERROR) == failed, span.name
 
 

@@ -61,6 +61,8 @@ class Request:
     weights: str = ""  # of the engine that claimed it last
     reason: Reason | None = None
     final: int = 0
+    queued_at: int = 0
+    taken_at: int = 0
     claimed_at: int = 0
     first_token: int = 0
     finished: int = 0
@@ -207,7 +209,7 @@ class Model:
     def _full(self, r: Request) -> Claimed:
         assert r.claim is not None
         left = None if r.deadline is None else (r.deadline - self.now) / 1e6
-        about = (r.losses, left, r.submitted, r.weights)
+        about = (r.losses, left, r.submitted, r.queued_at, r.taken_at, r.weights)
         return Claimed(r.request_id, r.claim, r.arrival, r.record, list(r.tokens), *about)
 
     # -- endpoints
@@ -271,6 +273,7 @@ class Model:
             deadline,
             endpoint,
             attempt,
+            queued_at=self.now,
         )
         self.requests[request_id] = r
         self._hint_waiting(upfront, r)
@@ -498,7 +501,7 @@ class Model:
                 return taken, r.upfront, r
             g.last_claim = self.last_claim = self._number(max(self.last_claim, g.last_claim))
             r.state, r.claim, r.engine, r.weights = "claimed", g.last_claim, engine, g.weights
-            r.claimed_at = r.claimed_at or self.now
+            r.taken_at, r.claimed_at = self.now, r.claimed_at or self.now
             r.engines = [line for line in r.engines if line[0] != len(r.tokens)] + [(len(r.tokens), engine)]
             slots -= r.upfront
             taken.append(r)
@@ -535,11 +538,12 @@ class Model:
         for endpoint, parts in packets.items():
             self._deliver(endpoint, parts)
         needs = self._needs(engine)
-        return CommitAnswer(answers, 0 if self.asking.get(engine, 0) >= needs else needs)
+        ended = any(row.finish is not None and said == Committed.OK for row, said in zip(rows, answers, strict=True))
+        return CommitAnswer(answers, 0 if self.asking.get(engine, 0) >= needs else needs, self.now if ended else 0)
 
-    def give_back(self, engine: str, owner: str, term: int, rows: Mapping[str, tuple[int, bool]]) -> None:
+    def give_back(self, engine: str, owner: str, term: int, rows: Mapping[str, tuple[int, bool]]) -> int | None:
         if self._fenced(engine, owner, term):
-            return
+            return None
         for request_id, (claim, lost) in rows.items():
             r = self.requests.get(request_id)
             if r is None or r.claim != claim or r.engine != engine:
@@ -550,9 +554,10 @@ class Model:
             if r.losses >= 3:
                 self._end(r, Reason.INTERNAL)
             else:
-                r.state, r.claim, r.engine = "waiting", None, None
+                r.state, r.claim, r.engine, r.queued_at = "waiting", None, None, self.now
                 self._hint_waiting(r.upfront, r)
                 self.shrunk |= r.max_tokens > self.largest or self._stranded(r)
+        return self.now
 
     # -- the whole state
     def dump(self) -> dict[str, Any]:
@@ -613,6 +618,8 @@ def _request_fields(r: Request) -> dict[str, Any]:
         "detach_at": text(r.detach_at),
         "engines": "".join(f"{index} {engine}\n" for index, engine in r.engines),
         "submitted": r.submitted,
+        "queued_at": r.queued_at,
+        "taken_at": r.taken_at,
         "claimed_at": r.claimed_at,
         "first_token": r.first_token,
         "finished": r.finished,

@@ -218,6 +218,33 @@ async def test_claims_carry_all_that_an_engine_needs(lab: Lab) -> None:
     assert (held.last_claim, held.needs) == (claim, 0)
 
 
+async def test_masters_learn_the_moments_of_what_the_pool_did(lab: Lab) -> None:
+    """A request's wait and its stay at an engine, each time, are moments of the pool's clock alone."""
+    await lab.endpoint()
+    await lab.engine()
+    lease, second = lab.terms["g"], 1_000_000
+    await lab.submit("r")
+    await lab.advance(1)
+    claim = (await lab.claim())["r"]
+    await lab.advance(2)
+    moment = await lab.pool.give_back("g", *lease, {"r": (claim, False)})
+    assert moment == START + 3 * second
+    assert await lab.pool.give_back("g", "another", 1, {"r": (claim, False)}) is None
+    await lab.advance(4)
+    claim = (await lab.claim())["r"]
+    held = await lab.pool.holding("g", *lease)
+    assert held is not None
+    (request,) = held.requests
+    moments = (request.submitted, request.queued_at, request.taken_at)
+    assert moments == (START, START + 3 * second, START + 7 * second)
+    await lab.advance(5)
+    row = CommitRow("r", claim, 0, pack_tokens(tokens_of(0, 1)), Reason.EOS)
+    assert await lab.pool.commit("g", *lease, [row]) == CommitAnswer([-1], 0, START + 12 * second)
+    found = await lab.pool.look_up("r")
+    assert found is not None
+    assert found.times.finished == START + 12 * second
+
+
 async def test_a_request_begins_where_its_upfront_slots_are_free(lab: Lab) -> None:
     """Fewer than it fills at the end, or more: an engine's policy says, and the pool counts."""
     await lab.endpoint()

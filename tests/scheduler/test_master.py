@@ -159,7 +159,7 @@ class Bench:
         values = SchedulerSettings(workers=self.rank.address, **numbers)
         candidate, discovery = Candidate("engine-0", (self.rank.address,)), StaticDiscovery([self.rank.address], 1)
         self.master = EngineMaster(
-            *("engine-0", candidate, "me", term, False),
+            *("engine-0", candidate, "me", term, None),
             *(self.pool, discovery, values, Telemetry("test"), self.pulse, Plaintext(), Metrics("scheduler")),
             self.recent,
         )

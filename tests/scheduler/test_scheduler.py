@@ -24,7 +24,6 @@ from orca_pool.pool import Pool
 from orca_pool.records import EngineInfo
 from orca_scheduler import timers
 from orca_scheduler.discovery.candidates import Candidate
-from orca_scheduler.discovery.size import Size
 from orca_scheduler.scheduler import Scheduler
 from orca_scheduler.settings import SchedulerSettings
 
@@ -42,13 +41,6 @@ class Told:
 
     async def replace(self, engine: str) -> None:
         raise AssertionError(f"{engine} is not to be replaced")
-
-    @property
-    def size(self) -> None:
-        return None
-
-    async def resize(self, seen: Size, engines: int, beginning: int, why: str) -> None:
-        raise AssertionError("nothing is scaled")
 
     async def close(self) -> None:
         pass

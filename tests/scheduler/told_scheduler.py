@@ -35,5 +35,5 @@ class ToldDiscovery:
 
 
 if __name__ == "__main__":
-    app.discovery_of = lambda settings, refused: ToldDiscovery()
+    app.discovery_of = lambda settings, refused: (ToldDiscovery(), None)
     app.main()

@@ -218,6 +218,8 @@ def flag(name: str) -> str:
 
 def _parsed(kind: type[Settings], arguments: Sequence[str]) -> CliSettingsSource[Any]:
     """The flags in a command line's arguments. Raises SystemExit for an unknown flag, and after --help."""
+    if arguments and not arguments[0].startswith("-") and "model" in kind.model_fields:
+        raise SystemExit(f"{arguments[0]}: every setting has a name; did you mean --model {arguments[0]}?")
     switches = {f"no_{name}" for name, field in kind.model_fields.items() if field.annotation is bool}
     known = {flag(name) for name in {"help", *kind.model_fields, *switches}}
     check_names([word.partition("=")[0] for word in arguments if word.startswith("--")], known)

@@ -18,7 +18,7 @@ from opentelemetry.util.types import Attributes
 
 LAST = frozenset(["orca.request", "orca.resume", "orca.engine"])  # a request's last span in its process
 WAITING = 4096  # requests whose spans wait; the oldest goes
-GIVEN_BACK = "given back"  # an end of a stay after which the request goes on
+GOES_ON = frozenset(["given back", "its master fell silent"])  # ends of a stay after which the request goes on
 SECOND = 1e9  # nanoseconds
 
 
@@ -82,8 +82,8 @@ class KeepSlowOrFailed(SpanProcessor):
 
     def _to_be_kept(self, spans: Sequence[ReadableSpan]) -> bool:
         last = spans[-1]
-        given_back = (last.attributes or {}).get("orca.end") == GIVEN_BACK
-        if last.status.status_code is StatusCode.ERROR and not given_back:
+        goes_on = (last.attributes or {}).get("orca.end") in GOES_ON
+        if last.status.status_code is StatusCode.ERROR and not goes_on:
             return True
         took = max(span.end_time or 0 for span in spans) - min(span.start_time or 0 for span in spans)
         return self._slow > 0 and took >= self._slow * SECOND

@@ -17,6 +17,8 @@ from pydantic_settings import BaseSettings
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
 
+    from .span_ids import SpanIds
+
 CLOSING_SECONDS = 3.0  # for the spans that are left when a service ends
 
 
@@ -27,6 +29,8 @@ class OtelSettings(BaseSettings):
     otel_exporter_otlp_traces_endpoint: str | None = None
     otel_exporter_otlp_protocol: str = "grpc"
     otel_exporter_otlp_traces_protocol: str | None = None
+    # A process that is killed takes along the spans that it has not sent. The SDK's own default is 5000.
+    otel_bsp_schedule_delay: float = 500.0  # milliseconds
 
     @property
     def protocol(self) -> str:
@@ -52,17 +56,24 @@ class Telemetry:
         endpoint = settings.otel_exporter_otlp_traces_endpoint or settings.otel_exporter_otlp_endpoint
         self.enabled = bool(endpoint)
         self._sending = None
+        self.ids: SpanIds | None = None  # of its spans
         if endpoint:
             from opentelemetry.sdk.trace import TracerProvider
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
+            from . import span_ids
             from .span_exporter import PatientExporter, exporter_of
             from .span_sampling import ByRequest, KeepSlowOrFailed
 
             self._exporter = PatientExporter(exporter_of(settings.protocol), endpoint)
-            self._sending = BatchSpanProcessor(self._exporter)
-            resource = resource_of(service, instance, part)
-            provider = TracerProvider(sampler=ByRequest(share), resource=resource, shutdown_on_exit=False)
+            self._sending = BatchSpanProcessor(self._exporter, schedule_delay_millis=settings.otel_bsp_schedule_delay)
+            self.ids = span_ids.SpanIds()
+            provider = TracerProvider(
+                sampler=ByRequest(share),
+                resource=resource_of(service, instance, part),
+                shutdown_on_exit=False,
+                id_generator=self.ids,
+            )
             provider.add_span_processor(KeepSlowOrFailed(self._sending, slow))
             trace.set_tracer_provider(provider)
         self.tracer: Tracer = trace.get_tracer("orca")

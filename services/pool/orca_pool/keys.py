@@ -70,6 +70,7 @@ The fields of `request:ID`, '' where a field has no value:
 | deadline, detach_at                            | moments at which the request ends                                   |
 | reason, final                                  | why it ended (0: not yet), and its number of tokens                 |
 | submitted, claimed_at, first_token, finished   | moments of its life (0: not yet)                                    |
+| queued_at, taken_at                            | moments at which it was queued and claimed last                     |
 
 Moments are Redis's TIME in microseconds. The scripts (lua/prelude.lua) make the same names from the first key.
 """

@@ -87,10 +87,10 @@ class Listeners:
         self,
         rows: Sequence[CommitRow],
         order: Sequence[int],
-        answer: tuple[int, bytes, bytes, list[bytes | None], *tuple[int, ...]],
+        answer: tuple[int, bytes, bytes, list[bytes | None], bytes, *tuple[int, ...]],
     ) -> CommitAnswer:
         """Learns from commit.lua's answer to `arguments`, and says what it means for the rows."""
-        needs, before, after, told, *others = answer
+        needs, before, after, told, ended_at, *others = answer
         if before != self.number:
             self.known.clear()
         self.number = after
@@ -103,7 +103,7 @@ class Listeners:
         for row, said in zip(rows, answers, strict=True):
             if row.finish is not None or said == gone:
                 self.known.pop(row.claim, None)
-        return CommitAnswer(answers, needs)
+        return CommitAnswer(answers, needs, int(ended_at or 0))
 
     def claimed(self, before: bytes, after: bytes) -> None:
         """Learns that a claim moved the number. It only added listeners, so what is known stays right."""

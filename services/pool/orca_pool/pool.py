@@ -478,8 +478,10 @@ class Pool:
             return None
         return listeners.answered(rows, order, answer)
 
-    async def give_back(self, engine: str, owner: str, term: int, rows: Mapping[str, tuple[int, bool]]) -> None:
+    async def give_back(self, engine: str, owner: str, term: int, rows: Mapping[str, tuple[int, bool]]) -> int | None:
         """Returns claimed requests to the queue, each to its old place.
+
+        Returns the moment, as Redis's TIME in microseconds. None: not the master any more, and nothing was changed.
 
         rows: request id -> (claim number, whether it was RUNNING when the engine lost its ranks). A request that was
         RUNNING counts the loss; see docs/design.md, "The request pool", about poison.
@@ -487,7 +489,8 @@ class Pool:
         args: list[Argument] = []
         for request_id, (claim, lost) in rows.items():
             args += (request_id, claim, int(lost))
-        await self._run("give_back", engine, owner, term, *args)
+        moment = await self._run("give_back", engine, owner, term, *args)
+        return None if moment is None else int(moment)
 
     async def hints(self, engine: str, cursor: bytes | None, *, wait: float) -> tuple[bytes, list[str]]:
         """The hints for an engine's master after `cursor` (None: from the oldest that is kept), each once.
@@ -568,8 +571,10 @@ def _claim_answer(answer: Any) -> ClaimAnswer | None:
             int(losses),
             None if deadline == b"" else int(deadline) / 1e6,
             int(submitted),
+            int(queued),
+            int(taken),
             weights.decode(),
         )
-        for request_id, claim, arrival, record, tokens, losses, deadline, submitted, weights in held
+        for request_id, claim, arrival, record, tokens, losses, deadline, submitted, queued, taken, weights in held
     ]
     return ClaimAnswer(requests, int(last_claim), needs)

@@ -168,7 +168,9 @@ class Claimed:
     tokens: list[CommittedToken]  # committed before the claim
     losses: int  # of its engine in a row, without a token in between
     deadline_in: float | None  # seconds from now until its deadline
-    submitted: int  # Redis's TIME in microseconds
+    submitted: int  # Redis's TIME in microseconds, as the next two
+    queued_at: int  # when it came into the queue last
+    taken_at: int  # when the engine claimed it
     weights: str = ""  # fingerprint of those that are to make its tokens
 
 
@@ -246,6 +248,7 @@ class CommitAnswer(NamedTuple):
 
     rows: list[int]  # for each row Committed.OK, Committed.GONE or the pool's count
     needs: int  # slots that the first request of the queue needs, when the engine would not hear of it otherwise
+    ended_at: int = 0  # Redis's TIME in microseconds, at which this commit ended requests; 0: it ended none
 
 
 class Committed(IntEnum):

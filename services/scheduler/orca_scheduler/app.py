@@ -21,7 +21,7 @@ from orca_pool.outage import Outage
 from orca_pool.pool import Pool
 from orca_pool.retry import reached
 
-from .discovery.candidates import Discovery
+from .discovery.candidates import Discovery, Scaled
 from .discovery.static import StaticDiscovery
 from .explain.telling import as_json
 from .scaler import Scaler
@@ -44,12 +44,12 @@ class SchedulerApp:
         self._pulse = LoopPulse()
         self._pool = Pool.of(settings)
         self._outage = Outage(asyncio.get_running_loop().time)  # until the pool has answered for the first time
-        self._discovery = discovery_of(settings, self._refusals)
+        self._discovery, scaled = discovery_of(settings, self._refusals)
         transport, metrics = transport_of(settings.tls_dir), Metrics("scheduler")
         self._scheduler = Scheduler(
             name, self._pool, self._discovery, settings, self._telemetry, self._pulse, transport, metrics
         )
-        self._scaler = self._scaler_of(settings, metrics)
+        self._scaler = self._scaler_of(settings, scaled, metrics)
         self._status = StatusPort(
             settings.host,
             settings.status_port,
@@ -68,8 +68,8 @@ class SchedulerApp:
             shared=settings.ports_kept,
         )
 
-    def _scaler_of(self, settings: SchedulerSettings, metrics: Metrics) -> Scaler | None:
-        if settings.max_engines is None:
+    def _scaler_of(self, settings: SchedulerSettings, scaled: Scaled | None, metrics: Metrics) -> Scaler | None:
+        if scaled is None or settings.max_engines is None:
             return None
         bounds = Bounds(
             settings.min_engines,
@@ -79,7 +79,7 @@ class SchedulerApp:
             settings.scale_down_seconds,
             settings.finish_seconds,
         )
-        return Scaler(self._pool, self._discovery, self._scheduler, bounds, settings.shape.pods, metrics)
+        return Scaler(self._pool, scaled, self._scheduler, bounds, settings.shape.pods, metrics)
 
     def _told(self) -> dict[str, Any]:
         """What the status port tells besides."""
@@ -151,8 +151,13 @@ class SchedulerApp:
         self._telemetry.close()
 
 
-def discovery_of(settings: SchedulerSettings, refused: Callable[[], Mapping[str, str | None]]) -> Discovery:
-    """The discovery that the settings ask for. Raises FailedPrecondition for settings that cannot be."""
+def discovery_of(
+    settings: SchedulerSettings, refused: Callable[[], Mapping[str, str | None]]
+) -> tuple[Discovery, Scaled | None]:
+    """The discovery that the settings ask for, and whose pods may be scaled.
+
+    Raises FailedPrecondition for settings that cannot be.
+    """
     if settings.worker_statefulset is not None:
         # Kubernetes' client takes 2 s and 70 MB to import, which a fixed list of workers does without.
         from .discovery.kubernetes import Kubernetes, own_namespace
@@ -160,10 +165,11 @@ def discovery_of(settings: SchedulerSettings, refused: Callable[[], Mapping[str,
 
         kubernetes = Kubernetes(settings.worker_namespace or own_namespace())
         name, shape, scales = settings.worker_statefulset, settings.shape, settings.max_engines is not None
-        return StatefulSetDiscovery(kubernetes, name, shape.pods, settings.worker_port, shape.name, refused, scales)
+        found = StatefulSetDiscovery(kubernetes, name, shape.pods, settings.worker_port, shape.name, refused, scales)
+        return found, found
     assert settings.workers is not None, "the settings have one of the two"
     pods = [pod.strip() for pod in settings.workers.split(",") if pod.strip()]
-    return StaticDiscovery(pods, settings.shape.pods)
+    return StaticDiscovery(pods, settings.shape.pods), None
 
 
 def main(settings: SchedulerSettings | None = None) -> None:

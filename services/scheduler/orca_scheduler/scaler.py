@@ -9,7 +9,7 @@ from orca_common.metrics import Metrics, Reading
 from orca_pool.pool import Pool
 from orca_pool.records import EngineUse
 
-from .discovery.candidates import Discovery
+from .discovery.candidates import Scaled
 from .discovery.engines import engine_name
 from .scaling import Bounds, Load, Scaling, Seen, Wish
 
@@ -36,13 +36,13 @@ class Scaler:
     def __init__(
         self,
         pool: Pool,
-        discovery: Discovery,
+        scaled: Scaled,
         scheduler: Decider,
         bounds: Bounds,
         pods_per_engine: int,
         metrics: Metrics,
     ) -> None:
-        self._pool, self._discovery, self._scheduler = pool, discovery, scheduler
+        self._pool, self._scaled, self._scheduler = pool, scaled, scheduler
         self._bounds, self._pods_per_engine = bounds, pods_per_engine
         self._scaling: Scaling | None = None  # None: another scheduler decides
         self._wanted: int | None = None
@@ -70,7 +70,7 @@ class Scaler:
             await asyncio.sleep(LOOK)
 
     async def _look(self) -> None:
-        size, queue = self._discovery.size, self._scheduler.queue()
+        size, queue = self._scaled.size, self._scheduler.queue()
         # No pods at all is a person's wish.
         if not self._scheduler.first or size is None or not size.pods:
             self._scaling = self._wanted = None
@@ -89,7 +89,7 @@ class Scaler:
         if self._said is None or self._said[:2] != wish[:2]:
             self._said = wish
             log.info("engines are scaled", extra={"to": wish.engines, "beginning": wish.beginning, "why": why})
-        await self._discovery.resize(size, wish.engines, wish.beginning, why)
+        await self._scaled.resize(size, wish.engines, wish.beginning, why)
 
 
 def load_of(use: EngineUse) -> Load:

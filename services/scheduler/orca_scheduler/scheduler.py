@@ -271,15 +271,15 @@ class Scheduler:
         candidate = self._candidates.get(engine)
         # An engine that is only retired is not counted as taken over: its requests go back without a loss. Neither is
         # one that stands under our own name: the answer to an earlier acquire was lost.
-        held_by_another = state is not None and state.owner not in (None, self._name)
-        taken_over = candidate is not None and held_by_another
+        silent_term = state.term if state is not None and state.owner not in (None, self._name) else None
+        taken_over = candidate is not None and silent_term is not None
         log.info("engine acquired", extra={"engine": engine, "term": term, "taken_over": taken_over})
         master = EngineMaster(
             engine,
             candidate,
             self._name,
             term,
-            taken_over,
+            silent_term,
             self._pool,
             self._discovery,
             self._settings,

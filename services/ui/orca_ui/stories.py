@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx2
 
+from orca_common.accounts import clearest
 from orca_common.service import cancel
 
 SECONDS = 15.0  # for a scheduler's answer
@@ -33,7 +34,7 @@ class Stories:
 
     async def _ask_all(self, request: str) -> dict[str, Any] | None:
         answers = await asyncio.gather(*(self._ask(address, request) for address in self._schedulers()))
-        return min(filter(None, answers), key=lambda one: one["unseen"], default=None)
+        return clearest(filter(None, answers))
 
     async def _ask(self, address: str, request: str) -> dict[str, Any] | None:
         try:

@@ -11,8 +11,8 @@
 --
 -- An engine that took all there is, and has room left, asks for more (`asking`), and gets a hint.
 local PAGE = 16 -- ids read from the queue at once
-local ABOUT = { 'max_tokens', 'upfront', 'arrival', 'new', 'tenant', 'losses', 'deadline', 'detach_at', 'engines', 'submitted', 'claimed_at',
-  'attempt', 'endpoint', 'weights' } -- what is asked of a request in the queue
+local ABOUT = { 'max_tokens', 'upfront', 'arrival', 'new', 'tenant', 'losses', 'deadline', 'detach_at', 'engines', 'submitted', 'queued_at',
+  'claimed_at', 'attempt', 'endpoint', 'weights' } -- what is asked of a request in the queue
 local engine, owner, term, heard, count, slots, total = unpack(ARGV)
 heard, count, slots, total = tonumber(heard), tonumber(count), tonumber(slots), tonumber(total)
 if fenced(engine, owner, term) then
@@ -52,11 +52,12 @@ local function take(id, order, request)
   local engines = ('\n' .. request.engines):gsub('\n' .. from .. ' [^\n]*\n$', '\n'):sub(2)
   engines = engines .. from .. ' ' .. engine .. '\n'
   local first = request.claimed_at == '0' and int(time) or request.claimed_at
-  call('HSET', key, 'state', 'claimed', 'claim', claim, 'engine', engine, 'engines', engines, 'claimed_at', first,
+  call('HSET', key, 'state', 'claimed', 'claim', claim, 'engine', engine, 'engines', engines, 'claimed_at', first, 'taken_at', int(time),
     'weights', mine)
   call('HSET', LISTENERS .. engine, claim, listener_of(id, request.attempt, request.endpoint))
   reply[#reply + 1] =
-    held_entry(id, claim, request.arrival, record, tokens, request.losses, request.deadline, request.submitted, mine, time)
+    held_entry(id, claim, request.arrival, record, tokens, request.losses, request.deadline, request.submitted,
+      request.queued_at, int(time), mine, time)
 end
 
 -- Notes what was taken: the last claim number, and what waits no more.

@@ -8,7 +8,7 @@
 --   packets. Then two for each other row: request id, tokens in their binary form. Then four for each row that has more to
 --   say: number of the row, reason of the request's end or '', tops of its tokens, logprobs of its prompt or ''.
 -- Returns {slots that the head of the queue needs or 0, number of the listeners before, and after, listeners of the last
---   rows (all but the ready ones, where their packets went out), then two for each row that is not COMMITTED.OK: number of
+--   rows (all but the ready ones, where their packets went out), the moment at which requests ended or '', then two for each row that is not COMMITTED.OK: number of
 --   the row, and COMMITTED.GONE, or how many tokens the pool has when that is not the base}; nil when the master has lost
 --   the lease, and nothing was changed.
 --
@@ -62,7 +62,7 @@ if first > rows then
   for i = ENDPOINTS_AT + 1, ENDPOINTS_AT + 2 * endpoints, 2 do
     deliver(ARGV[i], engine, ARGV[i + 1])
   end
-  return { unhinted_needs(engine), before, before, {} }
+  return { unhinted_needs(engine), before, before, {}, '' }
 end
 -- head
 
@@ -81,7 +81,7 @@ end
 for i = OTHERS_AT + 2 * (rows - ready) + 1, #ARGV, 4 do
   more[tonumber(ARGV[i])] = { reason = ARGV[i + 1], tops = ARGV[i + 2], prompt = ARGV[i + 3] }
 end
-local answer = { 0, before, before, listeners }
+local answer = { 0, before, before, listeners, '' }
 
 -- The id, base and tokens of a row.
 local function content_of(row)
@@ -164,5 +164,5 @@ for _, row in ipairs(ending) do
   local finish = end_record(id, more[row].reason, base + #tokens / TOKEN_SIZE)
   add_packet(listeners[row - first + 1], id, base, tokens, finish, more[row].tops)
 end
-answer[3] = call('HGET', ENGINE .. engine, 'listeners') or ''
+answer[3], answer[5] = call('HGET', ENGINE .. engine, 'listeners') or '', int(now())
 return delivered()

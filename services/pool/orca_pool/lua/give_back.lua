@@ -3,14 +3,14 @@
 -- KEYS: the pool hash.
 -- ARGV: engine, owner, term, then three for each request: id, claim number, and '1' when the request was RUNNING as the
 --   engine lost its ranks.
--- Returns nil.
+-- Returns the moment at which it did; nil when the master has lost the lease, and nothing was changed.
 --
 -- A request that was RUNNING counts the loss. The count starts again when a token was committed since the last loss.
 local engine, owner, term = ARGV[1], ARGV[2], ARGV[3]
 if fenced(engine, owner, term) then
-  return
+  return false
 end
-local there = weights_there()
+local there, time = weights_there(), int(now())
 for i = 4, #ARGV, 3 do
   local id, claim, lost = ARGV[i], ARGV[i + 1], ARGV[i + 2] == '1'
   local key = REQUEST .. id
@@ -28,7 +28,7 @@ for i = 4, #ARGV, 3 do
     else
       unclaim(id, claim, engine)
       enqueue(id, order)
-      call('HSET', key, 'state', 'waiting', 'claim', '', 'engine', '')
+      call('HSET', key, 'state', 'waiting', 'claim', '', 'engine', '', 'queued_at', time)
       local tied = tied_to(id, weights)
       hint_waiting(upfront, tied)
       if tonumber(max_tokens) > tonumber(call('HGET', POOL, 'slots')) or stranded(tied, max_tokens, there) then
@@ -37,3 +37,4 @@ for i = 4, #ARGV, 3 do
     end
   end
 end
+return time

@@ -525,19 +525,21 @@ local function attach(id, endpoint, attempt, known, last, seen, digest)
 end
 
 -- A claimed request as its master hears of it:
--- {id, claim, arrival, record, tokens, losses, microseconds to its deadline or '', submitted, weights that are to make
--- its tokens}.
-local function held_entry(id, claim, arrival, record, tokens, losses, deadline, submitted, weights, time)
+-- {id, claim, arrival, record, tokens, losses, microseconds to its deadline or '', submitted, queued at, taken at, weights
+-- that are to make its tokens}.
+local function held_entry(id, claim, arrival, record, tokens, losses, deadline, submitted, queued_at, taken_at, weights,
+  time)
   local left = deadline == '' and '' or int(deadline - time)
-  return { id, claim, arrival, record, tokens, losses, left, submitted, weights }
+  return { id, claim, arrival, record, tokens, losses, left, submitted, queued_at, taken_at, weights }
 end
 
 -- Appends the held_entry of a claimed request to a reply.
 local function add_held(reply, id, time)
-  local claim, arrival, record, losses, deadline, submitted, weights =
-    fields(REQUEST .. id, 'claim', 'arrival', 'record', 'losses', 'deadline', 'submitted', 'weights')
+  local claim, arrival, record, losses, deadline, submitted, queued_at, taken_at, weights = fields(REQUEST .. id, 'claim',
+    'arrival', 'record', 'losses', 'deadline', 'submitted', 'queued_at', 'taken_at', 'weights')
   local tokens = call('GET', TOKENS .. id) or ''
-  reply[#reply + 1] = held_entry(id, claim, arrival, record, tokens, losses, deadline, submitted, weights or '', time)
+  reply[#reply + 1] = held_entry(id, claim, arrival, record, tokens, losses, deadline, submitted, queued_at, taken_at,
+    weights or '', time)
 end
 
 -- The answers of a script that several operations share, each with so many arguments. One that fails has its error alone.

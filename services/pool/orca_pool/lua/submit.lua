@@ -90,7 +90,7 @@ local function submit(id, record, body_digest, max_tokens, upfront, deadline_in,
   call('HSET', key, 'record', record, 'digest', body_digest, 'max_tokens', max_tokens, 'grace', grace,
     'upfront', upfront, 'order', order, 'state', 'waiting', 'arrival', arrival, 'claim', '', 'engine', '', 'endpoint', endpoint, 'attempt', attempt,
     'closed', '0', 'losses', '0', 'loss_at', '-1', 'reason', '0', 'final', '0', 'deadline', deadline, 'detach_at', '',
-    'engines', '', 'new', new, 'tenant', tenant, 'submitted', int(time), 'claimed_at', '0', 'first_token', '0',
+    'engines', '', 'new', new, 'tenant', tenant, 'submitted', int(time), 'queued_at', int(time), 'taken_at', '0', 'claimed_at', '0', 'first_token', '0',
     'finished', '0', 'weights', '')
   call('ZADD', WAITING, order, id)
   add_load('tokens', new, 'slots', upfront, 'bytes', #record, 'tokens:' .. tenant, max_tokens, 'requests:' .. tenant, 1)

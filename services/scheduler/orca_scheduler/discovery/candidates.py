@@ -46,9 +46,17 @@ class Discovery(Protocol):
         """
         ...
 
+    async def close(self) -> None:
+        """Frees what is left, after `run` was cancelled."""
+        ...
+
+
+class Scaled(Protocol):
+    """Pods whose number can be changed."""
+
     @property
     def size(self) -> Size | None:
-        """How many engines there are to be, as it was seen last; None: not known yet, or a fixed number."""
+        """How many engines there are to be, as it was seen last; None: not known yet."""
         ...
 
     async def resize(self, seen: Size, engines: int, beginning: int, why: str) -> None:
@@ -57,8 +65,4 @@ class Discovery(Protocol):
         seen: the size that this was decided by; where it has changed meanwhile, nothing happens. beginning: how many
         engines begin requests. Raises Unavailable when that cannot be asked for now.
         """
-        ...
-
-    async def close(self) -> None:
-        """Frees what is left, after `run` was cancelled."""
         ...

@@ -7,7 +7,6 @@ from typing import Never
 from orca_common.errors import FailedPrecondition
 
 from .candidates import Candidate
-from .size import Size
 
 
 class StaticDiscovery:
@@ -40,13 +39,6 @@ class StaticDiscovery:
 
     async def replace(self, engine: str) -> None:
         raise AssertionError("a static candidate never asks to be replaced")
-
-    @property
-    def size(self) -> None:
-        return None
-
-    async def resize(self, seen: Size, engines: int, beginning: int, why: str) -> None:
-        raise AssertionError("a fixed list is never scaled")
 
     async def close(self) -> None:
         pass

@@ -47,7 +47,7 @@ News = Opened | Claimed | Orphaned | LeaseLost | CaughtUp | EndedElsewhere
 class Ledger:
     """One term's books. `post` takes news for the master, who alone drops what the core may still know; `room` tells
     how much may be claimed, `load` how loaded the engine is. `committed` takes the seconds that a commit took, the
-    tokens that the pool has since, and the claims that it has ended."""
+    tokens that the pool has since, the claims that it has ended, and when, by Redis's TIME in microseconds."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Ledger:
         room: Callable[[], Room],
         load: Callable[[], EngineLoad],
         post: Callable[[News], None],
-        committed: Callable[[float, int, list[int]], None],
+        committed: Callable[[float, int, list[int], int], None],
     ) -> None:
         self._pool, self._engine, self._owner, self._term = pool, engine, owner, term
         self._room, self._load, self._post, self._committed = room, load, post, committed
@@ -172,9 +172,12 @@ class Ledger:
         self._master_waits = not up
         return up
 
-    async def give_back(self, rows: dict[int, bool]) -> None:
-        """Returns requests to the queue after their tokens were committed. Rows: claim -> was it RUNNING at a loss."""
-        held = self.outputs.held
+    async def give_back(self, rows: dict[int, bool]) -> int | None:
+        """Returns requests to the queue after their tokens were committed. Rows: claim -> was it RUNNING at a loss.
+
+        Returns the moment, as Redis's TIME in microseconds. None: the pool had nothing to do, or the lease is lost.
+        """
+        held, moment = self.outputs.held, None
         self._returning += 1
         self._all_returned.clear()
         try:
@@ -182,10 +185,11 @@ class Ledger:
             named = {held[claim].claimed.request_id: (claim, lost) for claim, lost in rows.items() if claim in held}
             named |= {self._orphans[claim]: (claim, lost) for claim, lost in rows.items() if claim in self._orphans}
             if named:
-                await reached(lambda: self._pool.give_back(self._engine, self._owner, self._term, named))
+                moment = await reached(lambda: self._pool.give_back(self._engine, self._owner, self._term, named))
             for claim in rows:
                 self.outputs.drop(claim)
                 self._orphans.pop(claim, None)
+            return moment
         finally:
             self._returning -= 1
             if not self._returning:
@@ -362,7 +366,7 @@ class Ledger:
             return False
         self._commit_sent = False
         gone, ended = self.outputs.answered(rows, answer.rows)
-        self._committed(self._now - began, new_tokens(rows, answer.rows), ended)
+        self._committed(self._now - began, new_tokens(rows, answer.rows), ended, answer.ended_at)
         self._hear_needs(answer.needs)
         if gone:
             self._post(EndedElsewhere(tuple(gone)))

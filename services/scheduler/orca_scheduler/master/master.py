@@ -93,7 +93,7 @@ from .metrics import EngineMetrics
 from .output import Held
 from .pace import Pace
 from .recent import EngineRecent
-from .tracing import Tracing
+from .tracing import GIVEN_BACK, Tracing
 
 log = logging.getLogger(__name__)
 
@@ -128,6 +128,7 @@ class EngineMaster:
     """Masters one engine until the term ends: after `leave`, or when another scheduler has the lease.
 
     `candidate` None: the engine is not discovered any more; its claims go back to the queue and its keys are deleted.
+    `silent_term`: of an owner before who had not released the engine.
     """
 
     def __init__(
@@ -136,7 +137,7 @@ class EngineMaster:
         candidate: Candidate | None,
         owner: str,
         term: int,
-        taken_over: bool,
+        silent_term: int | None,
         pool: Pool,
         discovery: Discovery,
         settings: SchedulerSettings,
@@ -147,7 +148,7 @@ class EngineMaster:
         recent: EngineRecent,
     ) -> None:
         self.engine, self.term, self.shape = engine, term, settings.shape
-        self._taken_over = taken_over  # from an owner who had not released it
+        self._taken_over = candidate is not None and silent_term is not None
         self._pool, self._discovery, self._pulse = pool, discovery, pulse
         self._transport = transport
         self.lifecycle = Lifecycle(
@@ -175,7 +176,9 @@ class EngineMaster:
         self.not_finite = 0  # rows of logits that held NaN or infinity
         self._loop = asyncio.get_running_loop()
         self._failed: asyncio.Future[None] = self._loop.create_future()  # ends by the error of a task
-        self._tracing = Tracing(telemetry.tracer, engine, settings.policy) if telemetry.enabled else None
+        self._tracing = None
+        if telemetry.ids is not None:
+            self._tracing = Tracing(telemetry.tracer, telemetry.ids, engine, settings.policy, term, silent_term)
         self._show_prompts = settings.show_prompts
         path = None if settings.run_dir is None else path_of(Path(settings.run_dir), engine, term)
         self._journal = Journal(path, self.core, self.lifecycle, term, self._names, recent)
@@ -294,11 +297,16 @@ class EngineMaster:
                     self._step_core(tick)
                 case Claimed() as claimed:
                     self._note_claims(claimed.now, claimed.claims)
-                    self._trace_claims(claimed.claims)
+                    if self._tracing is not None:
+                        for request in self._ledger.outputs.of(claimed.claims):
+                            self._tracing.claimed(request)
                     self._step_life(claimed)
                     self._ledger.admitted()
                 case Opened() as opened:
                     self._note_claims(opened.now, opened.claims)
+                    if self._tracing is not None:
+                        for request in self._ledger.outputs.of(opened.claims):
+                            self._tracing.taken_over(request)
                     self._step_life(opened)
                 case event:
                     self._step_life(event)
@@ -573,9 +581,6 @@ class EngineMaster:
         if other := [request.claimed.claim for request in held if request.claimed.weights != mine]:
             self._give_back(GiveBack(tuple((claim, False) for claim in other)))
             held = [request for request in held if request.claimed.weights == mine]
-        if self._tracing is not None:
-            for request in held:
-                self._tracing.admitted(request)
         if self._show_prompts and held:
             texts = {one.claimed.claim: one.text() for one in held}
             self._journal.remember(texts=texts)
@@ -584,15 +589,19 @@ class EngineMaster:
 
     def _give_back(self, action: GiveBack) -> None:
         """Every request that goes back to the queue goes this way."""
-        requests = dict(action.requests)
-        self._spawn(self._ledger.give_back(requests))
-        self._trace_end(requests, "given back")
+        self._spawn(self._return(dict(action.requests)))
+
+    async def _return(self, requests: dict[int, bool]) -> None:
+        moment = await self._ledger.give_back(requests)
+        if self._tracing is not None:
+            self._tracing.ended(requests, GIVEN_BACK, moment)
 
     def _end_elsewhere(self, claims: tuple[int, ...]) -> None:
         """Claims that were cancelled, or are another engine's."""
         for claim in claims:
             self._ledger.outputs.drop(claim)
-        self._trace_end(claims, "ended elsewhere")
+        if self._tracing is not None:
+            self._tracing.ended(claims, "ended elsewhere")
         if self.lifecycle.formed:
             self._step_core(Cancelled(self._now, claims))
         else:
@@ -647,11 +656,11 @@ class EngineMaster:
                 self._tracing.ends(claim, finish.name)
         self._ledger.committable()
 
-    def _committed(self, seconds: float, tokens: int, ended: list[int]) -> None:
+    def _committed(self, seconds: float, tokens: int, ended: list[int], moment: int) -> None:
         """The pool has answered a commit."""
         self._metrics.committed(seconds, tokens)
         if self._tracing is not None:
-            self._tracing.committed(ended)
+            self._tracing.committed(ended, moment)
 
     # -- for those who look on
 
@@ -668,15 +677,6 @@ class EngineMaster:
             claims={one.claim: one.request_id for one in claimed},
             submitted={one.claim: one.submitted for one in claimed},
         )
-
-    def _trace_claims(self, claims: tuple[int, ...]) -> None:
-        if self._tracing is not None:
-            for request in self._ledger.outputs.of(claims):
-                self._tracing.claimed(request)
-
-    def _trace_end(self, claims: Iterable[int], reason: str) -> None:
-        if self._tracing is not None:
-            self._tracing.ended(claims, reason)
 
     def _check_invariants(self) -> None:
         """Nothing is in flight: there is time for this."""

@@ -1,7 +1,7 @@
 """Spans of the scheduler: a request's wait in the queue and its stay on the engine, and each iteration."""
 
-import time
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from opentelemetry import trace
 from opentelemetry.trace import Link, Span, StatusCode, Tracer
@@ -12,34 +12,57 @@ from orca_common.telemetry import carrier_of, context_of
 from ..core.core import ScheduleBatch
 from .output import Held
 
-FAILED = {"given back", "DEADLINE", "INTERNAL", "NOT_FINITE", "STUCK"}  # ends of a stay that are no end of an answer
+if TYPE_CHECKING:
+    from orca_common.span_ids import SpanIds
+
+GIVEN_BACK, SILENT = "given back", "its master fell silent"
+# Ends of a stay that are no end of an answer.
+FAILED = {GIVEN_BACK, SILENT, "DEADLINE", "INTERNAL", "NOT_FINITE", "STUCK"}
 
 
 class Tracing:
-    """`orca.queue` and `orca.engine` under the request's span; `orca.iteration` links to all its members."""
+    """`orca.queue` and `orca.engine` under the request's span; `orca.iteration` links to all its members.
 
-    def __init__(self, tracer: Tracer, engine: str, policy: str) -> None:
-        self._tracer, self._engine, self._policy = tracer, engine, policy
+    Moments that the pool has told are Redis's TIME in microseconds. Queue and stay begin and end by that clock alone:
+    together they last as long as the client's timings say, however the clocks of two machines differ.
+    """
+
+    def __init__(
+        self, tracer: Tracer, ids: "SpanIds", engine: str, policy: str, term: int, silent_term: int | None
+    ) -> None:
+        """silent_term: of the master before, if it fell silent. A term's number is the moment of the pool at which it
+        began (docs/pool.md, "Numbers")."""
+        self._tracer, self._ids, self._engine, self._policy = tracer, ids, engine, policy
+        self._term, self._silent_term = term, silent_term
         self._stays: dict[int, Span] = {}  # claim -> orca.engine
         self._iterations: dict[int, Span] = {}
 
     def claimed(self, held: Held) -> None:
         """The request left the queue for this engine: the one span ends where the other begins."""
-        submitted, now = held.claimed.submitted * 1000, time.time_ns()  # the first is of Redis's clock
-        self._start("orca.queue", held, submitted).end(max(submitted, now))
-        self._stays[held.claimed.claim] = self._start("orca.engine", held, now)
+        claimed = held.claimed
+        self._start("orca.queue", held, claimed.queued_at).end(claimed.taken_at * 1000)
+        self._stays[claimed.claim] = self._start_stay(held, self._term)
 
-    def admitted(self, held: Held) -> None:
-        """The request goes to the core. One that this master did not claim was on this engine already."""
-        if held.claimed.claim not in self._stays:
-            self._stays[held.claimed.claim] = stay = self._start("orca.engine", held)
-            stay.set_attribute("orca.taken_over", True)
+    def taken_over(self, held: Held) -> None:
+        """The request was this engine's before the term began. A master that fell silent has not told its stay."""
+        if self._silent_term is not None:
+            stay = self._start_stay(held, self._silent_term)
+            _tell(stay, SILENT)
+            stay.end(self._term * 1000)
+        self._stays[held.claimed.claim] = stay = self._start_stay(held, self._term)
+        stay.set_attribute("orca.taken_over", True)
 
-    def _start(self, name: str, held: Held, start_time: int | None = None) -> Span:
+    def _start_stay(self, held: Held, term: int) -> Span:
+        """A stay in a term. The next master knows its id, so that iterations of a master that died link to a stay."""
+        claimed = held.claimed
+        with self._ids.next_is(claimed.claim, term):
+            return self._start("orca.engine", held, max(claimed.taken_at, term))
+
+    def _start(self, name: str, held: Held, moment: int) -> Span:
         # The client's own id, as the endpoint's spans have it: that of the pool names the tenant, too.
         attributes = {"orca.request_id": held.record.request_id, "orca.engine": self._engine}
         return self._tracer.start_span(
-            name, context_of(held.record.trace), attributes=attributes, start_time=start_time
+            name, context_of(held.record.trace), attributes=attributes, start_time=moment * 1000
         )
 
     def scheduled(self, action: ScheduleBatch, slots: int, epoch: int) -> dict[str, str]:
@@ -101,20 +124,20 @@ class Tracing:
             stay.add_event("ended")
             _tell(stay, reason)
 
-    def committed(self, claims: Iterable[int]) -> None:
-        """The pool has the ends of these requests."""
+    def committed(self, claims: Iterable[int], moment: int) -> None:
+        """The pool has the ends of these requests since a moment."""
         for claim in claims:
             stay = self._stays.pop(claim, None)
             if stay is not None:
-                stay.end()
+                stay.end(moment * 1000)
 
-    def ended(self, claims: Iterable[int], reason: str) -> None:
-        """Requests left the engine."""
+    def ended(self, claims: Iterable[int], reason: str, moment: int | None = None) -> None:
+        """Requests left the engine, at a moment where the pool has told one."""
         for claim in claims:
             stay = self._stays.pop(claim, None)
             if stay is not None:
                 _tell(stay, reason)
-                stay.end()
+                stay.end(None if moment is None else moment * 1000)
 
     def left(self) -> None:
         """The term is over. The requests are still the engine's, which has another master now."""

@@ -1,0 +1,14 @@
+"""Accounts of a request's time, as the schedulers' `/explain` gives them: JSON objects."""
+
+from collections.abc import Iterable
+from typing import Any
+
+
+def clearest(accounts: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
+    """Returns the account that leaves the least of the request's time unseen; None: there is no account."""
+    return min(accounts, key=unseen, default=None)
+
+
+def unseen(account: dict[str, Any]) -> float:
+    """Seconds of which the account tells nothing."""
+    return account["unseen"]
