@@ -161,8 +161,9 @@ def check_journals(run_dir: Path) -> None:
 
 
 async def main(
-    rounds: int, seed: int, tp: int, pp: int, run_ahead: int, dtype: str, kernels: str, family: str, device: str
-) -> None:
+    rounds: int, seed: int, tp: int, pp: int, run_ahead: int, dtype: str, kernels: str, family: str, device: str,
+    graphs_tp: bool,
+) -> None:  # fmt: skip
     draw = random.Random(seed)
     done: list[Recovery] = []
     with tempfile.TemporaryDirectory(prefix="orca-kill-rounds-") as temporary:
@@ -176,6 +177,7 @@ async def main(
         else:
             make_model(model)
         numbers: dict[str, Any] = {"tp": tp, "pp": pp, "max_batch_size": MAX_BS, "run_ahead": run_ahead}
+        numbers["cuda_graphs_tp"] = graphs_tp
         async with running(run, model, **numbers, dtype=dtype, kernels=kernels, device=device) as stack:
             lab = Rounds(stack, model, draw, dtype, of)
             for n in range(rounds):
@@ -210,6 +212,7 @@ if __name__ == "__main__":
     parser.add_argument("--kernels", default="auto", help="those of a rank; device-loop: the loop of a GPU")
     parser.add_argument("--family", choices=("gpt2", "llama", "t5"), default="gpt2")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--graphs-tp", action="store_true", help="graphs have the all-reduces of tensor ranks, too")
     given = parser.parse_args()
     numbers = given.rounds, given.seed, given.tp, given.pp, given.run_ahead
-    asyncio.run(main(*numbers, given.dtype, given.kernels, given.family, given.device))
+    asyncio.run(main(*numbers, given.dtype, given.kernels, given.family, given.device, given.graphs_tp))

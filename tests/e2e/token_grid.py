@@ -2,10 +2,11 @@
 
 GPT-2 for tp x pp in {1, 2, 3} x {1, 2, 4}, run-ahead 0 and 1; the other families for {1, 2} x {1, 2}, max_bs 1, 3, 8,
 and those with an encoder for three stages and a run-ahead too. The loop of a GPU on a CPU (`kernels=device-loop`) for
-all families without an encoder, {1, 2} x {1, 2}, run-ahead 0 and 1.
+all families without an encoder, {1, 2} x {1, 2}, run-ahead 0 and 1; where it
+runs ahead, the graphs have the all-reduces of two tensor ranks.
 
     python tests/e2e/token_grid.py [--sample N] [--seed 1] [--model t5] [--kernels device-loop]
-                                   [--device cuda --ranks 4]
+                                   [--device cuda --ranks 4] [--graphs-tp]
 
 The models are the demo model and random ones, whose sizes no number of ranks divides. Requests arrive at random.
 """
@@ -62,6 +63,10 @@ class Case(NamedTuple):
     kernels: str = "auto"
 
     @property
+    def graphs_tp(self) -> bool:
+        return self.kernels == "device-loop" and self.tp > 1 and self.run_ahead > 0
+
+    @property
     def requests(self) -> int:
         return 16 if self.max_bs < 8 else 40
 
@@ -103,7 +108,7 @@ def requests_for(reference: Reference, draw: random.Random, count: int) -> list[
     return [Asked(one, at, reference.sampling(one.prompt)) for at, one in zip(moments, known, strict=False)]
 
 
-async def check(case: Case, folder: Path, seed: int, device: str = "cpu") -> None:
+async def check(case: Case, folder: Path, seed: int, device: str = "cpu", graphs_tp: bool = False) -> None:
     """Runs one case on a stack of its own. Raises AssertionError when a token differs."""
     draw, of = random.Random(f"{seed} {case}"), Reference
     if case.model in WITH_ENCODER:
@@ -117,6 +122,7 @@ async def check(case: Case, folder: Path, seed: int, device: str = "cpu") -> Non
     asked = requests_for(of(model), draw, case.requests)
     run = folder / "run"
     numbers: dict[str, Any] = {"max_batch_size": case.max_bs, "block_size": 4, "run_ahead": case.run_ahead}
+    numbers["cuda_graphs_tp"] = case.graphs_tp or graphs_tp
     async with running(run, model, tp=case.tp, pp=case.pp, **numbers, kernels=case.kernels, device=device) as stack:
         assert len([p for p in stack.processes() if p["role"] == "rank"]) == case.tp * case.pp
         got = await asyncio.gather(*(answer(stack, request) for request in asked))
@@ -130,8 +136,9 @@ async def answer(stack: Running, request: Asked) -> list[int]:
 
 
 async def main(
-    sample: int | None, seed: int, model: str | None, kernels: str | None, device: str, ranks: int | None
-) -> None:
+    sample: int | None, seed: int, model: str | None, kernels: str | None, device: str, ranks: int | None,
+    graphs_tp: bool,
+) -> None:  # fmt: skip
     grid = [case for case in GRID if model in (None, case.model) and kernels in (None, case.kernels)]
     if ranks is not None:
         grid = [case for case in grid if case.tp * case.pp <= ranks]
@@ -139,7 +146,7 @@ async def main(
     for case in cases:
         started = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="orca-grid-") as folder:
-            await check(case, Path(folder), seed, device)
+            await check(case, Path(folder), seed, device, graphs_tp)
         ahead = ", one ahead" if case.run_ahead else ""
         loop = f", {case.kernels}" if case.kernels != "auto" else ""
         where = f"tp {case.tp} x pp {case.pp}, max_bs {case.max_bs}{ahead}{loop}"
@@ -156,5 +163,7 @@ if __name__ == "__main__":
     parser.add_argument("--kernels", choices=("auto", "device-loop"), help="the cases of these kernels alone")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--ranks", type=int, help="the cases of this number of ranks at most")
+    parser.add_argument("--graphs-tp", action="store_true", help="graphs have the all-reduces of tensor ranks, too")
     given = parser.parse_args()
-    asyncio.run(main(given.sample, given.seed, given.model, given.kernels, given.device, given.ranks))
+    chosen = given.sample, given.seed, given.model, given.kernels, given.device, given.ranks, given.graphs_tp
+    asyncio.run(main(*chosen))

@@ -23,7 +23,9 @@ export NVIDIA_TF32_OVERRIDE=0 # float32 tokens are compared with transformers'
 step groups-2 180 "$PYTHON" -m orca_lab.groups --ranks 2 --device "$DEVICE" "${all[@]}"
 [ "$RANKS" -le 2 ] || step "groups-$RANKS" 240 "$PYTHON" -m orca_lab.groups --ranks "$RANKS" --device "$DEVICE" "${all[@]}"
 step tokens 600 "$PYTHON" tests/e2e/token_grid.py --device "$DEVICE" --ranks "$RANKS" "${grid[@]}"
+step tokens-graphs 600 "$PYTHON" tests/e2e/token_grid.py --device "$DEVICE" --ranks "$RANKS" "${grid[@]}" --graphs-tp
 step kills-tp 300 "$PYTHON" tests/e2e/kill_rounds.py --rounds "$rounds" --tp 2 --pp 1 --run-ahead 1 "${how[@]}"
+step kills-graphs 300 "$PYTHON" tests/e2e/kill_rounds.py --rounds "$rounds" --tp 2 --pp 1 --run-ahead 1 --graphs-tp "${how[@]}"
 step kills-pp 300 "$PYTHON" tests/e2e/kill_rounds.py --rounds "$rounds" --tp 1 --pp 2 --run-ahead 1 "${how[@]}"
 [ "$RANKS" -lt 4 ] ||
     step kills-both 300 "$PYTHON" tests/e2e/kill_rounds.py --rounds "$rounds" --tp 2 --pp 2 --run-ahead 1 "${how[@]}"

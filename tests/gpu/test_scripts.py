@@ -11,7 +11,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 STEPS = {
     "run.sh": ["first", "kernels", "graphs", "graphs--no-graphs", "times", "stacks", "memcheck"],
-    "node.sh": ["groups-2", "groups-4", "tokens", "kills-tp", "kills-pp", "kills-both"],
+    "node.sh": [
+        *("groups-2", "groups-4", "tokens", "tokens-graphs"),
+        *("kills-tp", "kills-graphs", "kills-pp", "kills-both"),
+    ],
 }
 
 

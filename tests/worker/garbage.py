@@ -74,7 +74,7 @@ class Dying(Garbage):
 class Job(NamedTuple):
     """An operation that was put into the stream."""
 
-    ready: Event  # the stream has come to it
+    ready: Event | None  # the stream has come to it; None: it is a part of what the stream runs now
     run: Callable[[Any], Any]
     outputs: Sequence[Tensor]
     done: threading.Event
@@ -123,7 +123,11 @@ class Spinning:
             GLOO.leave(self._gloo)
 
     def _put(self, run: Callable[[Any], Any], outputs: Sequence[Tensor]) -> Work:
-        job = Job(self._stream.event(), run, outputs, threading.Event())
+        within = self._stream.runs_here  # a replay has the operation
+        job = Job(None if within else self._stream.event(), run, outputs, threading.Event())
+        if within:
+            self._do(job)
+            return Work(self._stream, job.done)
         with self._lock:
             if self._aborted.is_set():
                 self._stream.put(partial(self._do, job))
@@ -141,7 +145,8 @@ class Spinning:
 
     def _do(self, job: Job) -> None:
         try:
-            job.ready.synchronize()
+            if job.ready is not None:
+                job.ready.synchronize()
             self._meet()
             if not self._aborted.is_set():
                 job.run(self._gloo).wait()

@@ -16,7 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from orca_common.checkpoint import Checkpoint
-from orca_worker.device.replay import Replayed
+from orca_worker.data_plane.plane import DataPlane
+from orca_worker.data_plane.process_groups import ProcessGroups
+from orca_worker.device.replay import Kept, Replayed
 from orca_worker.iteration.kv import KVManager
 from orca_worker.iteration.model import Compute, Loading, Model
 from orca_worker.models.device_loop import attend, on_cpu
@@ -43,7 +45,13 @@ class Stream:
         self.failure: Exception | None = None
         self.died = threading.Event()
         self.waits: list[str] = []  # operations for which the host has waited
-        threading.Thread(target=self._main, name="stream", daemon=True).start()
+        self._thread = threading.Thread(target=self._main, name="stream", daemon=True)
+        self._thread.start()
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether the calling thread carries out a piece of work."""
+        return threading.current_thread() is self._thread
 
     def put(self, work: Callable[[], object]) -> None:
         self.given += 1
@@ -210,6 +218,13 @@ class Streamed(Replayed):
         super().__init__()
         self._stream = stream
 
+    def kept(self, plane: DataPlane) -> DataPlane:
+        """With its groups, whatever becomes of them: a captured operation asks no host before it runs."""
+        captured: Any = copy.copy(plane)
+        if isinstance(plane, ProcessGroups):
+            captured._groups = dict(plane._groups)
+        return Kept(captured, self)
+
     def record(self, run: Callable[[], T]) -> Callable[[], T]:
         again = super().record(run)
         results = again()
@@ -238,18 +253,20 @@ class Streamed(Replayed):
 class StreamedStage(Stage):
     """A stage with the loop of a GPU, whose iterations are behind a stream."""
 
-    def __init__(self, checkpoint: Checkpoint, slots: int) -> None:
+    def __init__(self, checkpoint: Checkpoint, slots: int, graphs_tp: bool = False) -> None:
         self.stream = Stream()
-        super().__init__(checkpoint, "float32", CPU, slots, Compute(1), partial(_load, checkpoint, self.stream))
+        compute = Compute(1, graphs_tp=graphs_tp)
+        super().__init__(checkpoint, "float32", CPU, slots, compute, partial(_load, checkpoint, self.stream, compute))
 
     def launch(self, *args: Any, **kwargs: Any) -> Launched:
         with behind(self.stream):
             return super().launch(*args, **kwargs)
 
 
-def _load(checkpoint: Checkpoint, stream: Stream, place: Place) -> tuple[Model, int]:
+def _load(checkpoint: Checkpoint, stream: Stream, compute: Compute, place: Place) -> tuple[Model, int]:
     family = family_of(checkpoint)
     assert isinstance(family, RecordedFamily)
     recording = family.record(family.read(checkpoint), place)
     weights = Weights(checkpoint.folder, family.prefix, recording.slices, torch.float32, CPU, Loading())
-    return on_cpu(TorchStage(recording, weights, torch.float32, CPU), Streamed(stream)), weights.bytes_read
+    stage = TorchStage(recording, weights, torch.float32, CPU)
+    return on_cpu(stage, Streamed(stream), compute), weights.bytes_read

@@ -60,6 +60,31 @@ def test_the_loop_makes_the_tokens_of_plain_torch(folder: Path, monkeypatch: pyt
     assert replayed
 
 
+@pytest.mark.parametrize("kernels", ["torch", "device-loop"])
+def test_no_token_comes_from_what_pads_the_head(folder: Path, kernels: str) -> None:
+    """The table of 211 tokens has 256 rows. Whatever stands in the last ones is in no sum, and in no draw."""
+    plain, made = requests(), requests()
+    for of in (plain, made):
+        stage = make_stage(folder, SLOTS, 16, kernels=kernels)
+        held: Any = stage._model
+        table = next(iter((held.model if kernels == "torch" else held.model._stage)._tables.values()))
+        assert len(table) == 256
+        if of is made:
+            table[211:] = torch.nan
+        TinyEngine(stage, SLOTS, 16, seed=1).run(of)
+    same(made, plain)
+
+
+def test_no_graph_is_left_of_an_epoch_that_was_left(folder: Path) -> None:
+    """NCCL's abort waits for the graphs that have its operations."""
+    stage = make_stage(folder, SLOTS, 16, kernels="device-loop")
+    model = stage._model
+    assert isinstance(model, device_model.DeviceModel)
+    assert model._recorded
+    stage.leave()
+    assert not model._recorded
+
+
 @pytest.mark.parametrize("piece", [1, 8])
 def test_many_tokens_run_in_pieces(folder: Path, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a failure all running requests initiate together, and the memory of activations has a bound."""

@@ -22,12 +22,12 @@ from orca_common.checkpoint import Checkpoint
 from orca_kernels.triton import activation, attention, norm, sampling, write_kv
 from orca_lab.shapes import SHAPES
 from orca_lab.shards import BLOCK_SIZE, INCREMENT, INITIATION, Case, FakeGroups
-from orca_worker.data_plane.plane import Loopback
+from orca_worker.data_plane.plane import DataPlane, Loopback
 from orca_worker.device.graphs import BUCKETS
 from orca_worker.device.model import PIECE, DeviceModel
 from orca_worker.iteration.model import Compute, Model
 from orca_worker.machine import GPU_SHARE
-from orca_worker.models.cuda import FusedStage, TritonKernels
+from orca_worker.models.cuda import FusedStage, TritonKernels, wants_graphs
 from orca_worker.models.families import family_of
 from orca_worker.models.plain import TorchStage
 from orca_worker.models.recorded import RecordedFamily
@@ -100,6 +100,9 @@ class Strict:
 
     def begin(self) -> None:
         pass
+
+    def kept(self, plane: DataPlane) -> DataPlane:
+        return plane
 
     def record(self, run: Callable[[], T]) -> Callable[[], T]:
         run()
@@ -177,7 +180,8 @@ class Device:
         weights = EmptyWeights(recording.slices)
         stage = TorchStage(recording, weights, torch.bfloat16, CUDA)
         self.weight_bytes = weights.bytes_made
-        model = DeviceModel(FusedStage(stage, TritonKernels), place, Strict(self._watch), sampling.sample)
+        recorder = Strict(self._watch) if wants_graphs(place, Compute()) else None
+        model = DeviceModel(FusedStage(stage, TritonKernels), place, recorder, sampling.sample)
         return model, weights.bytes_made
 
     @contextmanager

@@ -113,21 +113,24 @@ def exchange(planes: Sequence[ProcessGroups], streams: Sequence[Stream]) -> None
 class Rank:
     """A rank of this process: a stage behind a stream, and its GPU thread."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: Checkpoint, graphs_tp: bool) -> None:
         self.reports: Queue[worker_pb2.Report] = Queue()
-        self.stage = StreamedStage(checkpoint, SLOTS)
+        self.stage = StreamedStage(checkpoint, SLOTS, graphs_tp)
         self.gpu = GpuThread(self.stage, self.reports.put)
 
 
 class Engine:
     """Ranks, and a master of a few lines that runs ahead: it never sends a token to a rank."""
 
-    def __init__(self, folder: Path, tp: int, pp: int, seed: int) -> None:
-        self.checkpoint, self.places = read_checkpoint(folder), places(tp, pp)
-        self.ranks = [Rank(self.checkpoint) for _ in self.places]
+    def __init__(self, folder: Path, tp: int, pp: int, seed: int, graphs_tp: bool) -> None:
+        self.checkpoint, self.places, self._graphs_tp = read_checkpoint(folder), places(tp, pp), graphs_tp
+        self.ranks = [self.rank() for _ in self.places]
         self.sampler = (pp - 1) * tp
         self.chance, self.epoch, self.number = random.Random(seed), 0, 0
         self.planes: list[ProcessGroups] = []
+
+    def rank(self) -> Rank:
+        return Rank(self.checkpoint, self._graphs_tp)
 
     def requests(self) -> tuple[list[list[int]], list[list[int]]]:
         """Random prompts, and room for what is made of them."""
@@ -222,28 +225,31 @@ def reference(folder: Path) -> Reference:
     return Reference(folder)
 
 
-def engine_of(folder: Path, tp: int, pp: int, seed: int) -> Iterator[Engine]:
-    engine = Engine(folder, tp, pp, seed)
+def engine_of(folder: Path, tp: int, pp: int, seed: int, graphs_tp: bool) -> Iterator[Engine]:
+    engine = Engine(folder, tp, pp, seed, graphs_tp)
     try:
         yield engine
     finally:
         engine.close()
 
 
-@pytest.mark.parametrize(("tp", "pp"), [(1, 2), (2, 2)])
-def test_a_rank_is_lost_in_the_middle(folder: Path, reference: Reference, tp: int, pp: int) -> None:
-    lose_ranks(folder, reference, tp, pp, rounds=4)
+@pytest.mark.parametrize(("tp", "pp", "graphs_tp"), [(1, 2, False), (2, 2, False), (2, 2, True)])
+def test_a_rank_is_lost_in_the_middle(folder: Path, reference: Reference, tp: int, pp: int, graphs_tp: bool) -> None:
+    lose_ranks(folder, reference, tp, pp, graphs_tp, rounds=4)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("tp", "pp"), [(1, 2), (2, 1), (2, 2), (1, 3)])
-def test_ranks_are_lost_in_many_rounds(folder: Path, reference: Reference, tp: int, pp: int) -> None:
-    lose_ranks(folder, reference, tp, pp, rounds=60)
+@pytest.mark.parametrize(
+    ("tp", "pp", "graphs_tp"),
+    [(1, 2, False), (2, 1, False), (2, 2, False), (1, 3, False), (2, 1, True), (2, 2, True)],
+)
+def test_ranks_are_lost_in_many_rounds(folder: Path, reference: Reference, tp: int, pp: int, graphs_tp: bool) -> None:
+    lose_ranks(folder, reference, tp, pp, graphs_tp, rounds=60)
 
 
-def lose_ranks(folder: Path, reference: Reference, tp: int, pp: int, rounds: int) -> None:
+def lose_ranks(folder: Path, reference: Reference, tp: int, pp: int, graphs_tp: bool, rounds: int) -> None:
     """A victim stops between two pieces of its device's work. The others form again, and all tokens are right."""
-    for engine in engine_of(folder, tp, pp, seed=rounds):
+    for engine in engine_of(folder, tp, pp, rounds, graphs_tp):
         pieces, lost = undisturbed(engine, reference), 0
         for n in range(rounds):
             victim, freezes = n % len(engine.ranks), n // len(engine.ranks) % 2 == 1
@@ -255,7 +261,7 @@ def lose_ranks(folder: Path, reference: Reference, tp: int, pp: int, rounds: int
             engine.read(steps, made, victim)
             lost += len(made[0]) < NEW
             frozen, left = engine.planes.pop(victim), engine.ranks[victim]
-            engine.ranks[victim] = Rank(engine.checkpoint)
+            engine.ranks[victim] = engine.rank()
             engine.form()
             engine.read(engine.launch(made, prompts), made, None)
             assert made == [reference.greedy(prompt, NEW) for prompt in prompts], n

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from orca_worker.data_plane.plane import Loopback
 from orca_worker.device.replay import Replayed
 
 
@@ -29,6 +30,25 @@ def test_a_replay_does_not_see_what_python_sees() -> None:
     replay = Replayed().record(lambda: x * state["factor"] + state["x"])
     state["factor"], state["x"] = 3.0, torch.full((2,), 100.0)
     assert replay().tolist() == [3.0, 3.0]
+
+
+def test_a_replay_adds_up_over_the_ranks_again() -> None:
+    """An operation of the data plane is a call of the recording, on the same tensors."""
+
+    class Doubling(Loopback):
+        def all_reduce(self, x: Tensor) -> Tensor:
+            return x.mul_(2)
+
+        def gather(self, x: Tensor, widths: list[int]) -> Tensor:
+            return torch.cat([x, x], 1)
+
+    x, recorder = torch.ones(1, 2), Replayed()
+    plane = recorder.kept(Doubling())
+    replay = recorder.record(lambda: plane.gather(plane.all_reduce(x + 1) + 1, [2, 2]))
+    x.fill_(3)
+    made = replay()
+    assert made is not None
+    assert made.tolist() == [[9.0] * 4]
 
 
 def test_results_are_unusable_until_a_replay_fills_them() -> None:

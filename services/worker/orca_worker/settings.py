@@ -35,6 +35,8 @@ class WorkerSettings(ServiceSettings):
     """Kernels on a CPU, by instruction set; auto: the best; torch: none; device-loop: the loop of a GPU, for tests."""
     cuda_graphs: bool = True
     """On a GPU: iterations of increments alone run as CUDA graphs, where a rank is a whole stage."""
+    cuda_graphs_tp: bool = False
+    """The same where tensor ranks share a stage, with NCCL's operations in the graphs. Never seen on a GPU."""
 
     @property
     def reachable_host(self) -> str:

@@ -45,7 +45,10 @@ class DataPlane(Protocol):
         ...
 
     def gather(self, x: Tensor, widths: list[int]) -> Tensor | None:
-        """x [n, widths[r]] of each tensor rank r -> [n, sum of widths] on tensor rank 0, None on the others."""
+        """x [n, widths[r]] of each tensor rank r -> [n, sum of widths] on tensor rank 0, None on the others.
+
+        x may have more columns, on all ranks the same number. They go nowhere.
+        """
         ...
 
     def expect(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -102,7 +105,7 @@ class Loopback:
         return x
 
     def gather(self, x: Tensor, widths: list[int]) -> Tensor | None:
-        return x
+        return x[:, : widths[0]]
 
     def expect(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         pass

@@ -175,7 +175,7 @@ class ProcessGroups:
     def gather(self, x: Tensor, widths: list[int]) -> Tensor | None:
         place = self._place
         if place.tensor_parallel == 1:
-            return x
+            return x[:, : widths[0]]
         widest = max(widths)
         if x.shape[1] < widest:
             x = torch.nn.functional.pad(x, (0, widest - x.shape[1]))

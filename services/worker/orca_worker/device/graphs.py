@@ -16,6 +16,8 @@ from typing import Protocol, TypeVar
 
 import torch
 
+from ..data_plane.plane import DataPlane
+
 T = TypeVar("T")
 
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64)  # requests; larger batches run without a graph
@@ -39,8 +41,15 @@ class Recorder(Protocol):
     def begin(self) -> None:
         """Follows the drop of all earlier recordings: they no longer count."""
 
+    def kept(self, plane: DataPlane) -> DataPlane:
+        """The plane as a recorded call uses it, so that its operations are a part of the recording."""
+        ...
+
     def record(self, run: Callable[[], T]) -> Callable[[], T]:
-        """Calls `run` a few times -> what replays it, and returns the same results each time, with new contents."""
+        """Calls `run` a few times -> what replays it, and returns the same results each time, with new contents.
+
+        All ranks that `run` exchanges tensors with record the same at the same time.
+        """
         ...
 
 
@@ -53,6 +62,10 @@ class CudaGraphs:
 
     def begin(self) -> None:
         self._pool, self.bytes = torch.cuda.graph_pool_handle(), 0
+
+    def kept(self, plane: DataPlane) -> DataPlane:
+        """NCCL puts its operations into the stream, so a capture of the stream has them."""
+        return plane
 
     def record(self, run: Callable[[], T]) -> Callable[[], T]:
         """Raises RuntimeError when something in `run` cannot be captured."""

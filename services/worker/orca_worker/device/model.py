@@ -29,8 +29,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
+from orca_common.errors import FailedPrecondition
 from orca_kernels.transfer import Arriving, fill, to_device
 from orca_kernels.triton.draws import Draws
 from orca_kernels.triton.plan import INITIATION_ROWS, Bounds, HostPlan, Plan
@@ -223,28 +223,31 @@ class Recorded(NamedTuple):
 
 
 class Alone(Loopback):
-    """`DataPlane` of a warm-up: the other tensor ranks' logits are zeros. Sampling is compiled for the whole width."""
+    """`DataPlane` of a warm-up: logits of several tensor ranks are zeros. Sampling is compiled for the whole width."""
 
-    def gather(self, x: Tensor, widths: list[int]) -> Tensor:
-        return functional.pad(x, (0, sum(widths) - x.shape[1]))
+    def gather(self, x: Tensor, widths: list[int]) -> Tensor | None:
+        return super().gather(x, widths) if len(widths) == 1 else x.new_zeros(len(x), sum(widths))
 
 
 class DeviceModel(OfStage[DeviceLayers]):
-    """`Model` of a stage on a CUDA device. `recorder` None: no graphs."""
+    """`Model` of a stage on a CUDA device. `recorder` None: no graphs.
+
+    With several tensor ranks the recordings have their all-reduces, so they are of one epoch's data plane.
+    """
 
     def __init__(self, model: DeviceLayers, place: Place, recorder: Recorder | None, sample: Sample) -> None:
         super().__init__(model)
         self._place, self._sample = place, sample
-        # Tensor ranks add up in the middle of each layer. What NCCL does in a graph, or an abort to it, was never seen.
-        self._recorder = recorder if place.tensor_parallel == 1 else None
+        self._recorder = recorder
         self._recorded: dict[int, Recorded] = {}
         self.tokens = DeviceTokens(model.device, sum(model.vocabulary_shares)) if place.is_first else None
 
     @torch.inference_mode()
-    def prepare(self, kv: KVManager) -> None:
+    def prepare(self, kv: KVManager, plane: DataPlane) -> None:
         """Compiles the kernels of both kinds of batches, then records all buckets over this memory.
 
-        If a recording fails there are no graphs in this epoch; the log says so.
+        If a recording fails there are no graphs in this epoch; the log says so. With several tensor ranks it raises
+        FailedPrecondition instead: the others wait for this one in the operations of the same recording.
         """
         self.release()
         self.model.prepare(kv)
@@ -255,9 +258,11 @@ class DeviceModel(OfStage[DeviceLayers]):
         recorder.begin()
         try:
             for bucket in reversed(BUCKETS):  # the largest first: the others fit into its memory
-                self._recorded[bucket] = self._record(recorder, bucket, kv)
-        except RuntimeError:
+                self._recorded[bucket] = self._record(recorder, bucket, kv, recorder.kept(plane))
+        except RuntimeError as error:
             self.release()
+            if self._place.tensor_parallel > 1:
+                raise FailedPrecondition(f"no graphs with all-reduces (cuda_graphs_tp): {error}") from error
             log.warning("no CUDA graphs: kernels are launched one by one", exc_info=True)
             return
         seconds = round(time.monotonic() - started, 3)
@@ -290,11 +295,11 @@ class DeviceModel(OfStage[DeviceLayers]):
         """Drops the recordings, and with the last of them the memory that they share."""
         self._recorded.clear()
 
-    def _record(self, recorder: Recorder, bucket: int, kv: KVManager) -> Recorded:
+    def _record(self, recorder: Recorder, bucket: int, kv: KVManager, plane: DataPlane) -> Recorded:
         model = self.model
         bounds = Bounds.of_increments(bucket, self._longest(kv), group=model.group, block_size=kv.block_size)
         inputs, x = Inputs(bounds, model.device).clear(), self._room_for_states(bucket)
-        return Recorded(inputs, x, recorder.record(partial(self._iterate, inputs, kv, Loopback(), x)))
+        return Recorded(inputs, x, recorder.record(partial(self._iterate, inputs, kv, plane, x)))
 
     def _iterate(self, inputs: Inputs, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Made:
         """One iteration, of which the host does nothing but launch kernels, the same ones for the same bounds."""

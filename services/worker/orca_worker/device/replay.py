@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from ..data_plane.plane import DataPlane, Loopback
+
 T = TypeVar("T")
 
 # Calls in which Python reads a tensor's numbers or gives its own. A device cannot do them while a graph is captured.
@@ -75,6 +77,19 @@ class Calls(TorchFunctionMode):
                     place.copy_(result)
 
 
+class Kept(Loopback):
+    """A `DataPlane` whose operations inside a stage are calls of a recording, as launches are."""
+
+    def __init__(self, plane: DataPlane, recorder: Replayed) -> None:
+        self._plane, self._recorder = plane, recorder
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return self._recorder.launch(self._plane.all_reduce, x)
+
+    def gather(self, x: Tensor, widths: list[int]) -> Tensor | None:
+        return self._recorder.launch(self._plane.gather, x, widths)
+
+
 class Replayed:
     """`Recorder` of a CPU."""
 
@@ -85,6 +100,9 @@ class Replayed:
 
     def begin(self) -> None:
         pass
+
+    def kept(self, plane: DataPlane) -> DataPlane:
+        return Kept(plane, self)
 
     def record(self, run: Callable[[], T]) -> Callable[[], T]:
         """Raises RuntimeError when `run` reads the numbers of a tensor."""

@@ -40,6 +40,7 @@ class Compute(NamedTuple):
     threads: int = 0  # of a CPU; 0: one for each core that the process may use
     kernels: str = "auto"  # an instruction set of orca_kernels.cpu; auto: the best; torch: plain torch, none of them
     graphs: bool = True  # CUDA graphs of increments, on a CUDA device
+    graphs_tp: bool = False  # also where tensor ranks add up in them
 
 
 class Later(Protocol):
@@ -92,11 +93,14 @@ class Model(Protocol):
         """Where it finds the tokens of increments that come without any; None: the host tells it all tokens."""
         ...
 
-    def prepare(self, kv: KVManager) -> None:
-        """Called when the memory of keys and values has been allocated, before the first iteration with it."""
+    def prepare(self, kv: KVManager, plane: DataPlane) -> None:
+        """Called when the memory of keys and values has been allocated, before the first iteration with it.
+
+        The other ranks of the stage prepare at the same time. Raises as `run` when the plane no longer works.
+        """
 
     def release(self) -> None:
-        """Frees what `prepare` made. Called before the memory of the next epoch is measured."""
+        """Frees what `prepare` made. Called when the epoch is left, and before the next one's memory is measured."""
 
     def incoming(self, tokens: int) -> tuple[tuple[int, ...], torch.dtype] | None:
         """Shape and type of the hidden states of `tokens` tokens that the stage before sends; None: it sends none, or

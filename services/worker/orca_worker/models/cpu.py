@@ -103,7 +103,7 @@ class StageOnCPU:
             return None
         return (tokens, self.recording.hidden), torch.float32
 
-    def prepare(self, kv: KVManager) -> None:
+    def prepare(self, kv: KVManager, plane: DataPlane) -> None:
         for table in self._by_position:
             table.reach(kv.slots_in_all)
 

@@ -26,6 +26,7 @@ from ..device.graphs import CudaGraphs
 from ..device.model import DeviceModel, Head
 from ..iteration.kv import KVManager, KVShape
 from ..iteration.model import Compute, Model
+from ..partition import Place
 from ..sampling.sampling import HiddenModel, SamplingModel
 from .plain import Kernels, LoadedAttention, LoadedNorm, Pass, TorchStage
 
@@ -41,9 +42,13 @@ def on_cuda(stage: TorchStage, compute: Compute) -> Model:
         log.warning("no Triton kernels: plain torch", extra={"reason": problem})
         return SamplingModel(stage) if place.is_last else HiddenModel(stage)
     log.info("Triton kernels", extra={"gpu": torch.cuda.get_device_name(stage.device)})
-    return DeviceModel(
-        FusedStage(stage, TritonKernels), place, CudaGraphs(stage.device) if compute.graphs else None, sample
-    )
+    recorder = CudaGraphs(stage.device) if wants_graphs(place, compute) else None
+    return DeviceModel(FusedStage(stage, TritonKernels), place, recorder, sample)
+
+
+def wants_graphs(place: Place, compute: Compute) -> bool:
+    """Whether increments run as graphs. With several tensor ranks only on demand: no NCCL was ever seen in a graph."""
+    return compute.graphs and (place.tensor_parallel == 1 or compute.graphs_tp)
 
 
 def obstacle(stage: TorchStage) -> str | None:

@@ -19,17 +19,19 @@ from orca_kernels.triton.plan import Plan
 from ..device.model import DeviceModel
 from ..device.replay import Replayed
 from ..iteration.kv import KVManager
+from ..iteration.model import Compute
 from ..sampling.host_draw import draw_rows
 from ..sampling.sampling import uniform
 from ..sampling.scoring import log_totals
-from .cuda import FusedStage
+from .cuda import FusedStage, wants_graphs
 from .plain import LoadedAttention, PlainKernels, TokenKernels, TorchStage
 
 
-def on_cpu(stage: TorchStage, recorder: Replayed) -> DeviceModel:
+def on_cpu(stage: TorchStage, recorder: Replayed, compute: Compute) -> DeviceModel:
     """The `Model` of a stage."""
-    fused = FusedStage(stage, lambda plan, kv: PlanKernels(plan, kv, recorder))
-    return DeviceModel(fused, stage.recording.place, recorder, partial(recorder.launch, sample))
+    fused, place = FusedStage(stage, lambda plan, kv: PlanKernels(plan, kv, recorder)), stage.recording.place
+    graphs = wants_graphs(place, compute)
+    return DeviceModel(fused, place, recorder if graphs else None, partial(recorder.launch, sample))
 
 
 class PlanKernels(TokenKernels):

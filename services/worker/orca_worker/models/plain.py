@@ -126,6 +126,10 @@ class Pass:
 
 Step = Callable[[Pass], None]
 
+# Rows of logits then begin at multiples of 128 bytes. GPT-2's 50,257 tokens are odd, and cuBLAS has slower kernels for
+# those. (Not timed: no GPU was at hand.)
+HEAD_ROWS = 64
+
 
 class TorchStage:
     """The operations of a recording with their weights on a device. `StageModel` in plain torch."""
@@ -233,7 +237,8 @@ class TorchStage:
         match operation:
             case Embed(table, first_token, scale, positions):
                 added = self._positions(positions)
-                return partial(_embed, self._table(table.name), first_token, scale, added, self.recording.vocabulary)
+                mine = self._table(table.name)[: table.size[0]]
+                return partial(_embed, mine, first_token, scale, added, self.recording.vocabulary)
             case Normalize(out, norm, _, in_place):
                 return partial(_normalize, self._norm(norm), out, in_place)
             case Copy(out):
@@ -254,12 +259,20 @@ class TorchStage:
                 return partial(_residual, [(x, *self._matrix(matrix)) for x, matrix in terms], loaded)
             case Head(x, table):
                 table, bias = self._table(table.name), self._weights.head_bias(operation)
-                return partial(_head, x, table, bias if bias is None else bias.to(table))
+                return partial(_head, x, table, bias if bias is None else self._padded(bias.to(table)))
 
     def _table(self, name: str) -> Tensor:
+        """A table of this rank's tokens, and zeros behind them."""
         if name not in self._tables:
-            self._tables[name] = self._weights.get(name)
+            self._tables[name] = self._padded(self._weights.get(name))
         return self._tables[name]
+
+    def _padded(self, x: Tensor) -> Tensor:
+        """x [V of this rank, ..] with as many rows on each tensor rank, a multiple of HEAD_ROWS."""
+        rows = -(-max(self.vocabulary_shares) // HEAD_ROWS) * HEAD_ROWS
+        padded = x.new_zeros(rows, *x.shape[1:])
+        padded[: len(x)] = x
+        return padded
 
     def _positions(self, of: Slice | Sinusoids | None) -> Tensor | Table | None:
         if isinstance(of, Sinusoids):

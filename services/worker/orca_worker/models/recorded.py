@@ -111,5 +111,5 @@ class RecordedFamily(Generic[C]):
             from ..device.replay import Replayed
             from .device_loop import on_cpu
 
-            return on_cpu(stage, Replayed()), weights.bytes_read
+            return on_cpu(stage, Replayed(), compute), weights.bytes_read
         return (SamplingModel(stage) if place.is_last else HiddenModel(stage)), weights.bytes_read

@@ -118,7 +118,7 @@ class RankApp:
         self._open.callback(telemetry.close)
 
         self._failure: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        compute = Compute(settings.threads, settings.kernels, settings.cuda_graphs)
+        compute = Compute(settings.threads, settings.kernels, settings.cuda_graphs, settings.cuda_graphs_tp)
         try:
             dtype = choose_dtype(settings.dtype, device, compute)
         except FailedPrecondition as error:

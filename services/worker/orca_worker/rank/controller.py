@@ -244,6 +244,7 @@ class Controller:
                 case Leave(reason=reason):
                     assert self._epoch is not None
                     self._epoch.close(reason)
+                    self._gpu.call(self._stage.leave)  # behind the iterations of the epoch, which the close has ended
 
     async def _open_store(self, epoch: int) -> Store:
         try:

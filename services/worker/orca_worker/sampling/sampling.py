@@ -199,7 +199,7 @@ class OfStage(Generic[L]):
     def incoming(self, tokens: int) -> tuple[tuple[int, ...], torch.dtype] | None:
         return self.model.incoming(tokens)
 
-    def prepare(self, kv: KVManager) -> None:
+    def prepare(self, kv: KVManager, plane: DataPlane) -> None:
         self.model.prepare(kv)
 
     def release(self) -> None:

@@ -190,7 +190,13 @@ class Stage:
         """Allocates the Attention K/V manager's memory, and lets the model get ready for it."""
         self._kv.allocate(slots, block_size)
         if self._model is not None:
-            self._model.prepare(self._kv)
+            with as_peer_lost(self._plane):
+                self._model.prepare(self._kv, self._plane)
+
+    def leave(self) -> None:
+        """Drops what may hold on to the data plane that was left: NCCL's abort waits for graphs with its operations."""
+        if self._model is not None:
+            self._model.release()
 
     def run(self, iteration: worker_pb2.Iteration, times: worker_pb2.StageTimes | None = None) -> Output:
         """Launches one iteration and waits for its output."""

@@ -55,7 +55,7 @@ class TimedModel:
     def kv_shape(self) -> KVShape | None:
         return None
 
-    def prepare(self, kv: KVManager) -> None:
+    def prepare(self, kv: KVManager, plane: DataPlane) -> None:
         pass
 
     def release(self) -> None:
