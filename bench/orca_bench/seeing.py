@@ -1,4 +1,4 @@
-"""What it costs to be seen: a stack with and without traces, scrapes, and viewers of the live page.
+"""Measures what it costs to be seen: a stack with and without traces, scrapes, and viewers of the live page.
 
     python -m orca_bench.seeing traces [--rounds 20] [--model MODEL] [--otlp http://HOST:PORT]
     python -m orca_bench.seeing metrics
@@ -49,7 +49,7 @@ EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 
 
 class Round(NamedTuple):
-    """What an arm did in one round."""
+    """The measures of one arm in one round."""
 
     rate: float  # tokens/s
     cpu: float  # ms of the stack for 1,000 tokens

@@ -101,6 +101,8 @@ async def test_pages(orca: World, http: httpx.AsyncClient) -> None:
     for part in ("http://", "https://", "src=", "<script"):
         assert part not in page.text.replace(orca.serving.http, ""), "nothing is loaded from elsewhere"
     assert "repetition_penalty" in page.text
+    root = await http.get("/")
+    assert (root.status_code, root.headers["location"]) == (307, "/docs")
 
 
 async def test_health_says_why_not(orca: World, model: Path) -> None:

@@ -74,6 +74,6 @@ def shared(path: Path, code: str, script: str | None = None, links: list[Path] |
 
 
 def loaded(library: Path) -> str:
-    """What a process says that loads the library and calls it."""
+    """Returns the answer of a process that loads the library and calls it."""
     run = subprocess.run([sys.executable, "-c", LOADS, library], capture_output=True, text=True, check=True)
     return run.stdout.strip()

@@ -14,7 +14,7 @@ from orca_common.roles import Role, dns_names, roles_in, wrong_role
 from .connection import GuardedConnection
 from .errors import refused
 
-OPEN_PATHS = {"/health", "/version", "/docs", "/openapi.json"}  # without a key: probes, and how to call
+OPEN_PATHS = {"/", "/health", "/version", "/docs", "/openapi.json"}  # without a key: probes, and how to call
 
 
 class KeyMiddleware:

@@ -5,7 +5,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from orca_common.errors import Unavailable
@@ -68,6 +68,7 @@ class Pages:
             MethodRoute("/version", self._version, "GET", "HEAD"),
             MethodRoute("/openapi.json", self._openapi, "GET", "HEAD"),
             MethodRoute("/docs", self._docs, "GET", "HEAD"),
+            MethodRoute("/", self._root, "GET", "HEAD"),
         ]
 
     async def _models(self, request: Request) -> Response:
@@ -98,6 +99,9 @@ class Pages:
 
     async def _openapi(self, request: Request) -> Response:
         return JSONResponse(described(self._endpoint.name))
+
+    async def _root(self, request: Request) -> Response:
+        return RedirectResponse("/docs")
 
     async def _docs(self, request: Request) -> Response:
         base = str(request.base_url).rstrip("/")
