@@ -102,5 +102,5 @@ def test_the_listener_of_a_request_that_has_ended_is_forgotten() -> None:
     ]
     _, order = listeners.arguments(rows)
     gone = order.index(2) + 1, int(Committed.GONE)  # the third row
-    listeners.answered(rows, order, (0, b"1", b"2", [], *gone))
+    listeners.answered(rows, order, (0, b"1", b"2", [], b"", *gone))
     assert list(listeners.known) == [1]

@@ -9,10 +9,11 @@ from checkpoints import make_gpt2, make_shape
 from iterations import begins, iteration_of
 from reference import PrefixLM, Reference
 from torch import Tensor
+from worker.company import check_any_company
 from worker.driver import Sampled, TinyEngine, make_stage
 from worker.engines import in_process
 from worker.logits import InTransformers, prompt_of, seen_by
-from worker.test_batch_invariance import check_any_company, logits, some_requests
+from worker.test_batch_invariance import some_requests
 from worker.test_families import change_config, requests_for
 
 from orca_common.checkpoint import read_checkpoint
@@ -20,8 +21,6 @@ from orca_common.errors import FailedPrecondition
 from orca_kernels.cpu.library import instruction_sets
 from orca_worker.device import model as device_model
 from orca_worker.models.families import check_partition
-
-__all__ = ["logits"]  # a fixture
 
 SHAPES = ("llama, tied, biases, 1 K/V head, large heads", "llama, 10 heads", "qwen3, large heads", "neox", "gptj")
 
