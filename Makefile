@@ -40,12 +40,12 @@ help: ## Show this help.
 setup: $(STAMP) ## Install everything into .venv; most other targets do this first.
 
 # Installs locks/LIST.txt into the environment. BEFORE and AFTER pip come what a light installation needs.
-LOCK = locks/$(LIST).txt
+LOCKED = locks/$(LIST).txt
 define INSTALL
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BEFORE)
 	@echo "Installing into $(VENV), once: $(WHAT). This takes some minutes."
-	@$(BIN)/pip install --disable-pip-version-check --progress-bar off --require-hashes $(DEPS) -r $(LOCK) > $(VENV)/install.log 2>&1 & \
+	@$(BIN)/pip install --disable-pip-version-check --progress-bar off --require-hashes $(DEPS) -r $(LOCKED) > $(VENV)/install.log 2>&1 & \
 	pip=$$!; \
 	while sleep $(TELL); kill -0 $$pip 2> /dev/null; do \
 		printf '%s so far: %.60s\n' "$$(du -sh $(VENV) | cut -f1)" "$$(tail -n 1 $(VENV)/install.log)"; \
@@ -63,9 +63,9 @@ $(VENV)/.serves: WHAT := torch and all that serving needs, about 6 GB
 # Without an NVIDIA GPU torch does without CUDA's big libraries.
 LIGHT := services/worker/light_torch.py
 $(VENV)/.serves-on-cpus: WHAT := torch and all that serving needs, about 1.7 GB
-$(VENV)/.serves-on-cpus: LOCK = $(VENV)/serve.txt
+$(VENV)/.serves-on-cpus: LOCKED = $(VENV)/serve.txt
 $(VENV)/.serves-on-cpus: DEPS := --no-deps
-$(VENV)/.serves-on-cpus: BEFORE = $(BIN)/python $(LIGHT) lock locks/serve.txt > $(LOCK)
+$(VENV)/.serves-on-cpus: BEFORE = $(BIN)/python $(LIGHT) lock locks/serve.txt > $(LOCKED)
 $(VENV)/.serves-on-cpus: AFTER = $(BIN)/python $(LIGHT) link $(VENV)/lib/python3*/site-packages
 $(VENV)/.documents: LIST := docs
 $(VENV)/.documents: WHAT := what the documentation needs, without torch
