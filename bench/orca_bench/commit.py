@@ -102,7 +102,7 @@ async def commits(url: str, rows: int, endpoints: int) -> tuple[list[bytes], lis
         async def _run(self, script: str, *args: Argument, renewal: bool = False) -> Any:
             if script == "commit" and keeping:
                 sent.append(pack_command(("EVALSHA", self._scripts[script].sha, 1, self._keys.pool, *args)))
-                return [0, args[3], args[3], []]
+                return [0, args[3], args[3], [], b""]
             return await super()._run(script, *args, renewal=renewal)
 
     async with Kept(url, "bench") as pool:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from iterations import begins, iteration_of
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.flop_counter import FlopCounterMode
 from worker.fake_cuda import CUDA, Watch, fake_cuda
 
@@ -19,7 +20,8 @@ from orca.v1.sampling_pb2 import SamplingParams
 from orca_kernels.transfer import to_device
 from orca_lab.shapes import SHAPES, Shape, gpt
 from orca_lab.shards import BLOCK_SIZE, INCREMENT, INITIATION, Case, formed, places, share_of, work_of
-from orca_worker.models.plain import TorchStage
+from orca_worker.models.gpt2.layers import record
+from orca_worker.models.plain import TorchStage, padded_rows
 from orca_worker.partition import Place
 from orca_worker.sampling.sampling import HiddenModel, SamplingModel
 from orca_worker.stage.stage import Stage
@@ -94,10 +96,13 @@ def test_every_tensor_is_on_the_device_and_the_host_does_not_wait(place: Place, 
 def test_big_models_at_their_true_sizes(shape: str, place: Place, watch: Watch) -> None:
     """What the shard's model holds and computes, as torch counts it."""
     big = SHAPES[shape]
-    share = share_of(big, place, "bfloat16")
+    share, hidden = share_of(big, place, "bfloat16"), big.config.hidden
+    shares = record(big.config, place).vocabulary_shares
+    behind = padded_rows(shares) - shares[place.tensor_rank]  # rows of the table behind its last token
     todo = [Case(INITIATION, 2, 128), Case(INCREMENT, 2, 128)]
     with formed(big, place, "bfloat16", CUDA, todo[0].slots) as stage:
-        assert bytes_held(model_of(stage)) == share.weight_bytes
+        of_table = 2 * hidden * behind if place.is_first or place.is_last else 0
+        assert bytes_held(model_of(stage)) == share.weight_bytes + of_table
         assert stage._kv.keys.nbytes + stage._kv.values.nbytes == todo[0].slots * share.slot_bytes
         for case in todo:
             watch.waits.clear()
@@ -106,16 +111,18 @@ def test_big_models_at_their_true_sizes(shape: str, place: Place, watch: Watch) 
             assert watch.waits == ["tolist"] * place.samples
             pairs = case.batch * case.prompt * (case.prompt - 1) // 2 if case.phase == INITIATION else 0
             masked = share.slot_bytes * pairs  # torch counts what the causal mask hides: 2 FLOP an element of a slot
-            assert count.get_total_flops() == work_of(big, place, "bfloat16", case).flop + masked
+            of_head = 2 * hidden * behind * case.batch * place.is_last
+            assert count.get_total_flops() == work_of(big, place, "bfloat16", case).flop + masked + of_head
 
 
 def bytes_held(model: TorchStage) -> int:
     """The bytes of all weights. Each storage counts once, because tied embeddings are one."""
-    found: dict[int, int] = {}
+    found: dict[StorageWeakRef, int] = {}
 
     def look(x: object) -> None:
         if isinstance(x, Tensor):
-            found[id(x)] = x.nbytes
+            storage = x.untyped_storage()
+            found[StorageWeakRef(storage)] = storage.nbytes()
         elif isinstance(x, list | tuple):
             for one in x:
                 look(one)

@@ -131,6 +131,11 @@ Step = Callable[[Pass], None]
 HEAD_ROWS = 64
 
 
+def padded_rows(vocabulary_shares: Sequence[int]) -> int:
+    """Rows of the table of each tensor rank."""
+    return -(-max(vocabulary_shares) // HEAD_ROWS) * HEAD_ROWS
+
+
 class TorchStage:
     """The operations of a recording with their weights on a device. `StageModel` in plain torch."""
 
@@ -269,8 +274,7 @@ class TorchStage:
 
     def _padded(self, x: Tensor) -> Tensor:
         """x [V of this rank, ..] with as many rows on each tensor rank, a multiple of HEAD_ROWS."""
-        rows = -(-max(self.vocabulary_shares) // HEAD_ROWS) * HEAD_ROWS
-        padded = x.new_zeros(rows, *x.shape[1:])
+        padded = x.new_zeros(padded_rows(self.vocabulary_shares), *x.shape[1:])
         padded[: len(x)] = x
         return padded
 
