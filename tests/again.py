@@ -16,7 +16,7 @@ PYTEST = [
     "--last-failed",
     "--last-failed-no-failures=none",
     "-m",
-    "not long and not kubernetes",
+    "not kubernetes",
 ]
 
 

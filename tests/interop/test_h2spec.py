@@ -89,7 +89,7 @@ FAILED = {
     "http2/8.2/1": DROPPED,  # PUSH_PROMISE from a client
     "hpack/5.2/1": TAKEN,  # more padding of a Huffman code than 7 bits
 }
-EITHER = {"http2/5.1.2/1"}  # more calls at once than the limit: on a busy machine the first are over before the last one
+EITHER = {"http2/5.1.2/1"}  # more calls at once than the limit: some may be over before the last one
 SKIPPED = {  # h2spec leaves these out where the answer to its call has no DATA
     "http2/6.5.3/1",
     "http2/6.9.1/1",
