@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from cluster import Failed, until
+from grpc.aio import AioRpcError
 from pauses import Pauses
 from reference import Known, Reference
 from retrained import retrain
@@ -81,7 +82,7 @@ async def rank_killed(orca: Release) -> None:
     try:
         for pid in (await orca.rank_pids(pod))[:1]:
             await orca.kill_inside(pod, pid)
-    except Failed:
+    except (Failed, AioRpcError):
         if any(same.uid == pod.uid and not same.leaving for same in await orca.pods("worker")):
             raise
 
