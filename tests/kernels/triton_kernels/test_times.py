@@ -22,5 +22,6 @@ def test_every_kernel_is_timed(capsys: pytest.CaptureFixture[str]) -> None:
         "bias_act",
         "greedy",
         "sample",
+        "sample, top-k and top-p",
         *(f"matmul {name}" for name in ("qkv", "projection", "up", "down")),
     }
