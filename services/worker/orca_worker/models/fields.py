@@ -82,6 +82,13 @@ class Fields:
             raise self.refuse(f"cuts a hidden size of {hidden} in {heads} heads")
         return hidden // heads
 
+    def kv_heads(self, heads: int, default: int) -> int:
+        """How many key/value heads `heads` query heads share. Raises FailedPrecondition for uneven shares."""
+        kv_heads = self.whole("num_key_value_heads", default)
+        if heads % kv_heads:
+            raise self.refuse(f"shares {kv_heads} key/value heads among {heads} heads")
+        return kv_heads
+
     def token(self, name: str, default: Any) -> int:
         """A token of the vocabulary."""
         value = self.get(name, default)

@@ -23,9 +23,8 @@ def read(checkpoint: Checkpoint) -> LlamaConfig:
     for name, thing in OTHERS.items():
         fields.refuse_given(name, thing)
     hidden, layers = fields.whole("hidden_size", 2304), fields.whole("num_hidden_layers", 26, MAX_LAYERS)
-    heads, kv_heads = fields.whole("num_attention_heads", 8), fields.whole("num_key_value_heads", 4)
-    if heads % kv_heads:
-        raise fields.refuse(f"shares {kv_heads} key/value heads among {heads} heads")
+    heads = fields.whole("num_attention_heads", 8)
+    kv_heads = fields.kv_heads(heads, 4)
     head_size, bias = fields.whole("head_dim", 256), fields.flag("attention_bias", False)
     kinds, rotary = _kinds(fields, layers), _rotary(fields, head_size, checkpoint.max_positions)
     windows = {FULL: 0}

@@ -50,9 +50,7 @@ class LlamaConfig:
         kind = checkpoint.model_type
         fields = Fields(checkpoint, NAMES[kind])
         hidden, heads = fields.whole("hidden_size", 4096), fields.whole("num_attention_heads", 32)
-        kv_heads = fields.whole("num_key_value_heads", 8 if kind == "mistral" else heads)
-        if heads % kv_heads:
-            raise fields.refuse(f"shares {kv_heads} key/value heads among {heads} heads")
+        kv_heads = fields.kv_heads(heads, 8 if kind == "mistral" else heads)
         if fields.get("head_dim") is None and kind != "qwen3":
             head_size = fields.head_size(hidden, heads)
         else:
