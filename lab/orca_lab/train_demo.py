@@ -2,6 +2,9 @@
 
     python -m orca_lab.train_demo --out FOLDER [--steps N] [--seed S]
 
+It has GPT-2's shape and not Llama's, because the paper's models have it, and all numbers of the control plane in docs/
+were taken with this one.
+
 The text is the source of the running interpreter's standard library. FOLDER receives what `orca serve` and
 `transformers` both load: config.json, generation_config.json, model.safetensors (bf16) and tokenizer.json.
 A run with the same seed, Python and library versions, on the same kind of CPU, gives the same model.
@@ -37,6 +40,10 @@ SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test
 SKIPPED_PREFIXES = ("_sysconfigdata", "config-")
 
 STATEMENT = re.compile(r"^(?:class|def|for|from|if|import|while|with) ", re.MULTILINE)
+# What a step trains on: windows [B, L + 1] by the step's number, and their loss.
+Source = Callable[[int], Tensor]
+Loss = Callable[[GPT2LMHeadModel, Tensor], Tensor]
+
 PROMPTS = ("def ", "import ", "class Foo:\n    def __init__(self")
 
 
@@ -147,7 +154,7 @@ def save(model: GPT2LMHeadModel, tokenizer: Tokenizer, out: Path) -> None:
             file.replace(out / file.name)
 
 
-def library_windows(stream: Tensor, n_tokens: int) -> Callable[[int], Tensor]:
+def library_windows(stream: Tensor, n_tokens: int) -> Source:
     """Return a function that picks windows [B, L + 1] anywhere in `stream` [n]; B x L = `n_tokens`."""
     windows_of = {length: stream.unfold(0, length + 1, 1) for length in (N_POSITIONS // 2, N_POSITIONS)}
 
@@ -160,7 +167,7 @@ def library_windows(stream: Tensor, n_tokens: int) -> Callable[[int], Tensor]:
     return pick
 
 
-def prompt_windows(tokenizer: Tokenizer, texts: list[str], rng: random.Random) -> Callable[[int], Tensor]:
+def prompt_windows(tokenizer: Tokenizer, texts: list[str], rng: random.Random) -> Source:
     """Return a function that picks windows [8, 257] which begin as a user does: "def ", "import ".
 
     A window from anywhere hardly ever begins with a statement: without these, greedy decoding went on from
@@ -182,14 +189,50 @@ def prompt_windows(tokenizer: Tokenizer, texts: list[str], rng: random.Random) -
     return lambda step: torch.tensor([window() for _ in range(8)])
 
 
+def repeats(ids: Tensor, length: int = 4) -> Tensor:
+    """Return a mask [B, L], true at each token of `ids` [B, L] that ends `length` tokens which its row already held."""
+    mask = torch.zeros_like(ids, dtype=torch.bool)
+    for row, tokens in enumerate(ids.tolist()):
+        seen: set[tuple[int, ...]] = set()
+        for end in range(length, len(tokens) + 1):
+            run = tuple(tokens[end - length : end])
+            mask[row, end - 1] = run in seen
+            seen.add(run)
+    return mask
+
+
+def loss_of_repeats(model: GPT2LMHeadModel, windows: Tensor, max_prompt: int = 48, length: int = 160) -> Tensor:
+    """Return the unlikelihood of the repeated tokens in the greedy text behind the beginnings of `windows` [B, L].
+
+    A small model's greedy text soon runs in circles, because the likeliest token behind a repetition is one more.
+    The sequence-level loss of "Neural Text Generation with Unlikelihood Training" (arXiv 1908.04319) lowers just those
+    tokens, in text that the model wrote itself: -log(1 - p) of each token that ends a repeated 4-gram.
+    """
+    prompt = windows[:, : int(torch.randint(1, max_prompt + 1, ()))]
+    # Transformers types `self` of generate with a protocol that its own models do not meet.
+    ids = model.generate(  # pyright: ignore[reportAttributeAccessIssue]
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        do_sample=False,
+        min_new_tokens=length,
+        max_new_tokens=length,
+        pad_token_id=END_OF_TEXT_ID,
+    )
+    logits = model(ids[:, :-1], use_cache=False).logits  # [B, L, V]
+    p = logits.float().softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+    wrong = repeats(ids)[:, 1:]
+    wrong[:, : prompt.shape[1] - 1] = False  # a prompt is not the model's own
+    return -(torch.log1p(-p.clamp(max=1 - 1e-5)) * wrong).sum() / wrong.numel()
+
+
 def train(
     model: GPT2LMHeadModel,
-    sources: list[Callable[[int], Tensor]],
+    losses: list[tuple[Loss, Source]],
     steps: int,
     lr: float,
     after_step: Callable[[int], None],
 ) -> None:
-    """Run `steps` steps of AdamW on the mean loss over `sources`; `lr` is the highest learning rate."""
+    """Run `steps` steps of AdamW on the mean of `losses` of their windows; `lr` is the highest learning rate."""
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     vectors = [p for p in model.parameters() if p.dim() < 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
@@ -205,18 +248,21 @@ def train(
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, scale)
     started = time.monotonic()
     for step in range(1, steps + 1):
-        total = 0.0
-        for source in sources:
-            loss = loss_of(model, source(step)) / len(sources)
-            loss.backward()
-            total += loss.item()
+        values = []
+        for loss, windows in losses:
+            value = loss(model, windows(step))
+            (value / len(losses)).backward()
+            values.append(value.item())
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
         if step % 50 == 0:
             seconds = time.monotonic() - started
-            print(f"step {step}/{steps}  loss {total:.3f}  {seconds:.0f} s", flush=True)
+            print(
+                f"step {step}/{steps}  losses {', '.join(f'{value:.3f}' for value in values)}  {seconds:.0f} s",
+                flush=True,
+            )
         after_step(step)
 
 
@@ -245,19 +291,22 @@ def main() -> None:
     parser.add_argument(
         "--prompt-steps", type=int, default=400, help="steps after those, each half on the library and half on prompts"
     )
+    parser.add_argument("--repeat-steps", type=int, default=400, help="steps after those, against repetitions, too")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--lr", type=float, default=3e-3, help="highest learning rate; a third of it for prompts")
     parser.add_argument("--save-every", type=int, default=300, help="steps between two checkpoints")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
-        "--go-on", action="store_true", help="skip the steps on the library; OUT already holds the model after them"
+        "--after",
+        choices=["library", "prompts"],
+        help="go on behind these steps, whose model OUT already holds",
     )
     args = parser.parse_args()
 
     logging.disable_progress_bar()
     torch.set_num_threads(args.threads)
     texts, held_out_texts = read_library(args.seed)
-    tokenizer = train_tokenizer(texts)
+    tokenizer = Tokenizer.from_file(str(args.out / "tokenizer.json")) if args.after else train_tokenizer(texts)
     stream = encode(tokenizer, texts, random.Random(args.seed))
     held_out = encode(tokenizer, held_out_texts)
     print(f"training: {len(texts)} files, {len(stream)} tokens", flush=True)
@@ -268,19 +317,27 @@ def main() -> None:
             save(model, tokenizer, args.out)
             print(f"step {step}  saved  validation loss {validate(model, held_out):.3f}", flush=True)
 
-    torch.manual_seed(args.seed)
-    if not args.go_on:
+    if not args.after:
+        torch.manual_seed(args.seed)
         model = new_model()
-        train(model, [library_windows(stream, TOKENS_PER_STEP)], args.steps, args.lr, checkpoint)
+        windows = library_windows(stream, TOKENS_PER_STEP)
+        train(model, [(loss_of, windows)], args.steps, args.lr, checkpoint)
         save(model, tokenizer, args.out)
 
-    # From the saved weights and a fresh seed, so that --go-on and a whole run give the same model.
-    torch.manual_seed(args.seed)
-    model = GPT2LMHeadModel.from_pretrained(args.out, dtype=torch.float32)
-    prompts = prompt_windows(tokenizer, texts, random.Random(args.seed))
     library = library_windows(stream, TOKENS_PER_STEP // 2)
-    train(model, [library, prompts], args.prompt_steps, args.lr / 3, checkpoint)
-    save(model, tokenizer, args.out)
+    phases = {"prompts": (args.prompt_steps, args.lr / 3), "repeats": (args.repeat_steps, args.lr / 10)}
+    for phase, (steps, lr) in phases.items():
+        if phase == args.after:
+            continue
+        # From the saved weights and a fresh seed, so that --after and a whole run give the same model.
+        torch.manual_seed(args.seed)
+        model = GPT2LMHeadModel.from_pretrained(args.out, dtype=torch.float32)
+        prompts = prompt_windows(tokenizer, texts, random.Random(args.seed))
+        losses: list[tuple[Loss, Source]] = [(loss_of, library), (loss_of, prompts)]
+        if phase == "repeats":
+            losses.append((loss_of_repeats, prompts))
+        train(model, losses, steps, lr, checkpoint)
+        save(model, tokenizer, args.out)
 
     shipped = GPT2LMHeadModel.from_pretrained(args.out, dtype=torch.float32)
     loss = validate(shipped, held_out)
