@@ -9,6 +9,7 @@ from scheduler.life_script import fresh_lifecycle
 
 from orca_scheduler.core.core import (
     Action,
+    Arrived,
     BatchReturned,
     Commit,
     Core,
@@ -18,13 +19,13 @@ from orca_scheduler.core.core import (
     Outcome,
     ScheduleBatch,
 )
-from orca_scheduler.core.request import Reason
+from orca_scheduler.core.request import Arrival, Reason
 from orca_scheduler.core.selection import Stop
 from orca_scheduler.lifecycle.events import Confirmed, Say, Suspected
 from orca_scheduler.lifecycle.suspicions import Kind, Suspicion
 from orca_scheduler.live import told
 from orca_scheduler.master.journal import Journal
-from orca_scheduler.master.recent import LASTING, SECTIONS, STEPS, Kept, Recent
+from orca_scheduler.master.recent import LASTING, OVERHEAD, SECTIONS, STEPS, Kept, Recent
 
 SECRET = 314159  # a token id
 SUSPECTED = Suspected(1.0, 1, Suspicion(1, Kind.GONE, "has ended"), 7)
@@ -85,6 +86,23 @@ def test_readers_of_failures_alone_can_say_how_long_streams_paused() -> None:
     for event in (EngineReady(1.0, 64, 1), returned(1)[0], returned(2)[0], EngineLost(2.0)):
         written.core_step(event, [])
     assert names(recent.after(0, failures_alone=True)) == ["EngineReady", "BatchReturned", "EngineLost"]
+
+
+def test_a_heading_larger_than_a_section_comes_seldom() -> None:
+    """A core with thousands of requests has one of megabytes. With each step, it took 60 ms an iteration."""
+    core, recent, steps = Core(64, 1, 16), Recent(1 << 13), 1000
+    core.step(EngineReady(0.0, 1 << 16, 1))
+    core.step(Arrived(0.0, tuple(Arrival(claim, claim, 10, 1000) for claim in range(64))))
+    written = Journal(None, core, fresh_lifecycle(), recent=recent.of("engine-0"))
+    headings = set(recent.lines(0)["engine-0"])
+    (size,) = map(len, headings)
+    assert size > 1 << 13
+    for n in range(steps):
+        written.core_step(*returned(n))
+        lines = recent.lines(0)["engine-0"]
+        headings |= {line for line in lines if line.startswith(b'{"core"')}
+        assert sum(map(len, lines)) < 5 * size
+    assert 2 < len(headings) < steps * (OVERHEAD + max(len(kept.line) for kept in recent.after(0, False))) / size + 2
 
 
 def test_a_reader_goes_on_where_it_was() -> None:

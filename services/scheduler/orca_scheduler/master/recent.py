@@ -39,7 +39,7 @@ class Section:
     term: int
     heading: bytes
     lines: list[Kept] = field(default_factory=list[Kept])
-    size: int = 0
+    size: int = 0  # of the lines
 
 
 class EngineRecent:
@@ -48,17 +48,25 @@ class EngineRecent:
     def __init__(self, engine: str, share: Callable[[], int], numbers: "count[int]") -> None:
         """share: the bytes that all sections together may have now."""
         self._engine, self._share, self._numbers = engine, share, numbers
-        self._sections: deque[Section] = deque(maxlen=SECTIONS)
+        self._sections: deque[Section] = deque()
         self._lasting: deque[Kept] = deque(maxlen=LASTING)
 
     @property
     def full(self) -> bool:
-        """Whether the last section is to be followed by another."""
-        return self._sections[-1].size > self._share() // SECTIONS
+        """Whether the last section is to be followed by another: its lines are the greater part of it, too.
+
+        The heading of an engine with thousands of requests takes megabytes and some 60 ms.
+        """
+        last = self._sections[-1]
+        return last.size > max(self._share() // SECTIONS - len(last.heading), len(last.heading))
 
     def begin(self, heading: bytes, term: int) -> None:
-        """Begins a section."""
-        self._sections.append(Section(time.time_ns(), term, heading, size=len(heading)))
+        """Begins a section. The oldest ones go, until all keep within the share; the one before always stays."""
+        self._sections.append(Section(time.time_ns(), term, heading))
+        size = sum(len(section.heading) + section.size for section in self._sections)
+        while len(self._sections) > 2 and (size > self._share() or len(self._sections) > SECTIONS):
+            oldest = self._sections.popleft()
+            size -= len(oldest.heading) + oldest.size
 
     def add(self, line: bytes, lasting: bool) -> None:
         """Adds a line to the last section. lasting: it is of a failure, and is kept beyond its section."""
