@@ -112,6 +112,15 @@ def test_settings_of_the_pages_have_the_code_s_defaults() -> None:
     assert {name: default.removesuffix(".0") for name, default in said.items()} == exact
 
 
+def test_cells_name_their_columns() -> None:
+    """A phone shows a row of a wide table as a list."""
+    table = (
+        "<table><thead><tr><th>a</th><th><code>b</code> &amp; c</th></tr></thead><tr><td>1</td><td>2</td></tr></table>"
+    )
+    cells = '<td data-column="a">1</td><td data-column="b &amp; c">2</td>'
+    assert SITE.labelled(table) == re.sub("<td>.*</td>", cells, table)
+
+
 def test_the_table_of_keys_is_the_docstring_s() -> None:
     page = (DOCS / "pool.md").read_text()
     assert page == load(DOCS / "hooks/keys.py").page(), "run docs/hooks/keys.py"
