@@ -134,6 +134,12 @@ def test_the_kinds_of_a_journal_are_those_of_the_code() -> None:
     assert sorted({*listed}) == sorted(KINDS)
 
 
+@pytest.mark.parametrize("word", ["llama", "prometheus", "chat", "quantized", "autoscaling"])
+def test_the_search_finds(word: str) -> None:
+    """The words that newcomers look for, as whole words."""
+    assert any(re.search(rf"\b{word}\b", page.read_text(), re.IGNORECASE) for page in DOCS.glob("*.md"))
+
+
 def test_the_table_of_metrics_is_that_of_the_services() -> None:
     page = (DOCS / "metrics.md").read_text()
     assert page == load(DOCS / "hooks/metrics.py").page(), "run docs/hooks/metrics.py"
