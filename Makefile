@@ -42,6 +42,7 @@ setup: $(STAMP) ## Install everything into .venv; most other targets do this fir
 # Installs locks/LIST.txt into the environment. BEFORE and AFTER pip come what a light installation needs.
 LOCKED = locks/$(LIST).txt
 define INSTALL
+	@test ! -L $(VENV) || { echo "$(VENV) is a link: this would put this checkout into another one's environment. Remove it"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BEFORE)
 	@echo "Installing into $(VENV), once: $(WHAT). This takes some minutes."

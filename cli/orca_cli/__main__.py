@@ -21,7 +21,7 @@ EXTRAS = {"generate": "cli", "bench": "bench"}  # of commands; all others come w
 def begin_forks(arguments: Sequence[str]) -> Begun | None:
     """Begins the fork server of a command's stack, which imports for longer than all else of a start takes. None where
     the command has no stack, shows its help, or will say what is not installed."""
-    if arguments[:1] not in (["serve"], ["demo"]) or "--help" in arguments or not find_spec("uvloop"):
+    if arguments[:1] not in (["serve"], ["demo"]) or {"--help", "-h"} & set(arguments) or not find_spec("uvloop"):
         return None
     from orca_worker.processes.beginning import POD, begin
 

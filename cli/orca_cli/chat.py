@@ -18,7 +18,13 @@ def chat(
     ] = None,
     system: Annotated[str, typer.Option(help="The system's message, with which the conversation begins.")] = "",
     max_new_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of an answer at most; what the model says if not given.")
+        int | None,
+        typer.Option(
+            "--max-new-tokens",
+            "--max-tokens",
+            min=1,
+            help="Tokens of an answer at most; what the model says if not given.",
+        ),
     ] = None,
     temperature: Annotated[
         float | None, typer.Option(min=0, help="0 is greedy; what the model says, or 1, if not given.")

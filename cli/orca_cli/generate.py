@@ -26,7 +26,9 @@ def generate(
     address: Annotated[
         list[str] | None, typer.Option(help="An endpoint, host:port; 127.0.0.1:50051 if not given. May be repeated.")
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 64,
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", "--max-tokens", min=1, help="Tokens to generate at most.")
+    ] = 64,
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
     top_k: Annotated[int | None, typer.Option(min=1, help="Sample from this many likeliest tokens.")] = None,
     top_p: Annotated[

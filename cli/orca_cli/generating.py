@@ -72,7 +72,7 @@ async def generate_all(
         except Unreachable as error:
             return [f"{error}; `orca serve` starts a server" if str(error).endswith(NOBODY) else str(error)]
         except OrcaError as error:
-            said = "" if error.reason else "no answer from "  # a reason is the server's word: it has answered
+            said = "" if error.answered else "no answer from "
             return [f"{said}{', '.join(addresses)}: {error}"]
         output = output_for(prompts, spells, as_json)
         try:

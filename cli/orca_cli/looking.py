@@ -16,6 +16,7 @@ from orca_common.errors import FailedPrecondition
 from orca_local import status_port
 
 SECONDS = 2.0  # for one answer
+WINDOW = 0.5  # of `load`
 Values = Mapping[str, Mapping[tuple[str, ...], float]]  # name -> values of the labels in their order -> sum
 
 
@@ -47,6 +48,30 @@ def ports(folder: Path | None, given: Sequence[str]) -> list[str]:
     if not found:
         raise FailedPrecondition(f"nothing runs in {folder}")
     return found
+
+
+def load(folder: Path) -> str:
+    """The load of a run in a line, or why it is not known. Takes WINDOW seconds, in which tokens are counted."""
+    try:
+        addresses = ports(folder, ())
+    except FailedPrecondition:
+        return "not known yet"
+    before = look(addresses)
+    time.sleep(WINDOW)
+    now = look(addresses)
+    if now.silent:
+        return f"not known: no answer from {now.silent[0]}"
+    sights = engines(before, now)
+    waiting, oldest = now.most("orca_num_requests_waiting"), now.most("orca_queue_oldest_age_seconds")
+    recoveries = now.value("orca_recoveries_total")
+    parts = (
+        f"{waiting:.0f} waiting" + (f" (the oldest for {oldest:.1f} s)" if waiting else ""),
+        f"{sum(sight.running for sight in sights)} running",
+        f"{sum(sight.reserved for sight in sights)} of {sum(sight.slots for sight in sights)} slots",
+        f"{rate(before, now, 'orca_engine_tokens_total'):.0f} tokens/s",
+        f"{recoveries:.0f} recover{'y' if recoveries == 1 else 'ies'}",
+    )
+    return ", ".join(parts)
 
 
 def look(addresses: Sequence[str]) -> Look:

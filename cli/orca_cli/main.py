@@ -17,9 +17,10 @@ from orca_cli.chat import chat
 from orca_cli.credentials import certs, key
 from orca_cli.generate import generate
 from orca_cli.settings_command import KINDS, SettingsCommand, redis_url_of, settings_of
-from orca_cli.suggestions import Command
+from orca_cli.suggestions import Command, Commands
 
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["--help", "-h"]},
@@ -31,9 +32,10 @@ app.command(cls=Command)(certs)
 app.command(cls=Command)(key)
 console = Console(highlight=False, markup=False)
 
-# These commands leave their arguments to settings; those of services leave --help to them too.
-SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
-SERVICE = {**SETTINGS, "help_option_names": []}
+SETTINGS = {
+    "allow_extra_args": True,
+    "ignore_unknown_options": True,
+}  # these commands leave their arguments to settings
 SERVICES = {  # command -> the module with its main, and what it does
     "endpoint": (
         "orca_endpoint.app",
@@ -85,7 +87,7 @@ def help_of_orca(context: typer.Context) -> None:
     print(context.parent.get_help())
 
 
-@app.command(context_settings=SERVICE, cls=SettingsCommand)
+@app.command(context_settings=SETTINGS, cls=SettingsCommand)
 def serve(context: typer.Context) -> None:
     """Starts everything on this machine, as the processes that a cluster runs, until Ctrl-C."""
     from orca_cli import serving
@@ -96,11 +98,11 @@ def serve(context: typer.Context) -> None:
 
 @app.command(cls=Command)
 def status(run_dir: RunDir = None) -> None:
-    """Shows the processes of a run on this machine, and why those that are not ready are not.
+    """Shows the processes of a run on this machine, why those that are not ready are not, and the load.
 
     Ends with status 0 when all are ready, else with 1.
     """
-    from orca_cli import runs
+    from orca_cli import looking, runs
     from orca_local.run_folder import unwritable
 
     async def body() -> None:
@@ -109,6 +111,7 @@ def status(run_dir: RunDir = None) -> None:
         console.print(f"run folder {folder}" if table.row_count else f"nothing runs in {folder}", soft_wrap=True)
         if table.row_count:
             console.print(table)
+            console.print(f"load: {looking.load(folder)}", soft_wrap=True)
         if not ready:
             if table.row_count and (why := unwritable(folder)):
                 console.print(
@@ -440,7 +443,7 @@ def _add_service(name: str) -> None:
         settings = settings_of(name).load(context.args)
         importlib.import_module(module).main(settings)
 
-    app.command(name, help=what, context_settings=SERVICE, cls=SettingsCommand)(command)
+    app.command(name, help=what, context_settings=SETTINGS, cls=SettingsCommand)(command)
 
 
 for _name in SERVICES:
@@ -452,7 +455,7 @@ try:
     app.add_typer(bench.app, name="bench")
 except ModuleNotFoundError:
 
-    @app.command("bench", context_settings=SERVICE)
+    @app.command("bench", context_settings={**SETTINGS, "help_option_names": []})
     def bench_is_missing(context: typer.Context) -> None:
         """Measures the engine, a server, and single kernels. It is not installed."""
         importlib.import_module("orca_cli.bench")  # `__main__` says which extra brings what this lacks

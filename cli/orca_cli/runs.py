@@ -36,22 +36,27 @@ def run_folder(given: Path | None) -> Path:
 def state_of(folder: Path) -> tuple[Table, bool]:
     """One line per process: whether it is ready, and why not. And whether all are, and there are some."""
     table = Table(box=None, pad_edge=False)
-    for column in ("process", "pid", "age", "address", "ready"):
-        table.add_column(column, justify="right" if column in ("pid", "age") else "left", overflow="fold")
+    for column in ("process", "pid", "age", "restarts", "address", "ready"):
+        table.add_column(
+            column, justify="left" if column in ("process", "address", "ready") else "right", overflow="fold"
+        )
     ready = []
-    ranks: dict[str, Any] = {}  # by supervisor, its report of each rank
+    pods: dict[str, Any] = {}  # by supervisor, its report of its ranks
     for row in processes(folder):
         if row["role"] == "rank":
             name = f"{row['engine']} rank {row['rank']}"
-            why = ranks.get(row["supervisor"], {}).get(str(row["tensor_rank"]), "its supervisor does not tell")
-            table.add_row(name, str(row["pid"]), _age(row["pid"]), row["address"], why or "yes")
+            pod, rank = pods.get(row["supervisor"], {}), str(row["tensor_rank"])
+            why = pod.get("ranks", {}).get(rank, "its supervisor does not tell")
+            restarts = pod.get("restarts", {}).get(rank, "")
+            table.add_row(name, str(row["pid"]), _age(row["pid"]), str(restarts), row["address"], why or "yes")
             continue
         said = _said(row) if row["address"] else {"reason": "starts"}
-        ranks[row["name"]] = said.get("ranks", {})
+        pods[row["name"]] = said
         why = said["reason"]
         ready.append(why is None)
         well = f"yes, policy {said['policy']}" if "policy" in said else "yes"
-        table.add_row(row["name"], str(row["pid"] or ""), _age(row["pid"]), row["address"] or "", why or well)
+        here = str(row["pid"] or ""), _age(row["pid"]), str(row.get("restarts", ""))
+        table.add_row(row["name"], *here, row["address"] or "", why or well)
     return table, bool(ready) and all(ready)
 
 

@@ -35,21 +35,35 @@ def redis_url_of(flag: str | None) -> str | None:
 
 
 class SettingsCommand(TyperCommand):
-    """Leaves its arguments to the settings, which know more than the shell's completion asks for."""
+    """Leaves its arguments to the settings, which know more than the shell's completion and --help ask for."""
+
+    shows_help = False
 
     def get_params(self, ctx: Any) -> list[Any]:
         known = super().get_params(ctx)
-        if not ctx.resilient_parsing:  # which is how a shell asks
-            return known
-        return [*known, *_options(settings_of(ctx.info_name if ctx.info_name in KINDS else "serve"))]
+        if ctx.resilient_parsing:  # which is how a shell asks
+            kind = settings_of(ctx.info_name if ctx.info_name in KINDS else "serve")
+            return [*known, *_options(kind, negatives=True)]
+        if self.shows_help and ctx.info_name in KINDS:
+            return [*_options(settings_of(ctx.info_name)), *known]
+        return known
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        from orca_common.settings import EPILOG
+
+        self.shows_help, self.epilog = True, EPILOG
+        super().format_help(ctx, formatter)
 
 
-def _options(kind: Any) -> list[Any]:
-    """Settings as options of Typer."""
+def _options(kind: Any, negatives: bool = False) -> list[Any]:
+    """Settings as options of Typer. negatives: with the --no- of switches, which help has in their sentence."""
+    from orca_common.settings import heading_of
 
     def command(**settings: object) -> None: ...
 
-    options = {name: _option(name, field.annotation) for name, field in kind.model_fields.items()}
+    options = {
+        name: _option(name, field, heading_of(kind, name), negatives) for name, field in kind.model_fields.items()
+    }
     parameters = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option)
         for name, option in options.items()
@@ -61,9 +75,23 @@ def _options(kind: Any) -> list[Any]:
     return [param for param in typer.main.get_command(app).params if param.name in options]
 
 
-def _option(name: str, kind: Any) -> Any:
-    flag = "--" + name.replace("_", "-")
-    if kind is bool:
-        return Annotated[bool | None, typer.Option(f"{flag}/--no-{flag[2:]}")]
+def _option(name: str, field: Any, heading: str, negatives: bool) -> Any:
+    """A setting as an option, which is shown below the heading of the others of its class."""
+    flag, kind = "--" + name.replace("_", "-"), field.annotation
+    value = "none" if field.default is None else str(field.default).lower() if kind is bool else field.default
+    notes = ["required" if field.is_required() else f"default: {value}"]
     choices = [str(choice) for choice in get_args(kind)] if get_origin(kind) is Literal else []
-    return Annotated[str | None, typer.Option(flag, autocompletion=lambda: choices)]
+    if choices:
+        notes.append(f"one of {', '.join(choices)}")
+    negative = f"--no-{flag[2:]}"
+    if kind is bool:
+        notes.append(negative)
+    shown: Any = {
+        "help": f"{field.description} ({'; '.join(notes)})",
+        "rich_help_panel": heading.capitalize(),
+        "show_default": False,
+    }
+    if kind is bool:
+        return Annotated[bool | None, typer.Option(f"{flag}/{negative}" if negatives else flag, **shown)]
+    word = "INTEGER" if int in (kind, *get_args(kind)) else "NUMBER" if kind is float else "TEXT"
+    return Annotated[str | None, typer.Option(flag, metavar=word, autocompletion=lambda: choices, **shown)]

@@ -1,12 +1,25 @@
-"""Suggests names that look like an option that a command does not have."""
+"""Suggests names for an option or a command that is not there."""
 
 from difflib import SequenceMatcher
 from typing import Any
 
-from typer._click.exceptions import NoSuchOption
-from typer.core import TyperCommand
+from typer._click.exceptions import NoSuchOption, UsageError
+from typer.core import TyperCommand, TyperGroup
 
 ALIKE = 0.7  # of the names without their dashes, which click counts too: it takes --help for --model
+ELSEWHERE = {"run": "'serve', 'chat'", "start": "'serve'", "ps": "'status'"}  # commands of other servers
+
+
+class Commands(TyperGroup):
+    """The commands. Typer suggests those that are spelled alike."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        try:
+            return super().resolve_command(ctx, args)
+        except UsageError as refused:
+            if args[0] in ELSEWHERE:
+                refused.message = f"No such command {args[0]!r}. Did you mean {ELSEWHERE[args[0]]}?"
+            raise
 
 
 class Command(TyperCommand):

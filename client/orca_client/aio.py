@@ -342,7 +342,7 @@ class AsyncOrcaClient(BaseClient[AsyncStream]):
                 if is_cancelled() or not self._channels.closed:
                     raise
                 error = Cancelled("the client was closed")
-            if isinstance(error, DeadlineExceeded) and not error.reason:
+            if isinstance(error, DeadlineExceeded) and not error.answered:
                 raise patience.expired()
             if not isinstance(error, Unavailable):
                 raise error

@@ -294,7 +294,9 @@ class BaseStream:
         if finished is None:
             raise self._was_closed()
         if finished.reason is FinishReason.CANCELLED:
-            raise Cancelled(f"request {self.request_id} was cancelled after {finished.output_tokens} tokens")
+            error = Cancelled(f"request {self.request_id} was cancelled after {finished.output_tokens} tokens")
+            error.reason = "REQUEST_CANCELLED"
+            raise error
         return "".join(token.text for token in self._resumption.tokens) + finished.text
 
     def _was_closed(self) -> Cancelled:

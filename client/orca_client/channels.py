@@ -67,7 +67,7 @@ class Channels:
             return Cancelled("the client was closed")
         self._unreached.pop(target, None)
         error = error_of(failure.code(), failure.details(), cast(Any, failure.trailing_metadata()))
-        if error.reason:
+        if error.answered:
             self.answered = True
         elif isinstance(error, Unavailable):
             error = self._unavailable(error, target)

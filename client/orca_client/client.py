@@ -305,7 +305,7 @@ class OrcaClient(BaseClient[Stream]):
                 return answer
             except grpc.RpcError as failure:
                 error = self._channels.error(failure, target)
-            if isinstance(error, DeadlineExceeded) and not error.reason:
+            if isinstance(error, DeadlineExceeded) and not error.answered:
                 raise patience.expired()
             if not isinstance(error, Unavailable):
                 raise error

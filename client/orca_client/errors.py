@@ -16,7 +16,8 @@ OrcaError
 │   └── Unreachable      no endpoint could even be reached; the sentence says why: nothing listens, TLS, the name
 └── Internal             a bug of the server; `trace_id` leads to its traces and logs
 
-Each has `code`, the gRPC status. A status outside this tree (UNIMPLEMENTED, OUT_OF_RANGE) is a plain OrcaError.
+Each has `code`, the gRPC status, and `reason`, a word for programs. A status outside this tree (UNIMPLEMENTED,
+OUT_OF_RANGE) is a plain OrcaError.
 """
 
 from collections.abc import Iterable
@@ -33,23 +34,35 @@ DETAILS = "grpc-status-details-bin"  # the metadata key of a google.rpc.Status
 
 # A call ends with one of these when its connection, a proxy or the process at its other end dies: RST_STREAM becomes
 # INTERNAL or CANCELLED, a stream without trailers UNKNOWN. Such an end has no DETAILS; every error that Orca sends has.
-TRANSPORT = {grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN}
+BROKEN = {grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN}
+
+# The reasons that no server says.
+TRANSPORT = "TRANSPORT"  # the connection broke, or what stands between ended the call
+UNREACHABLE = "UNREACHABLE"
+CLIENT_CLOSED = "CLIENT_CLOSED"
 
 
 class OrcaError(Exception):
     """An error with a gRPC status. `str(error)` is the server's sentence.
 
-    `reason` is the server's word for programs (orca.proto lists them), or "" for an error that was made here.
+    `reason` is the server's word for programs (orca.proto lists them). An error that is made here has the same word for
+    the same thing, or TRANSPORT, UNREACHABLE, CLIENT_CLOSED.
     """
 
     code: grpc.StatusCode = grpc.StatusCode.UNKNOWN
-    reason: str = ""
+    reason: str = TRANSPORT
+
+    @property
+    def answered(self) -> bool:
+        """Whether an endpoint said it, and not the way to it."""
+        return self.reason not in (TRANSPORT, UNREACHABLE)
 
 
 class InvalidArgument(OrcaError):
     """`field` is the name of the request's field, or "" when the server named none."""
 
     code = grpc.StatusCode.INVALID_ARGUMENT
+    reason = "INVALID_FIELD"
 
     def __init__(self, message: str, field: str = "") -> None:
         super().__init__(message)
@@ -80,10 +93,12 @@ class ResourceExhausted(OrcaError):
 
 class DeadlineExceeded(OrcaError):
     code = grpc.StatusCode.DEADLINE_EXCEEDED
+    reason = "DEADLINE_PASSED"
 
 
 class Cancelled(OrcaError):
     code = grpc.StatusCode.CANCELLED
+    reason = CLIENT_CLOSED
 
 
 class Aborted(OrcaError):
@@ -100,6 +115,7 @@ class PermissionDenied(OrcaError):
 
 class DataLoss(OrcaError):
     code = grpc.StatusCode.DATA_LOSS
+    reason = "TOKENS_LOST"
 
 
 class Unavailable(OrcaError):
@@ -108,6 +124,8 @@ class Unavailable(OrcaError):
 
 class Unreachable(Unavailable):
     """None of the client's addresses could be reached. `sure`: the cause is known for each of them, and no guess."""
+
+    reason = UNREACHABLE
 
     def __init__(self, message: str, sure: bool = True) -> None:
         super().__init__(message)
@@ -145,12 +163,12 @@ def error_of(code: grpc.StatusCode, message: str | None, metadata: Iterable[tupl
     """The error of a call that ended with this status. A broken transport is Unavailable, whatever its code."""
     sentence = message or code.name
     raw = next((value for key, value in metadata or () if key == DETAILS), None)
-    if raw is None and code in TRANSPORT:
+    if raw is None and code in BROKEN:
         return Unavailable(f"the stream broke: {sentence}")
     status = _status(raw or b"")
     info = _detail(status, ErrorInfo)
     error = _error(code, sentence, status, info.metadata["trace_id"] if info and "trace_id" in info.metadata else "")
-    error.reason = info.reason if info else ""
+    error.reason = info.reason if info else TRANSPORT
     return error
 
 

@@ -68,7 +68,7 @@ class Patience:
         self._last = error
         if self._down_since is None:
             self._down_since = now
-        if error.reason:  # the server's word: something answers there
+        if error.answered:
             self._connect = None
         wait = min(LONGEST_WAIT, FIRST_WAIT * 2**self._failures) * self._rng.uniform(0.5, 1)
         self._failures = min(self._failures + 1, 30)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from orca.v1 import orca_pb2 as pb
 from orca.v1.orca_pb2 import GenerateRequest, GenerateResponse, ResumeRequest
 
-from .errors import DataLoss, DeadlineExceeded, NotFound, OrcaError, ResourceExhausted, Unavailable
+from .errors import TRANSPORT, DataLoss, DeadlineExceeded, NotFound, OrcaError, ResourceExhausted, Unavailable
 from .events import Accepted, Event, Finished, Prompt, Token, accepted_of, finished_of, prompt_of, token_of
 from .patience import Patience
 
@@ -132,7 +132,7 @@ class Resumption:
     def failed(self, error: OrcaError, now: float) -> float:
         """Seconds to wait before `call`. Raises the error when the request must not be tried again."""
         try:
-            if isinstance(error, DeadlineExceeded) and not error.reason:
+            if isinstance(error, DeadlineExceeded) and not error.answered:
                 raise self._patience.expired()
             if isinstance(error, Unavailable):
                 return self._patience.failed(error, now)
@@ -149,7 +149,7 @@ class Resumption:
 
     def _may_begin_again(self, error: OrcaError) -> bool:
         """Whether Generate may send a lost request again. None of its tokens was shown, so none can differ."""
-        unknown = isinstance(error, NotFound) and error.reason in ("", "UNKNOWN_REQUEST")
+        unknown = isinstance(error, NotFound) and error.reason in (TRANSPORT, "UNKNOWN_REQUEST")
         shown = self._from_index + len(self.tokens)
         return unknown and self._body is not None and self.accepted is not None and not shown and not self._forgotten
 

@@ -41,7 +41,7 @@ class Trace:
             return
         from opentelemetry.trace import StatusCode
 
-        reason = finished.reason if finished else (error.reason or error.code.name) if error else "LEFT"
+        reason = finished.reason if finished else error.reason if error else "LEFT"
         span.set_attributes({"orca.tokens": tokens, "orca.reason": reason})
         if error is not None:
             span.set_status(StatusCode.ERROR, str(error))

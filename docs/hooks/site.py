@@ -16,6 +16,7 @@ import os
 import re
 import tokenize
 from collections.abc import Iterator
+from html import escape, unescape
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 LINK = re.compile(r"(?<=\])\((?P<path>[^()\s#]*)(?:#(?P<fragment>[^()\s]*))?\)")
 SETTINGS = re.compile(r"<!-- settings: (?P<module>[\w.]+)\.(?P<name>\w+) -->")
+TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
 LINE_ANCHOR = re.compile(r'id="(__codelineno-[\d-]+)"')
 LANGUAGES = {".py": "python", ".lua": "lua", ".proto": "protobuf", ".js": "javascript", ".toml": "toml", ".yml": "yaml"}
 
@@ -177,10 +179,22 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Tells mkdocs of the anchors of numbered lines: it looks for anchors before code is highlighted."""
+    """Tells mkdocs of the anchors of numbered lines: it looks for anchors before code is highlighted. Labels cells."""
     if page.present_anchor_ids is not None:
         page.present_anchor_ids |= set(LINE_ANCHOR.findall(html))
-    return html
+    return TABLE.sub(lambda found: labelled(found[0]), html)
+
+
+def labelled(table: str) -> str:
+    """A table whose cells name their columns: on a phone site.css shows a row as a list of them."""
+    names = [
+        escape(unescape(re.sub("<[^>]*>", "", head))) for head in re.findall(r"<th\b[^>]*>(.*?)</th>", table, re.DOTALL)
+    ]
+    rows = re.split(r"(?=<tr>)", table)
+    for n, row in enumerate(rows):
+        column = iter(names)
+        rows[n] = re.sub(r"<td\b", lambda _, column=column: f'<td data-column="{next(column, "")}"', row)
+    return "".join(rows)
 
 
 def source_page(path: Path) -> str:

@@ -55,6 +55,7 @@ class Child:
         self.addresses: dict[str, str] = {}  # by port's name, as the service printed them when it listened
         self._command, self._environment, self._log = command, dict(environment), log
         self._inherits, self._batch = inherits, batch
+        self.restarts = -1  # the first start makes it 0
         self._began = 0  # where in the log the present process began
         self._process: Process | None = None
 
@@ -82,6 +83,7 @@ class Child:
     async def start(self) -> None:
         """Starts the process and waits until it listens. Raises FailedPrecondition with the end of its log."""
         self._process = await self._spawn()
+        self.restarts += 1
         assert self._process.stdout is not None
         try:
             async with asyncio.timeout(START_SECONDS):
@@ -268,6 +270,7 @@ class RedisChild(Child):
     async def start(self) -> None:
         """Starts the server and waits until it has read its file and answers."""
         self._process = await self._spawn()
+        self.restarts += 1
         assert self._process.stdout is not None
         self._lines = asyncio.create_task(copy_lines(self._process.stdout, self._log))
         try:

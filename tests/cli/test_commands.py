@@ -22,6 +22,7 @@ from orca_cli import serving
 from orca_cli.main import app
 from orca_cli.runs import logs_of, run_folder, state_of
 from orca_cli.settings import quiet_grpc
+from orca_cli.settings_command import KINDS, settings_of
 from orca_cli.stdout import Lossy
 from orca_client import __version__
 from orca_common.environment import VERBOSITY, child_environment
@@ -199,7 +200,7 @@ def test_a_command_that_can_be_pasted_elsewhere(tmp_path: Path, monkeypatch: pyt
     ("option", "suggested"),
     [
         ("--queue", ""),
-        ("--max-tokens", " (Possible options: --max-new-tokens)"),
+        ("--max-token", " (Possible options: --max-new-tokens, --max-tokens)"),
         ("--temp", " (Possible options: --temperature)"),
     ],
 )
@@ -208,6 +209,24 @@ def test_only_names_that_look_alike_are_suggested(option: str, suggested: str) -
     done = CliRunner().invoke(app, ["generate", "a", option, "1"], env={"COLUMNS": "200"})
     assert done.exit_code == 2
     assert f"No such option: {option}{suggested} " in done.stderr
+
+
+@pytest.mark.parametrize(("command", "meant"), [("run", "'serve', 'chat'"), ("serv", "'serve'"), ("wombat", None)])
+def test_commands_are_suggested(command: str, meant: str | None) -> None:
+    done = CliRunner().invoke(app, [command], env={"COLUMNS": "200"})
+    assert done.exit_code == 2
+    assert f"No such command '{command}'." + (f" Did you mean {meant}?" if meant else " ") in done.stderr
+
+
+@pytest.mark.parametrize("command", KINDS)
+def test_help_of_settings(command: str) -> None:
+    """It is as that of the other commands, and has every setting with its sentence."""
+    shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "80"}).stdout
+    assert f" {command} [OPTIONS]" in shown
+    words = " ".join(shown.translate(str.maketrans("╭╮╰╯─│", "      ")).split())
+    for name, field in settings_of(command).model_fields.items():
+        assert f"--{name.replace('_', '-')} " in words
+        assert field.description in words
 
 
 @pytest.mark.parametrize("command", [[], ["generate"], ["status"], ["serve"], ["bench"], ["bench", "serve"]])

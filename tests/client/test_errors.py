@@ -75,3 +75,17 @@ def test_without_a_sentence() -> None:
     error = error_of(Code.UNIMPLEMENTED, None, None)
     assert type(error) is OrcaError
     assert (error.code, str(error)) == (Code.UNIMPLEMENTED, "UNIMPLEMENTED (UNIMPLEMENTED)")
+
+
+def kinds(tree: type[OrcaError] = OrcaError) -> list[type[OrcaError]]:
+    return [tree, *(one for kind in tree.__subclasses__() for one in kinds(kind))]
+
+
+@pytest.mark.parametrize("kind", kinds())
+def test_every_error_has_a_reason(kind: type[OrcaError]) -> None:
+    """One that is made here too. `answered` is false for the end of a connection."""
+    assert kind("m").reason
+    said = error_of(kind.code, "m", [(DETAILS, details(error_details_pb2.ErrorInfo(reason="WORD")))])
+    assert (said.reason, said.answered) == ("WORD", True)
+    broken = error_of(kind.code, "m", ())
+    assert (broken.reason, broken.answered) == ("TRANSPORT", False)

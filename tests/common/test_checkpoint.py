@@ -1,14 +1,19 @@
 """The parts of a checkpoint that a service reads: its digest, its end tokens."""
 
 import json
+import shlex
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from orca_common.checkpoint import Checkpoint, read_checkpoint
 from orca_common.errors import FailedPrecondition
+from orca_local.stack import DEMO_MODEL
 
 CONFIG = {"model_type": "gpt2", "vocab_size": 500, "n_positions": 256, "eos_token_id": 7}
 
@@ -73,3 +78,19 @@ def test_a_head_that_makes_no_text_is_refused(read: Make, head: str) -> None:
 )
 def test_a_head_that_makes_text_is_read(read: Make, head: object) -> None:
     assert read(architectures=[head]).model_type == "gpt2"
+
+
+def test_a_tokenizer_in_gpt2s_old_form(tmp_path: Path) -> None:
+    """It was left out in silence. The command in the sentence makes a tokenizer.json with the same tokens."""
+    whole = json.loads((DEMO_MODEL / "tokenizer.json").read_text())["model"]
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "vocab.json").write_text(json.dumps(whole["vocab"]))
+    (tmp_path / "merges.txt").write_text("\n".join(["#version: 0.2", *(" ".join(pair) for pair in whole["merges"])]))
+    with pytest.raises(FailedPrecondition, match=r"has vocab\.json and merges\.txt, and no tokenizer\.json") as raised:
+        read_checkpoint(tmp_path)
+    command = shlex.split(str(raised.value).partition("transformers makes it: ")[2])
+    subprocess.run([sys.executable, *command[1:]], check=True, timeout=120)
+    made, before = (Tokenizer.from_file(str(folder / "tokenizer.json")) for folder in (tmp_path, DEMO_MODEL))
+    assert read_checkpoint(tmp_path).tokenizer_file is not None
+    text = "def main(x):\n    return '\u00fc' + 1  # \U0001f600"
+    assert made.encode(text).ids == before.encode(text).ids

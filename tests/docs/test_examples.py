@@ -32,14 +32,15 @@ def test_node_by_reflection(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("mvn") is None, reason="mvn is not installed")
 def test_java(tmp_path: Path) -> None:
-    """Maven generates the classes, compiles and runs them: some 10 s of CPU."""
-    maven = ["mvn", "-q", "-B", f"-Dtarget={tmp_path / 'target'}"]
-    compiled = run(ROOT / "examples/java", [*maven, "compile"], 280)
+    """Maven generates the classes, compiles and runs them, in a copy of the folder: some 10 s of CPU."""
+    here = shutil.copytree(ROOT / "examples/java", tmp_path / "java", ignore=shutil.ignore_patterns("target"))
+    maven = ["mvn", "-q", "-B", f"-Dprotos={ROOT / 'protos'}"]
+    compiled = run(here, [*maven, "compile"], 280)
     if "Could not transfer" in compiled.stdout or "Unknown host" in compiled.stdout:
         pytest.skip(f"mvn cannot fetch packages here: {compiled.stdout[-300:]}")
     assert compiled.returncode == 0, compiled.stdout
     with serving(".venv/bin/orca serve", tmp_path / "run") as served:
-        done = run(ROOT / "examples/java", [*maven, "exec:java", f"-Dexec.args={served.grpc}"], 120)
+        done = run(here, [*maven, "exec:java", f"-Dexec.args={served.grpc}"], 120)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "16 tokens at once: " in done.stdout
     assert "16 tokens, FINISH_REASON_LENGTH" in done.stdout

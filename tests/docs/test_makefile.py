@@ -42,3 +42,15 @@ def test_an_installation_is_told(tmp_path: Path, make: str, status: int) -> None
         rest = process.stdout.read()
     assert (tmp_path / "venv/.installed").exists() == (process.returncode == 0) == (status == 0)
     assert (f"All that pip said: {tmp_path / 'venv/install.log'}" in rest) == (status == 1)
+
+
+def test_another_checkouts_environment_is_left_alone(tmp_path: Path, make: str) -> None:
+    """`make` installed a second checkout into the environment that its link led to."""
+    (tmp_path / "first").mkdir()
+    (tmp_path / "venv").symlink_to("first")
+    done = subprocess.run(
+        [make, "setup", f"VENV={tmp_path / 'venv'}"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode != 0
+    assert f"{tmp_path / 'venv'} is a link: " in done.stdout
+    assert list((tmp_path / "first").iterdir()) == []

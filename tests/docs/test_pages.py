@@ -112,6 +112,15 @@ def test_settings_of_the_pages_have_the_code_s_defaults() -> None:
     assert {name: default.removesuffix(".0") for name, default in said.items()} == exact
 
 
+def test_cells_name_their_columns() -> None:
+    """A phone shows a row of a wide table as a list."""
+    table = (
+        "<table><thead><tr><th>a</th><th><code>b</code> &amp; c</th></tr></thead><tr><td>1</td><td>2</td></tr></table>"
+    )
+    cells = '<td data-column="a">1</td><td data-column="b &amp; c">2</td>'
+    assert SITE.labelled(table) == re.sub("<td>.*</td>", cells, table)
+
+
 def test_the_table_of_keys_is_the_docstring_s() -> None:
     page = (DOCS / "pool.md").read_text()
     assert page == load(DOCS / "hooks/keys.py").page(), "run docs/hooks/keys.py"
@@ -123,6 +132,12 @@ def test_the_kinds_of_a_journal_are_those_of_the_code() -> None:
     assert page == load(DOCS / "hooks/journal.py").page(), "run docs/hooks/journal.py"
     listed = re.findall(r"^\| `([A-Z]\w+)` \|", page, re.MULTILINE)
     assert sorted({*listed}) == sorted(KINDS)
+
+
+@pytest.mark.parametrize("word", ["llama", "prometheus", "chat", "quantized", "autoscaling"])
+def test_the_search_finds(word: str) -> None:
+    """The words that newcomers look for, as whole words."""
+    assert any(re.search(rf"\b{word}\b", page.read_text(), re.IGNORECASE) for page in DOCS.glob("*.md"))
 
 
 def test_the_table_of_metrics_is_that_of_the_services() -> None:

@@ -78,7 +78,27 @@ async def test_grpc(stack: Running, case: str) -> None:
 def wire_cases() -> dict[str, tuple[bytes, str, str]]:
     """Bytes that are not a GenerateRequest -> field, a part of the sentence."""
     broken = pb.GenerateRequest(text="ab", max_new_tokens=4).SerializeToString().replace(b"ab", b"\xff\xfe")
+    new = b"\xc0\x3e\x01"  # field 1000, as a newer client may send it
+    sampled, said = (
+        pb.Sampling.FromString(new),
+        pb.Chat(messages=[pb.ChatMessage(role="user"), pb.ChatMessage.FromString(new)]),
+    )
     return {
+        "a field of a newer client": (
+            generation([1], 4).SerializeToString() + new,
+            "1000",
+            "no field 1000 of GenerateRequest",
+        ),
+        "a sampling parameter of a newer client": (
+            generation([1], 4, sampling=sampled).SerializeToString(),
+            "sampling.1000",
+            "this release knows no field 1000 of Sampling",
+        ),
+        "a member of a message of a newer client": (
+            pb.GenerateRequest(chat=said, max_new_tokens=4).SerializeToString(),
+            "chat.messages[1].1000",
+            "no field 1000 of ChatMessage",
+        ),
         "invalid UTF-8": (broken, "message", "UTF-8"),
         "corrupt protobuf": (b"\xff\xff\xff\xff", "message", "not a valid request of /orca.v1.Orca/Generate"),
         "cut protobuf": (

@@ -125,6 +125,22 @@ def test_no_tokenizer_file(tmp_path: Path) -> None:
         Vocabulary(tmp_path / "tokenizer.json")
 
 
+def test_the_tokenizer_of_another_model(vocabulary: Vocabulary, tokenizer: Tokenizer) -> None:
+    """It was served, and each prompt failed."""
+    largest = max(tokenizer.get_vocab(with_added_tokens=False).values())
+    vocabulary.check_fits(largest + 1)
+    with pytest.raises(FailedPrecondition, match=f"has a token {largest}, and the model {largest} tokens"):
+        vocabulary.check_fits(largest)
+
+
+def test_tokens_that_were_added_may_lie_beyond(tmp_path: Path) -> None:
+    """As the token for images in Gemma 3's, which its models of texts do not have."""
+    tokenizer = make_tokenizer()
+    tokenizer.add_special_tokens(["<image>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    Vocabulary(tmp_path / "tokenizer.json").check_fits(VOCABULARY)
+
+
 def cut(text: str, stops: list[str]) -> str | None:
     """By definition: the text before the stop string that is complete first; of several at one place, the longest."""
     for end in range(1, len(text) + 1):

@@ -245,6 +245,11 @@ def test_bad_tools(name: str) -> None:
         tools_from(given, SYNTAXES["hermes"])
 
 
+def test_a_choice_of_a_newer_client() -> None:
+    with pytest.raises(InvalidArgument, match=r"^chat\.tool_choice: is 9, which this release does not know"):
+        tools_from([function()], SYNTAXES["hermes"], tool_choice=9)
+
+
 @pytest.mark.parametrize(
     ("raw", "problem"), [("[", "is not JSON"), ('["\\ud800"]', "lone surrogate"), ("[" * 10000, "is not JSON")]
 )

@@ -47,6 +47,7 @@ async def test_a_process_that_never_stays_up(tmp_path: Path) -> None:
     await child.end(5)
     told = [line for line in said if "ended with status 3" in line]
     assert len(told) == UNSTEADY, said
+    assert child.restarts >= UNSTEADY
     assert told[-1].endswith("again (the reason); it is started until it stays up")
 
 

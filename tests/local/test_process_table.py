@@ -5,6 +5,7 @@ import os
 import signal
 from pathlib import Path
 
+from orca_cli import looking
 from orca_cli.runs import state_of
 from orca_local import embedded_pool
 from orca_local.child import Child
@@ -47,3 +48,13 @@ def test_a_frozen_redis_is_named(tmp_path: Path) -> None:
         process.wait()
     table, _ = state_of(tmp_path)
     assert list(table.columns[-1].cells) == ["has ended"]
+
+
+def test_the_load_without_a_status_port(tmp_path: Path) -> None:
+    """A run that begins or breaks: no number is made up."""
+    row = {"role": "scheduler", "name": "scheduler-0", "status": None, "pid": os.getpid()}
+    (tmp_path / "processes.json").write_text(json.dumps([row]))
+    assert looking.load(tmp_path) == "not known yet"
+    (tmp_path / "processes.json").write_text(json.dumps([row | {"status": "127.0.0.1:1"}]))
+    refused = "not known: no answer from 127.0.0.1:1: its status port does not answer (Connection refused)"
+    assert looking.load(tmp_path) == refused

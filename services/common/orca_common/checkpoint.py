@@ -81,6 +81,7 @@ def read_checkpoint(folder: str | Path) -> Checkpoint:
     kind = _type(config, path)
     vocab_size = _size(config, "vocab_size", path)
     max_positions = _positions(config, kind, path)
+    _check_tokenizer(folder)
     digest = hashlib.sha256(f"{vocab_size} {max_positions} ".encode())
     with suppress(FileNotFoundError):
         digest.update(read_bounded(folder / "tokenizer.json", TOKENIZER_BYTES))
@@ -94,6 +95,16 @@ def read_checkpoint(folder: str | Path) -> Checkpoint:
         eos_token_ids=_end_tokens(folder, config, vocab_size),
         digest=digest.hexdigest()[:16],
     )
+
+
+def _check_tokenizer(folder: Path) -> None:
+    """Raises FailedPrecondition for GPT-2's old form of a tokenizer, which leaves open how a text is cut into words."""
+    old = "vocab.json", "merges.txt"
+    if all((folder / name).exists() for name in old) and not (folder / "tokenizer.json").exists():
+        here = str(folder)
+        program = f"from transformers import AutoTokenizer as T; T.from_pretrained({here!r}).save_pretrained({here!r})"
+        problem = f"{folder} has {old[0]} and {old[1]}, and no tokenizer.json"
+        raise FailedPrecondition(f'model: {problem}; transformers makes it: python -c "{program}"')
 
 
 def _positions(config: Mapping[str, Any], kind: str, path: Path) -> int:

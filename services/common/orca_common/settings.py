@@ -239,15 +239,19 @@ def _parsed(kind: type[Settings], arguments: Sequence[str]) -> CliSettingsSource
 
 def _add_argument(kind: type[Settings], groups: dict[str, Any], parser: Any, *flags: str, **options: Any) -> None:
     """argparse's add_argument, below the heading of the class that defines the setting."""
-    name = options.get("dest", "config")  # --help has none
-    part = next(part for part in (*kind.parts, kind) if name in part.model_fields)
-    owner = next(base for base in reversed(part.__mro__) if name in getattr(base, "model_fields", ()))
-    heading = cast(type[Settings], owner).heading
+    heading = heading_of(kind, options.get("dest", "config"))  # --help has no dest
     if heading == Settings.heading:  # argparse's own
         groups[heading] = parser
     elif heading not in groups:
         groups[heading] = parser.add_argument_group(heading)
     groups[heading].add_argument(*flags, **options)
+
+
+def heading_of(kind: type[Settings], name: str) -> str:
+    """The heading of a setting in --help: that of the class that defines it."""
+    part = next(part for part in (*kind.parts, kind) if name in part.model_fields)
+    owner = next(base for base in reversed(part.__mro__) if name in getattr(base, "model_fields", ()))
+    return cast(type[Settings], owner).heading
 
 
 def check_names(names: Iterable[str], known: Iterable[str], where: str = "") -> None:

@@ -128,6 +128,8 @@ class EndpointApp:
         checkpoint = read_checkpoint(resolve_model(self._settings.model))
         tokenizer, folder = checkpoint.tokenizer_file, checkpoint.folder
         vocabulary = Vocabulary(tokenizer) if tokenizer else None
+        if vocabulary is not None:
+            vocabulary.check_fits(checkpoint.vocab_size)
         return checkpoint, vocabulary, read_chat_template(folder), read_defaults(folder)
 
     def _not_ready(self) -> str | None:

@@ -78,7 +78,7 @@ class EndpointSettings(ServiceSettings, PoolSettings):
     max_open_calls: int = Field(default=16384, ge=1)
     """Calls of all hosts at both doors, twice as many of short gRPC ones; more are refused with RESOURCE_EXHAUSTED."""
     max_streams: int = Field(default=256, ge=1)
-    """Calls of one gRPC connection at a time; gRPC's clients let more wait."""
+    """Calls of one gRPC connection at a time; gRPC's clients hold further ones back."""
     max_header_bytes: int = Field(default=1 << 16, ge=1024)
     """Bytes of a request's header."""
     max_body_bytes: int = Field(default=1 << 28, ge=1)

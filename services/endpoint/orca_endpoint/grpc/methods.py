@@ -22,6 +22,7 @@ from ..calls.call import Call
 from ..calls.endpoint import Endpoint
 from ..requests.limits import Held, Limits
 from ..requests.threads import BODY_IN_LOOP
+from ..requests.unknown_fields import refuse_unknown_fields
 from ..requests.validation import MAX_INTERVAL
 from .answers import Encoder, add
 
@@ -97,13 +98,17 @@ class OrcaMethods:
     async def _read(self, on: ServerCall, kind: type[M], held: Held) -> M:
         """Reads the one message of a call, counted in `held` while it is in memory. A large one is parsed in a thread.
 
-        Raises InvalidArgument when it cannot be parsed, and what the door's guard raises.
+        Raises InvalidArgument when it cannot be parsed or has a field that is not known, and what the guard raises.
         """
         raw = await on.only()
         held.add(len(raw))
-        if len(raw) <= BODY_IN_LOOP:
-            return on.parsed(kind.FromString, raw)
-        return await self._endpoint.large.run(lambda: on.parsed(kind.FromString, raw))
+
+        def parse() -> M:
+            message = on.parsed(kind.FromString, raw)
+            refuse_unknown_fields(message)
+            return message
+
+        return parse() if len(raw) <= BODY_IN_LOOP else await self._endpoint.large.run(parse)
 
     async def _call(self, request: GenerateRequest, on: ServerCall) -> Call:
         return await self._endpoint.generate(request, on.deadline, on.metadata, tenant=self._tenant(on))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
-from orca.v1.orca_pb2 import TOOL_CHOICE_NONE, TOOL_CHOICE_REQUIRED, Chat
+from orca.v1.orca_pb2 import TOOL_CHOICE_NONE, TOOL_CHOICE_REQUIRED, Chat, ToolChoice
 from orca_common.errors import InvalidArgument, echo
 from orca_common.sampling import MAX_FORM_BYTES
 
@@ -64,6 +64,8 @@ def tools_of(chat: Chat, syntax: Syntax, error: Error) -> Tools:
     for name in chat.tool_names:
         if name not in names:
             raise error("chat.tool_names", f"names {echo(name, 64)!r}, which is not among the tools")
+    if chat.tool_choice not in ToolChoice.values():
+        raise error("chat.tool_choice", f"is {chat.tool_choice}, which this release does not know")
     none = chat.tool_choice == TOOL_CHOICE_NONE
     allowed = set(chat.tool_names or names)
     return Tools(

@@ -7,6 +7,8 @@ from encodings.utf_8 import IncrementalDecoder
 from pathlib import Path
 from typing import Protocol
 
+from orca_common.errors import FailedPrecondition
+
 from .tokenizer_file import open_tokenizer, panics
 
 BROKEN = "\ufffd"  # what a decoder writes for bytes that make no character
@@ -31,7 +33,7 @@ class Vocabulary:
 
     def __init__(self, path: Path) -> None:
         """Raises FailedPrecondition when the file is no tokenizer."""
-        self._tokenizer = open_tokenizer(path)
+        self._path, self._tokenizer = path, open_tokenizer(path)
         parts = json.loads(self._tokenizer.to_str())
         self._pieces: list[bytes] | None = None  # without the special tokens' texts
         self._spelled: list[bytes] = []  # with them
@@ -45,6 +47,16 @@ class Vocabulary:
         exact = self._pieces is not None and parts["normalizer"] is None
         names = self._tokenizer.get_vocab(with_added_tokens=True)
         self.longest_token = max(len(name.encode()) for name in names) if exact and names else None
+
+    def check_fits(self, tokens: int) -> None:
+        """Raises FailedPrecondition for the tokenizer of a model with more tokens than this one has.
+
+        Tokens that were added to a vocabulary may lie beyond: a plain text has none of them.
+        """
+        largest = max(self._tokenizer.get_vocab(with_added_tokens=False).values(), default=0)
+        if largest >= tokens:
+            problem = f"has a token {largest}, and the model {tokens} tokens (vocab_size): it is another model's"
+            raise FailedPrecondition(f"model: {self._path} {problem}")
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Token ids. About half a second for 1 MiB of text, without the interpreter's lock.

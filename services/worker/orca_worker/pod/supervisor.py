@@ -264,6 +264,10 @@ class Supervisor(worker_pb2_grpc.SupervisorServicer):
         """Why each rank was not ready when `ready` last asked; None: it was. May be called in any thread."""
         return {rank.number: rank.unready for rank in self._ranks}
 
+    def restarts(self) -> dict[int, int]:
+        """How many times each rank's process was replaced. May be called in any thread."""
+        return {rank.number: rank.restarts for rank in self._ranks}
+
     def fork_server(self) -> int | None:
         """The pid of the fork server; None while none runs. May be called in any thread."""
         return self._forks.pid
@@ -359,11 +363,12 @@ class SupervisorApp:
         """What the status port tells besides."""
         supervisor = self._supervisor
         if supervisor is None:
-            return {"refused": None, "starting": None, "ranks": {}, "fork_server": None}
+            return {"refused": None, "starting": None, "ranks": {}, "restarts": {}, "fork_server": None}
         return {
             "refused": supervisor.refused(),
             "starting": self._compiling or supervisor.starting(),
             "ranks": supervisor.unready(),
+            "restarts": supervisor.restarts(),
             "fork_server": supervisor.fork_server(),
         }
 
