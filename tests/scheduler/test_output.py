@@ -33,6 +33,19 @@ def test_scores_go_with_their_tokens() -> None:
     assert (row.base, row.tops) == (3, TOP.pack(3, -3))
 
 
+def test_a_prompt_has_its_scores_once() -> None:
+    """Its engine is lost before its first token, and again behind it, before anything was committed."""
+    outputs = held(1, committed=0)
+    for parts in ((b"a",), (b"a", b"b")):
+        outputs.admitted(1)
+        for part in parts:
+            outputs.scored(1, part)
+    outputs.append(1, TOKEN.pack(5, -1.0, 1), None, TOP.pack(5, -1))
+    outputs.admitted(1)
+    (row,) = outputs.take()
+    assert row.prompt == b"ab"
+
+
 def test_tokens_that_the_pool_lost_have_lost_their_scores() -> None:
     """The tokens before this claim are known here, and committed again; what was beside them is not."""
     outputs = held(2, committed=2)

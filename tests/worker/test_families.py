@@ -34,7 +34,7 @@ from orca_worker.models.fields import ACTIVATIONS
 from orca_worker.models.gpt2.configuration import GPT2Config
 from orca_worker.models.plain import PlainKernels, TorchStage
 from orca_worker.models.recorded import RecordedFamily
-from orca_worker.models.recording import Attend, Recording
+from orca_worker.models.recording import Attend, Norm, Normalize, Recording
 from orca_worker.partition import SINGLE
 from orca_worker.sampling.sampling import EndOfModel
 from orca_worker.stage.stage import Stage
@@ -105,6 +105,23 @@ def test_tokens_equal_transformers(
 def test_variants_of_the_family(tmp_path: Path, config: dict[str, Any], kernels: str) -> None:
     folder = make_gpt2(tmp_path, heads=3, layers=3, hidden=24, vocab=97, positions=48, seed=5, **config)
     check_against_transformers(folder, 97, 4, 2, kernels)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "t5", *dict.fromkeys(kind for kind, _ in SHAPES.values())])
+def test_every_norm_has_the_epsilon_of_the_file(tmp_path: Path, kind: str) -> None:
+    """No token would show another one behind the last layer, whose states are large."""
+    fields = dict.fromkeys(("layer_norm_epsilon", "layer_norm_eps", "rms_norm_eps"), 0.25)
+    AutoConfig.for_model(kind, **fields).save_pretrained(tmp_path)
+    checkpoint = read_checkpoint(tmp_path)
+    family = family_of(checkpoint)
+    assert isinstance(family, RecordedFamily)
+    made = family.record(family.read(checkpoint), SINGLE)
+    operations = [*made.encoder, *made.crossing, *made.operations]
+    norms: list[Norm | None] = [one.norm for one in operations if isinstance(one, Normalize)]
+    for one in operations:
+        if isinstance(one, Attend):
+            norms += one.attention.query_norm, one.attention.key_norm
+    assert {norm.epsilon for norm in norms if norm is not None} == {0.25}
 
 
 @KERNELS
