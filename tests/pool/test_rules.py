@@ -1,7 +1,7 @@
 """The rules of the pool's protocol that Lua carries out, each shown to be needed.
 
 A rule is a scenario that passes with the scripts as they are, and fails when the piece of Lua that carries the rule is
-taken out. `test_rule` runs it both ways. The names are those of RULES in pool_model.py. Where a rule stands in several
+taken out. `test_rule` runs it both ways. The names are those of docs/pool.md. Where a rule stands in several
 places of the Lua, each place has a scenario of its own ("claim_cas", "claim_cas, owner and term"). The rules pending,
 ep_revive, reconnect, from_zero and lease_reads are not here: the endpoint and the scheduler carry them out.
 """
