@@ -33,6 +33,7 @@ async def test_a_peer_has_a_share_of_the_turns() -> None:
         await until(lambda: len(taken) == 2)
         for _ in range(3):  # nor does it get what another one gives back
             async with queue.turn("other", 60.0):
+                await asyncio.sleep(0)
                 assert taken == ["hostile"] * 2
         for task in held:
             task.cancel()
