@@ -69,4 +69,11 @@ MUTATIONS = [
         sets("count", "count + 1", "QUIET"),
         "tests/local/test_keeping.py::test_ends_of_a_rank_far_apart_are_told_one_by_one",
     ),
+    Mutation(
+        "a pod's engine is counted by tensor ranks",
+        "local/orca_local/process_table.py",
+        "ProcessTable._rows",
+        instead("divmod(ordinal, pp)", "divmod(ordinal, tp)"),
+        "tests/local/test_process_table.py::test_ranks_are_numbered_in_their_engine",
+    ),
 ]
