@@ -529,4 +529,11 @@ MUTATIONS = [
         instead("max(mine, 0)", "mine"),
         "tests/scheduler/test_output.py::test_tokens_that_the_pool_lost_have_lost_their_scores",
     ),
+    Mutation(
+        "a rank was silent before its engine ran",
+        f"{SERVICE}/ranks/rank.py",
+        "Rank.run",
+        drop("last_heard", "_now"),
+        "tests/scheduler/test_ranks.py::test_a_master_that_was_late_itself_judges_nobody",
+    ),
 ]

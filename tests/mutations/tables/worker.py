@@ -135,4 +135,18 @@ MUTATIONS = [
         sets("_oom_kills", "0"),
         "tests/worker/test_supervisor.py::test_a_pod_ends_when_memory_was_too_little_from_the_beginning",
     ),
+    Mutation(
+        "Gemma 3's older files have their windows in other layers",
+        "services/worker/orca_worker/models/gemma3/configuration.py",
+        "_kinds",
+        instead("(layer + 1) % each", "layer % each"),
+        "tests/worker/test_families.py::test_files_of_older_transformers",
+    ),
+    Mutation(
+        "an index counts before a whole file",
+        "services/worker/orca_worker/models/weight_files.py",
+        "weight_files",
+        without("single.exists"),
+        "tests/worker/test_families.py::test_layouts_of_checkpoints",
+    ),
 ]
