@@ -195,6 +195,8 @@ def test_waits_grow_and_are_jittered() -> None:
     for n in range(20):
         longest = min(LONGEST_WAIT, FIRST_WAIT * 2**n)
         assert longest / 2 <= patient.failed(AWAY, 0) <= longest
+    patient.progress()
+    assert patient.failed(AWAY, 0) <= FIRST_WAIT
 
 
 def test_the_bound_counts_only_outages() -> None:

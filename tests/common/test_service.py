@@ -16,7 +16,7 @@ from loops import OwnThreadLoop
 
 from orca_common import service
 from orca_common.errors import Unavailable
-from orca_common.listening import cannot_listen
+from orca_common.listening import cannot_listen, reserve_port
 
 
 def test_the_pulse_is_asked_from_another_thread() -> None:
@@ -108,3 +108,12 @@ def test_what_a_thread_returns_and_raises() -> None:
             await service.in_thread(lambda: 1 // 0)
 
     asyncio.run(work())
+
+
+def test_a_reserved_port_is_for_children_alone() -> None:
+    """Those share it by SO_REUSEPORT. Most servers set SO_REUSEADDR, and must not listen there."""
+    with reserve_port("port", "127.0.0.1") as reserved:
+        address = reserved.getsockname()
+        with pytest.raises(OSError, match="in use"):
+            socket.create_server(address)
+        socket.create_server(address, reuse_port=True).close()

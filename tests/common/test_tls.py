@@ -17,9 +17,10 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     load_pem_private_key,
 )
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from orca_common.errors import FailedPrecondition, PermissionDenied
+from orca_common.errors import FailedPrecondition, PermissionDenied, Unavailable
+from orca_common.grpc_server import GrpcServer
 from orca_common.roles import REDIS, Role, check_redis, check_role, roles_in
 from orca_common.tls import Certificates, MutualTls
 from orca_local.authority import Authority
@@ -167,14 +168,13 @@ async def greeting(port: int, client: Path) -> bytes | None:
 
 
 async def test_new_channels_and_running_servers_follow_a_change_of_authority(tmp_path: Path) -> None:
-    """Of gRPC. Both sides have folders whose files are replaced by those of another authority."""
+    """Of gRPC. Both sides have folders whose files are replaced by those of another authority. Health is open to a role
+    that may call nothing else."""
     old, new = Authority(tmp_path / "old"), Authority(tmp_path / "new")
     folders = {role: old.issue(role) for role in (Role.SCHEDULER, Role.WORKER)}
     worker, scheduler = (MutualTls(Certificates(str(folders[role]))) for role in (Role.WORKER, Role.SCHEDULER))
-    server = grpc.aio.server()
-    health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)  # pyright: ignore[reportAttributeAccessIssue]
-    address = f"127.0.0.1:{worker.listen(server, '127.0.0.1:0')}"
-    await server.start()
+    server = GrpcServer((), worker, {}, Unavailable("this server is leaving"), options=[])
+    address = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
 
     async def check(channel: grpc.aio.Channel) -> None:
         stub: Any = health_pb2_grpc.HealthStub(channel)

@@ -21,7 +21,7 @@ PLAIN = [block for block in ALL if block.language in RUNNABLE and block.reason i
 NESTED = re.compile(r"\bmake (test|check|demo|setup)|pytest|orca serve")
 RUN = [block for block in PLAIN if not NESTED.search(block.code)]
 # Of 78 s of CPU time that all blocks took, those of these programs took 45. Each has tests of its own.
-LONG = re.compile(r"orca (bench|chaos)|pool_model|simulate\.py")
+LONG = re.compile(r"orca (bench|chaos)|simulate\.py")
 STACK = ".venv/bin/orca serve --endpoints 2"  # the one that all other blocks meet
 COMMANDS = {line for block in ALL if block.serves for line in block.code.splitlines() if line}
 

@@ -251,6 +251,7 @@ async def test_tokens_that_redis_lost(orca: World, redis: Redis) -> None:
     assert ids_of([*seen, *await collect(call)]) == [10, 11, 12, 13, 14]
 
 
+@pytest.mark.usefixtures("punctual")
 async def test_tokens_that_stay_lost(orca: World, redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     """DATA_LOSS after the time for healing. The request ends too: nobody would read its tokens."""
     monkeypatch.setattr("orca_endpoint.calls.call.HEALING", 0.5)
@@ -417,6 +418,7 @@ async def test_a_call_that_ends_while_the_endpoint_is_late_has_a_longer_grace(ow
     assert ids_of(await collect(own.stub.Resume(pb.ResumeRequest(request_id="late")))) == [10, 11]
 
 
+@pytest.mark.usefixtures("punctual")
 async def test_a_call_that_breaks_while_its_stop_is_recorded_detaches(
     orca: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -383,6 +383,7 @@ async def test_cancel(orca: World) -> None:
     assert caught.value.code() is CODE.NOT_FOUND
 
 
+@pytest.mark.usefixtures("punctual")
 async def test_a_client_that_leaves(orca: World) -> None:
     """Without a grace the request ends at once. With a grace it goes on, and a Resume finds it."""
     call = orca.stub.Generate(generation(request_id="leaver"))

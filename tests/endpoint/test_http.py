@@ -117,6 +117,7 @@ async def test_several_prompts(orca: World, client: AsyncOpenAI) -> None:
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (3, 9)
 
 
+@pytest.mark.usefixtures("punctual")
 async def test_one_prompt_of_several_is_refused(orca: World, http: httpx.AsyncClient) -> None:
     """The requests of the other prompts end too."""
     sending = asyncio.create_task(http.post("/v1/completions", json={"prompt": [[5], [6]], "max_tokens": 2}))
@@ -148,6 +149,7 @@ async def test_the_models(client: AsyncOpenAI) -> None:
         await client.models.retrieve("gpt-99")
 
 
+@pytest.mark.usefixtures("punctual")
 async def test_a_client_that_closes_its_connection(orca: World, http: httpx.AsyncClient) -> None:
     """The request ends, whether the answer was a stream or not."""
     for stream in (True, False):

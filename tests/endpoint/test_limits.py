@@ -383,9 +383,16 @@ async def test_half_a_header_is_given_up(small: World) -> None:
 
 
 async def test_half_a_body_is_given_up(small: World) -> None:
+    """A stream whose body was whole before goes on."""
+    body = json.dumps({"prompt": [5], "max_tokens": 2, "stream": True}).encode()
+    stream = asyncio.create_task(http(small, post(body, header="connection: close\r\n")))
+    request = await small.engine.claim()
+    await small.engine.commit(request, 0, [10])
     answer = await http(small, post(b"{", length=100))
     assert status_of(answer) == 408
     assert b"body" in answer
+    await small.engine.commit(request, 1, [11], Reason.LENGTH)
+    assert b"[DONE]" in await stream
 
 
 async def test_half_a_message_is_given_up(small: World) -> None:
@@ -566,6 +573,18 @@ async def test_a_trusted_proxy_names_its_clients(redis_url: str, model: Path, ca
 def test_trusted_proxies_are_addresses() -> None:
     with pytest.raises(SystemExit, match="trusted_proxies: 'proxy' does not appear to be an IPv4 or IPv6 network"):
         EndpointSettings.load(model="m", trusted_proxies="10.0.0.1, proxy")
+
+
+def test_calls_that_must_be_possible_find_room_beside_streams() -> None:
+    limits = Limits(EndpointSettings.load(model="m", max_open_calls=4))
+    for n in range(4):
+        limits.enter(f"host-{n}")
+    for n in range(4):
+        with pytest.raises(ResourceExhausted):
+            limits.enter("other")
+        limits.enter(f"host-{n}", room=2)
+    with pytest.raises(ResourceExhausted):
+        limits.enter("other", room=2)
 
 
 async def test_a_limit_that_refuses_has_a_line_when_it_begins_and_ends(caplog: pytest.LogCaptureFixture) -> None:

@@ -31,8 +31,10 @@ async def test_a_peer_has_a_share_of_the_turns() -> None:
     async with asyncio.TaskGroup() as tasks:
         held = [tasks.create_task(hold(queue, "hostile", taken)) for _ in range(50)]
         await until(lambda: len(taken) == 2)
-        async with queue.turn("other", 60.0):
-            assert taken == ["hostile"] * 2
+        for _ in range(3):  # nor does it get what another one gives back
+            async with queue.turn("other", 60.0):
+                await asyncio.sleep(0)
+                assert taken == ["hostile"] * 2
         for task in held:
             task.cancel()
     assert not queue._used

@@ -146,11 +146,12 @@ def test_clients_are_those_that_are_named() -> None:
         ("Sentinels of ours", "endpoint", 26380),
         ("Sentinels of ours", "scheduler", 6381),
         ("a collector", "worker", 4319),
+        ({"tracing": {"otlpEndpoint": "http://collector.monitoring"}}, "worker", 4317),
         ("a download with a header and a kept copy", "worker", 8443),
     ],
 )
-def test_what_is_outside_is_reached_at_its_port(option: str, component: str, port: int) -> None:
-    release = rendered(option)
+def test_what_is_outside_is_reached_at_its_port(option: str | Object, component: str, port: int) -> None:
+    release = rendered(option) if isinstance(option, str) else render(merged(DEMO, option))
     (policy,) = [p for p in release.of_kind("NetworkPolicy") if p["metadata"]["name"] == f"orca-{component}"]
     assert lets(policy["spec"]["egress"], "to", COLLECTOR, {}, port)
 

@@ -60,6 +60,11 @@ def as_computed(shape: dict[str, int], folder: Path) -> list[str]:
     ]
 
 
+def span(told: str) -> range:
+    first, _, last = told.partition(" to ")
+    return range(int(first), int(last or first) + 1)
+
+
 def as_shown(shape: dict[str, int], folder: Path) -> list[str]:
     """The map, from the table of pods that `orca topology --values` shows."""
     (folder / "config.json").write_text(json.dumps(WIDE))
@@ -68,9 +73,9 @@ def as_shown(shape: dict[str, int], folder: Path) -> list[str]:
     lines = []
     for line in shown.splitlines():
         if line.startswith("│ orca-worker-"):
-            pod, engine, stage, tensor_ranks, _ = (cell.strip() for cell in line.strip("│").split("│"))
-            first, _, last = tensor_ranks.partition(" to ")
-            ranks = [f"{stage}.{rank}" for rank in range(int(first), int(last or first) + 1)]
+            pod, engine, stage, tensor_ranks, numbers = (cell.strip() for cell in line.strip("│").split("│"))
+            ranks = [f"{stage}.{rank}" for rank in span(tensor_ranks)]
+            assert ranks == [f"{number // shape['tp']}.{number % shape['tp']}" for number in span(numbers)]
             lines.append(f"  {pod.removeprefix('orca-worker-')} {engine} {' '.join(ranks)}")
     return lines
 

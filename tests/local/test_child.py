@@ -18,6 +18,7 @@ async def test_a_batch_process_takes_no_core_from_others(tmp_path: Path, batch: 
     try:
         assert child.pid is not None
         assert os.sched_getscheduler(child.pid) == policy
+        assert os.getsid(child.pid) != os.getsid(0), "Ctrl-C at the terminal reaches its parent alone"
     finally:
         await child.end(5)
 

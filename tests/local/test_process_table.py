@@ -5,6 +5,7 @@ import os
 import signal
 from pathlib import Path
 
+from orca.v1 import worker_pb2 as pb
 from orca_cli import looking
 from orca_cli.runs import state_of
 from orca_local import embedded_pool
@@ -29,6 +30,18 @@ def test_a_run_that_has_just_begun_is_not_ready(tmp_path: Path) -> None:
     table, ready = state_of(tmp_path)
     assert list(table.columns[-1].cells) == ["does not answer", "starts"]
     assert not ready
+
+
+def test_ranks_are_numbered_in_their_engine(tmp_path: Path) -> None:
+    settings = ServeSettings.load(model="m", tp=2, pp=3, engines=2)
+    table = ProcessTable(tmp_path / "processes.json", settings, [], print)
+    table.ranks = {pod: [pb.RankEntry(local_rank=n, address="a", pid=1) for n in range(2)] for pod in range(6)}
+    table.write()
+    rows = json.loads((tmp_path / "processes.json").read_text())
+    found = [(row["engine"], row["stage"], row["tensor_rank"], row["rank"], row["supervisor"]) for row in rows]
+    assert found == [
+        (f"engine-{pod // 3}", pod % 3, n, pod % 3 * 2 + n, f"supervisor-{pod}") for pod in range(6) for n in range(2)
+    ]
 
 
 def test_a_frozen_redis_is_named(tmp_path: Path) -> None:

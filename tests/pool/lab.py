@@ -83,6 +83,8 @@ class Lab:
         return self
 
     async def __aexit__(self, *error: Any) -> None:
+        # A sweep of another pool looks at some keys of all pools.
+        await self.redis("EVAL", ROLLBACK, 1, self.keys.pool, self.keys.prefix)
         await self.pool.__aexit__(None, None, None)
 
     async def redis(self, *command: str | bytes | int) -> Any:

@@ -1,6 +1,6 @@
 """The request pool as plain Python: what each operation must answer, and what the pool must hold after it.
 
-Written from docs/pool.md and from pool_model.py beside this file, not from the Lua. It has none of Redis's types: a
+Written from docs/pool.md, not from the Lua. It has none of Redis's types: a
 request is in one place because one field says so. The methods have the signatures of orca_pool.pool.Pool.
 """
 

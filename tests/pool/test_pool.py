@@ -166,6 +166,23 @@ async def test_one_entry_per_endpoint_and_commit(lab: Lab) -> None:
     assert [[p.request_id for p in entry.packets] for entry in await lab.pool.read("f", None, wait=0)] == [["b"]]
 
 
+async def test_a_change_of_a_listener_that_another_commit_saw(lab: Lab) -> None:
+    """Batches in flight take turns: what a commit learns of its own requests says nothing about the others."""
+    await lab.endpoint("e")
+    await lab.endpoint("f")
+    await lab.engine()
+    for request_id in ("a", "b"):
+        await lab.submit(request_id)
+    claims = await lab.claim()
+    for base in range(3):
+        if base == 2:
+            await lab.pool.attach("b", endpoint="f", attempt=2)
+        for request_id, claim in claims.items():
+            assert await lab.commit(request_id, claim, base, 1) == -1
+    [entry] = await lab.pool.read("f", None, wait=0)
+    assert [(p.request_id, p.first) for p in entry.packets] == [("b", 2)]
+
+
 async def test_engines_that_made_the_tokens(lab: Lab) -> None:
     """A claim that brought no token is not listed."""
     await lab.endpoint()

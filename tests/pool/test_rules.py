@@ -1,11 +1,12 @@
 """The rules of the pool's protocol that Lua carries out, each shown to be needed.
 
 A rule is a scenario that passes with the scripts as they are, and fails when the piece of Lua that carries the rule is
-taken out. `test_rule` runs it both ways. The names are those of RULES in pool_model.py. Where a rule stands in several
+taken out. `test_rule` runs it both ways. The names are those of docs/pool.md. Where a rule stands in several
 places of the Lua, each place has a scenario of its own ("claim_cas", "claim_cas, owner and term"). The rules pending,
 ep_revive, reconnect, from_zero and lease_reads are not here: the endpoint and the scheduler carry them out.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -140,6 +141,15 @@ async def the_largest_engine_may_shrink(lab: Lab) -> None:
     await lab.pool.renew("g", *lab.terms["g"], form=EngineInfo("g", 1, 1, 16, 0))
     await lab.live(1, "e")
     assert await lab.submit("a", 60) is Refusal.NEVER_FITS
+
+
+@rule("never_fit, many", "renew_scheduler", "if #page == 2 * SWEEP_AT_ONCE then", "if false then")
+async def more_may_wait_than_one_sweep_looks_at(lab: Lab) -> None:
+    await ready(lab)
+    await asyncio.gather(*(lab.submit(f"r{n}", 40, max_waiting=999) for n in range(300)))
+    await lab.pool.renew("g", *lab.terms["g"], form=EngineInfo("g", 1, 1, 16, 0))
+    await lab.live(1, "e")
+    assert not await lab.redis("ZCARD", f"{lab.keys.prefix}waiting")
 
 
 # -- weights

@@ -234,6 +234,19 @@ def test_a_queued_request() -> None:
     ]
 
 
+def test_a_request_that_was_claimed_since_the_pool_was_asked() -> None:
+    """Journals are read after the pool. A scheduler that died leaves a stay without an end: then the pool is right."""
+    one = Told(max_bs=1, slots=64)
+    one.submitted = {1: micros(0)}
+    world = one.world
+    world.form(64)
+    world.arrive(Asked(2, 9))  # 0.1
+    world.back(WORD)
+    for asked, said in ((0.05, ("running", None)), (0.15, ("queued", 1))):
+        story = one.explain(1, standing(times=Times(micros(0), 0, 0, 0), now=micros(asked)))
+        assert (story.state, story.position_now) == said
+
+
 def test_ends_that_the_pool_alone_knows() -> None:
     for reason, state in [(Reason.CANCELLED, "cancelled"), (Reason.DEADLINE, "expired"), (Reason.NEVER_FITS, None)]:
         one = Told(max_bs=1, slots=64)

@@ -33,16 +33,30 @@ def test_scores_go_with_their_tokens() -> None:
     assert (row.base, row.tops) == (3, TOP.pack(3, -3))
 
 
+def test_a_prompt_has_its_scores_once() -> None:
+    """Its engine is lost before its first token, and again behind it, before anything was committed."""
+    outputs = held(1, committed=0)
+    for parts in ((b"a",), (b"a", b"b")):
+        outputs.admitted(1)
+        for part in parts:
+            outputs.scored(1, part)
+    outputs.append(1, TOKEN.pack(5, -1.0, 1), None, TOP.pack(5, -1))
+    outputs.admitted(1)
+    (row,) = outputs.take()
+    assert row.prompt == b"ab"
+
+
 def test_tokens_that_the_pool_lost_have_lost_their_scores() -> None:
     """The tokens before this claim are known here, and committed again; what was beside them is not."""
     outputs = held(2, committed=2)
-    outputs.append(1, TOKEN.pack(2, -1.0, 2), Reason.LENGTH, TOP.pack(2, -2) + TOP.pack(9, -9))
+    outputs.append(1, TOKEN.pack(2, -1.0, 2), None, TOP.pack(2, -2) + TOP.pack(9, -9))
+    outputs.append(1, TOKEN.pack(3, -1.0, 3), Reason.LENGTH, TOP.pack(3, -3) + TOP.pack(8, -8))
     (row,) = outputs.take()
     assert outputs.answered([row], [1]) == ([], []), "its end is to be sent again"
     (row,) = outputs.take()
-    assert (row.base, len(row.tokens) // TOKEN.size, row.finish) == (1, 2, Reason.LENGTH)
+    assert (row.base, len(row.tokens) // TOKEN.size, row.finish) == (1, 3, Reason.LENGTH)
     assert row.tops.startswith(NOTHING * 2)
-    assert unpack_tops(row.tops, 2) == [(), ((2, -2.0), (9, -9.0))]
+    assert unpack_tops(row.tops, 2) == [(), ((2, -2.0), (9, -9.0)), ((3, -3.0), (8, -8.0))]
     assert outputs.answered([row], [Committed.OK]) == ([], [1])
     assert math.isnan(TOP.unpack(NOTHING)[1])
 

@@ -253,6 +253,9 @@ async def test_a_master_that_was_late_itself_judges_nobody() -> None:
         await formed(engine)
         loop, ranks = asyncio.get_running_loop(), engine.master._ranks
         assert ranks is not None
+        heard = ranks._ranks[0].last_heard
+        ranks._ranks[0].run(EPOCH)
+        assert ranks._ranks[0].last_heard != heard, "its silence counts from then on"
         time.sleep(timers.SILENCE + 0.5)  # noqa: ASYNC251 (the fault)
         late = loop.time()
         await until(lambda: all(rank.last_heard is not None and rank.last_heard > late for rank in ranks._ranks))

@@ -1,6 +1,7 @@
 """The memory of the last steps: its readers, its bounds, and that no token is in the live page's lines unasked."""
 
 import json
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -131,3 +132,15 @@ def test_a_note_for_memory_alone_is_in_no_file(tmp_path: Any) -> None:
     assert str(SECRET) not in path.read_text()
     (kept,) = recent.after(0, failures_alone=False)
     assert told(kept, True)["line"] == {"note": {"texts": {"4": [[SECRET], []]}}}
+
+
+def test_a_reader_gets_all_that_may_have_come_since_a_moment() -> None:
+    recent = Recent(1 << 20)
+    memory = recent.of("engine-0")
+    memory.begin(b"one", 1)
+    memory.add(b"a", lasting=False)
+    since = time.time_ns()
+    memory.begin(b"two", 1)
+    memory.add(b"b", lasting=False)
+    assert recent.lines(since) == {"engine-0": [b"one", b"a", b"two", b"b"]}
+    assert recent.lines(time.time_ns()) == {"engine-0": [b"two", b"b"]}

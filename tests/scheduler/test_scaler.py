@@ -104,6 +104,7 @@ async def test_engines_follow_the_load(tmp_path: Path) -> None:
 
 async def test_another_scheduler_decides(tmp_path: Path) -> None:
     async with world(tmp_path) as this:
+        await until(lambda: this.wanted() == (1, 2))
         this.scheduler.first, this.scheduler.seen = False, (3, 99.0)
         await until(lambda: this.wanted() is None)
         this.watched.server.put("statefulsets", statefulset(3))

@@ -124,6 +124,21 @@ async def test_chats_that_cannot_be_passed_on() -> None:
         assert large.status_code == 413
 
 
+async def test_a_busy_endpoint_says_when_to_try_again() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(
+            b"HTTP/1.1 429 .\r\nretry-after: 7\r\nset-cookie: a=b\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+        )
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as endpoint:
+        port = endpoint.sockets[0].getsockname()[1]
+        async with page(scripted(), endpoint_url=f"http://127.0.0.1:{port}") as client:
+            told = await client.post("/v1/completions", json={"prompt": "a"})
+    assert (told.status_code, told.headers["retry-after"], "set-cookie" in told.headers) == (429, "7", False)
+
+
 async def test_more_viewers_than_allowed_are_refused() -> None:
     async with page(scripted(), max_viewers=1) as client, client.stream("GET", "/live") as answer:
         await first_with(answer, lambda m: True)

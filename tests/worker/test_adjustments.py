@@ -208,7 +208,9 @@ def test_a_model_that_computes_nothing_answers_too(tmp_path: Path) -> None:
     folder = make_timed(tmp_path)
     engine = TinyEngine(make_stage(folder, 64, 4), 64, 4)
     request = Sampled([5, 6, 7], 2, {"logprobs": True, "top_logprobs": 2, "prompt_logprobs": True})
-    engine.run([request])
+    engine.step([request], [])
+    engine.free(request)
+    engine.step([request], [])  # behind its first token, which its scores came with
     assert [unpack_tops(top, 2) for top in request.tops] == [[((token, 0.0),)] for token in request.made]
     assert unpack_prompt(request.scored_prompt, 2) == [(None, ()), (0.0, ((6, 0.0),)), (0.0, ((7, 0.0),))]
 

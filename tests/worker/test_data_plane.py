@@ -96,6 +96,13 @@ def test_operations(pool: Pool) -> None:
     x = second[0].receive((2,), torch.float32)
     assert x is not None
     assert x.tolist() == [8, 9]
+    assert all(plane.waited for plane in all_four), "each rank has waited for another one"
+    waited = [second[1].waited]
+    for _ in range(9):
+        first[1].send(x)
+        assert second[1].receive((2,), torch.float32) is not None
+        waited.append(second[1].waited)
+    assert waited == sorted(set(waited)), "all of it counts, not that of the last receive alone"
     for plane in all_four:
         plane.abort("the end")
 

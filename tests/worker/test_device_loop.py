@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import make_gpt2
+from encoder_decoders import Seq2Seq, make_t5
 from worker.driver import Sampled, TinyEngine, make_stage
 
 from orca_kernels.triton.plan import Plan
@@ -58,6 +59,14 @@ def test_the_loop_makes_the_tokens_of_plain_torch(folder: Path, monkeypatch: pyt
     monkeypatch.setattr(Calls, "replay", replay)
     same(run(folder, "device-loop"), run(folder, "torch"))
     assert replayed
+
+
+def test_a_model_with_an_encoder_has_no_such_loop(tmp_path: Path) -> None:
+    """Plain torch runs it."""
+    stage = make_stage(make_t5(tmp_path, seed=1), SLOTS, 16, kernels="device-loop")
+    made, known = Sampled([5, 6, 7], 4), Seq2Seq(tmp_path).greedy([5, 6, 7], 4)
+    TinyEngine(stage, SLOTS, 16).run([made])
+    assert made.made == known
 
 
 @pytest.mark.parametrize("kernels", ["torch", "device-loop"])

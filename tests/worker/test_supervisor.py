@@ -193,6 +193,9 @@ async def test_a_pod_ends_when_memory_was_too_little_from_the_beginning(tmp_path
         assert (await pod.running())[0].restarts == 1
     async with running(make_timed(tmp_path), "-c", COUNTED, str(count)) as pod:
         (rank,) = await pod.running()
+        os.kill(rank.pid, signal.SIGKILL)  # what was counted before the pod began says nothing about it
+        await pod.until(lambda ranks: ranks[0].pid == 0)
+        (rank,) = await pod.running()
         count.write_text("oom 5\noom_kill 5\n")
         os.kill(rank.pid, signal.SIGKILL)
         assert await asyncio.wait_for(pod.process.wait(), 20) == 1

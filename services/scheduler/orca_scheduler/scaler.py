@@ -45,7 +45,7 @@ class Scaler:
         self._pool, self._scaled, self._scheduler = pool, scaled, scheduler
         self._bounds, self._pods_per_engine = bounds, pods_per_engine
         self._scaling: Scaling | None = None  # None: another scheduler decides
-        self._wanted: int | None = None
+        self._wanted = 0  # engines, as it decided last
         self._said: Wish | None = None  # the wish that the log has told last
         self._trouble = ""  # the same
         self._loop = asyncio.get_running_loop()
@@ -54,8 +54,7 @@ class Scaler:
 
     def _reading(self, each: int) -> Reading:
         """Called in the status port's thread."""
-        wanted = self._wanted
-        return () if wanted is None else [((), wanted * each)]
+        return () if self._scaling is None else [((), self._wanted * each)]
 
     async def run(self) -> Never:
         """Looks once a second. A look that fails because something is away is repeated."""
@@ -73,16 +72,16 @@ class Scaler:
         size, queue = self._scaled.size, self._scheduler.queue()
         # No pods at all is a person's wish.
         if not self._scheduler.first or size is None or not size.pods:
-            self._scaling = self._wanted = None
+            self._scaling = None
             return
         if queue is None:
             return  # the pool is away
-        self._scaling = self._scaling or Scaling(self._bounds)
+        scaling = self._scaling or Scaling(self._bounds)
         uses = await self._pool.engine_uses()
         names = {number: engine_name(number) for number in range(size.engines)}
         loads = {number: load_of(uses[name]) for number, name in names.items() if name in uses}
-        wish = self._scaling.step(Seen(self._loop.time(), size.engines, size.beginning, *queue, loads))
-        self._wanted = wish.engines
+        wish = scaling.step(Seen(self._loop.time(), size.engines, size.beginning, *queue, loads))
+        self._wanted, self._scaling = wish.engines, scaling
         if wish[:2] == (size.engines, size.beginning) and size.pods == size.engines * self._pods_per_engine:
             return
         why = wish.why or "pods that make no whole engine are no use"

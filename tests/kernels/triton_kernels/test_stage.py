@@ -77,10 +77,8 @@ def test_logits_and_hidden_states(place: Place) -> None:
         assert both.iterations > 1
 
 
-FEW = (  # of each family, for the interpreter, which is slow
+FEW = (  # of each family, for the interpreter, which is slow; Mistral's operations are those of the others
     "llama, tied, biases, 1 K/V head, large heads",
-    "llama, YaRN with its numbers",
-    "mistral, a window",
     "qwen2, a window in the upper layer",
     "qwen3, windows of some layers",
     "gemma3, windows but in one layer",
@@ -111,11 +109,11 @@ def check_near_float64(folder: Path, *, is_prefix_lm: bool) -> None:
     assert isinstance(held.model, TorchStage)
     stage._model = DeviceModel(FusedStage(held.model, TritonKernels), SINGLE, None, sample_kernel)
     stage.allocate(400, 16)
-    requests = [Sampled(one.prompt, 3, {"logprobs": True}) for one in requests_for(211, 3, seed=3)]
+    requests = [Sampled(one.prompt, 2, {"logprobs": True}) for one in requests_for(211, 3, seed=3)]
     for tokens, logits in seen_by(stage, requests):
         right = oracle.logits(tokens, prompt_of(tokens, requests) if is_prefix_lm else None)
         assert (logits - right).abs().max() < 2e-4  # logits are about 4, and up to 13
-    assert all(len(request.made) == 3 for request in requests)
+    assert all(len(request.made) == 2 for request in requests)
 
 
 def test_sampling_of_a_mixed_batch() -> None:

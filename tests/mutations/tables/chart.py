@@ -35,4 +35,11 @@ MUTATIONS = [
         Text('"download" "image" "hub"', '"download" "image"'),
         "tests/helm/test_settings.py::test_another_source_of_the_model_is_another_model",
     ),
+    Mutation(
+        "spans of a collector at the usual port are dropped",
+        f"{TEMPLATES}/_network.tpl",
+        "",
+        Text('default "4317"', 'default "4318"'),
+        "tests/helm/test_network.py::test_what_is_outside_is_reached_at_its_port",
+    ),
 ]

@@ -1,6 +1,6 @@
 """The command line: its output, its suggestions, the doctor."""
 
-from mutations.changes import gives, instead, lacks, passes
+from mutations.changes import gives, instead, lacks, passes, sets
 from mutations.mutation import Mutation
 
 DOCTOR = "cli/orca_cli/doctor"
@@ -55,5 +55,12 @@ MUTATIONS = [
         "chaos",
         passes("command.Plan", 2, "rounds"),
         "tests/cli/test_chaos_command.py::test_the_plan_of_a_command",
+    ),
+    Mutation(
+        "ranks are numbered by stages",
+        "cli/orca_cli/topology.py",
+        "pod_table",
+        sets("ranks", "range(stage + first, stage + first + len(pod.places))"),
+        "tests/helm/test_topology.py::test_the_command_shows_the_same_map",
     ),
 ]

@@ -71,4 +71,11 @@ MUTATIONS = [
         passes("Trace", 3, "metadata"),
         "tests/client/test_client.py::test_a_resumed_request_goes_to_its_model",
     ),
+    Mutation(
+        "waits go on growing after progress",
+        "client/orca_client/patience.py",
+        "Patience.progress",
+        instead("(0, 0.0, None, None)", "(self._failures, 0.0, None, None)"),
+        "tests/client/test_resumption.py::test_waits_grow_and_are_jittered",
+    ),
 ]

@@ -1,6 +1,6 @@
 """The parts that all services have: checkpoints, keys, roles, settings."""
 
-from mutations.changes import drop, instead, sets, swap
+from mutations.changes import Text, drop, instead, lacks, sets, swap
 from mutations.mutation import Mutation
 
 CHECKPOINT = "services/common/orca_common/checkpoint.py"
@@ -62,5 +62,19 @@ MUTATIONS = [
         "cannot_listen",
         instead("error.errno in NO_ADDRESS or not known", "error.errno in NO_ADDRESS"),
         "tests/common/test_service.py::test_a_host_that_has_no_address",
+    ),
+    Mutation(
+        "health is open to no role",
+        "services/common/orca_common/grpc_server.py",
+        "GrpcServer.__init__",
+        lacks("ANY"),
+        "tests/common/test_tls.py::test_new_channels_and_running_servers_follow_a_change_of_authority",
+    ),
+    Mutation(
+        "others may listen at a reserved port",
+        "services/common/orca_common/listening.py",
+        "",
+        Text("    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)", "    # "),
+        "tests/common/test_service.py::test_a_reserved_port_is_for_children_alone",
     ),
 ]

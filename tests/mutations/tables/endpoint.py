@@ -249,4 +249,25 @@ MUTATIONS = [
         instead("max(1, round(error.retry_after))", "round(error.retry_after)"),
         "tests/endpoint/test_validation.py::test_a_full_server_is_not_asked_again_at_once",
     ),
+    Mutation(
+        "short calls find no room beside the streams of all",
+        f"{SERVICE}/requests/limits.py",
+        "Limits.enter",
+        instead("self._open >= room * self._all_calls", "self._open >= self._all_calls"),
+        "tests/endpoint/test_limits.py::test_calls_that_must_be_possible_find_room_beside_streams",
+    ),
+    Mutation(
+        "a stream that outlasts the bound of bodies is cut",
+        f"{SERVICE}/http/connection.py",
+        "GuardedConnection.on_message_complete",
+        drop("_reading.cancel"),
+        "tests/endpoint/test_limits.py::test_half_a_body_is_given_up",
+    ),
+    Mutation(
+        "a host gets the turns that others give back",
+        f"{SERVICE}/grpc/turns.py",
+        "Turns._give_back",
+        without("_of_host"),
+        "tests/endpoint/test_turns.py::test_a_peer_has_a_share_of_the_turns",
+    ),
 ]

@@ -1,6 +1,6 @@
 """`orca serve`: its processes, its Redis, its start."""
 
-from mutations.changes import drop, instead, never, sets
+from mutations.changes import drop, instead, never, passes, sets
 from mutations.mutation import Mutation
 
 LOCAL = "local/orca_local"
@@ -68,5 +68,19 @@ MUTATIONS = [
         "RankEnds._tell",
         sets("count", "count + 1", "QUIET"),
         "tests/local/test_keeping.py::test_ends_of_a_rank_far_apart_are_told_one_by_one",
+    ),
+    Mutation(
+        "a pod's engine is counted by tensor ranks",
+        "local/orca_local/process_table.py",
+        "ProcessTable._rows",
+        instead("divmod(ordinal, pp)", "divmod(ordinal, tp)"),
+        "tests/local/test_process_table.py::test_ranks_are_numbered_in_their_engine",
+    ),
+    Mutation(
+        "Ctrl-C at a terminal reaches all processes at once",
+        "local/orca_local/child.py",
+        "Child._make",
+        passes("create_subprocess_exec", "start_new_session", "False"),
+        "tests/local/test_child.py::test_a_batch_process_takes_no_core_from_others",
     ),
 ]

@@ -93,4 +93,11 @@ MUTATIONS = [
         without("row.finish"),
         "tests/pool/test_scripts.py::test_the_listener_of_a_request_that_has_ended_is_forgotten",
     ),
+    Mutation(
+        "a commit that saw a change of the listeners keeps what others knew",
+        f"{SERVICE}/listeners.py",
+        "answered",
+        never("before"),
+        "tests/pool/test_pool.py::test_a_change_of_a_listener_that_another_commit_saw",
+    ),
 ]

@@ -1,6 +1,6 @@
 """The scheduler: the ledger, what is held, the master, the core, the lifecycle, ranks, shares."""
 
-from mutations.changes import drop, gives, instead, lacks, never, passes, sets, without
+from mutations.changes import Text, always, drop, gives, instead, lacks, never, passes, sets, without
 from mutations.mutation import Mutation
 
 SERVICE = "services/scheduler/orca_scheduler"
@@ -486,5 +486,54 @@ MUTATIONS = [
         "_check_pool",
         drop("back"),
         "tests/scheduler/test_app.py",
+    ),
+    Mutation(
+        "scores of a prompt are lost with an engine",
+        f"{SERVICE}/master/output.py",
+        "Outputs.admitted",
+        always("held.tokens"),
+        "tests/scheduler/test_output.py::test_a_prompt_has_its_scores_once",
+    ),
+    Mutation(
+        "scores of a prompt come twice after a loss",
+        f"{SERVICE}/master/output.py",
+        "Outputs.admitted",
+        drop("held.prompt.clear"),
+        "tests/scheduler/test_output.py::test_a_prompt_has_its_scores_once",
+    ),
+    Mutation(
+        "a scheduler that decided once goes on from there",
+        f"{SERVICE}/scaler.py",
+        "",
+        Text("            self._scaling = None\n            return\n", "            return\n"),
+        "tests/scheduler/test_scaler.py::test_another_scheduler_decides",
+    ),
+    Mutation(
+        "a story begins with the first heading since it came",
+        f"{SERVICE}/master/recent.py",
+        "EngineRecent.lines",
+        instead("max(begun - 1, 0)", "begun"),
+        "tests/scheduler/test_recent.py::test_a_reader_gets_all_that_may_have_come_since_a_moment",
+    ),
+    Mutation(
+        "a request is in the queue that was claimed since",
+        f"{SERVICE}/explain/explanation.py",
+        "_Story.__init__",
+        never("stay.claimed", "standing.now"),
+        "tests/scheduler/test_explain.py::test_a_request_that_was_claimed_since_the_pool_was_asked",
+    ),
+    Mutation(
+        "tops that the pool has lost hide later ones",
+        f"{SERVICE}/master/output.py",
+        "Held.unacked",
+        instead("max(mine, 0)", "mine"),
+        "tests/scheduler/test_output.py::test_tokens_that_the_pool_lost_have_lost_their_scores",
+    ),
+    Mutation(
+        "a rank was silent before its engine ran",
+        f"{SERVICE}/ranks/rank.py",
+        "Rank.run",
+        drop("last_heard", "_now"),
+        "tests/scheduler/test_ranks.py::test_a_master_that_was_late_itself_judges_nobody",
     ),
 ]

@@ -1,6 +1,6 @@
 """The worker: forks, relays."""
 
-from mutations.changes import Text, drop, gives, instead, never, sets, swap, unbound
+from mutations.changes import Text, drop, gives, instead, never, sets, swap, unbound, without
 from mutations.mutation import Mutation
 
 KEEP = "self._keep(purpose, group)"
@@ -99,5 +99,54 @@ MUTATIONS = [
         "RankApp.start",
         instead("settings.first_gpu + settings.local_rank", "settings.local_rank"),
         "tests/worker/test_rank.py::test_a_ranks_gpu_is_counted_from_the_pods_first",
+    ),
+    Mutation(
+        "time for which a rank waits for others counts as its own",
+        "services/worker/orca_worker/data_plane/process_groups.py",
+        "ProcessGroups._receive",
+        drop("self.waited"),
+        "tests/worker/test_data_plane.py::test_operations",
+    ),
+    Mutation(
+        "the last norm of GPT-2 has an epsilon of its own",
+        "services/worker/orca_worker/models/gpt2/layers.py",
+        "record",
+        instead('r.norm("ln_f", hidden, config.epsilon)', 'r.norm("ln_f", hidden, 1e-5)'),
+        "tests/worker/test_families.py::test_every_norm_has_the_epsilon_of_the_file",
+    ),
+    Mutation(
+        "a model with an encoder runs in the loop of a GPU on a CPU",
+        "services/worker/orca_worker/models/recorded.py",
+        "RecordedFamily.load",
+        without("has_encoder"),
+        "tests/worker/test_device_loop.py::test_a_model_with_an_encoder_has_no_such_loop",
+    ),
+    Mutation(
+        "a prompt is scored again after a recovery",
+        "services/worker/orca_worker/iteration/rows.py",
+        "Adjusted.__init__",
+        without("len", "prompt"),
+        "tests/worker/test_adjustments.py::test_a_model_that_computes_nothing_answers_too",
+    ),
+    Mutation(
+        "processes that the kernel killed before count against a pod",
+        "services/worker/orca_worker/pod/supervisor.py",
+        "Supervisor.__init__",
+        sets("_oom_kills", "0"),
+        "tests/worker/test_supervisor.py::test_a_pod_ends_when_memory_was_too_little_from_the_beginning",
+    ),
+    Mutation(
+        "Gemma 3's older files have their windows in other layers",
+        "services/worker/orca_worker/models/gemma3/configuration.py",
+        "_kinds",
+        instead("(layer + 1) % each", "layer % each"),
+        "tests/worker/test_families.py::test_files_of_older_transformers",
+    ),
+    Mutation(
+        "an index counts before a whole file",
+        "services/worker/orca_worker/models/weight_files.py",
+        "weight_files",
+        without("single.exists"),
+        "tests/worker/test_families.py::test_layouts_of_checkpoints",
     ),
 ]

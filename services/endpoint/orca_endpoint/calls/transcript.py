@@ -5,8 +5,8 @@ shows the events that come out, and then does what `next` says:
 
     answer | packet -> event* -> next
 
-The protocol is `Endpoint.serve` of the pool's executable model, tests/pool/pool_model.py. Tokens are matched and
-detokenized from 0, whatever index the client asked for: a stop string or a character may have begun before it.
+Tokens are matched and detokenized from 0, whatever index the client asked for: a stop string or a character may have
+begun before it.
 """
 
 import hashlib

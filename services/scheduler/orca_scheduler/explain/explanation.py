@@ -103,6 +103,9 @@ class _Story:
             last = standing.times.submitted * 1000
         # An id may come again when the pool has forgotten it: the last submission is meant.
         self._stays = [(history, stay) for history, stay in found if (stay.submitted or 0) == last]
+        stay = self._last
+        if standing is not None and stay is not None and stay.left is None and stay.claimed > standing.now * 1000:
+            self._standing = standing._replace(position=0)  # the journals were read after the pool
         self._submitted = last
         self._parts: list[Part] = []
         self._cursor = last
