@@ -3,7 +3,7 @@
 import grpc
 import pytest
 
-from orca_common.errors import ResourceExhausted
+from orca_common.errors import ErrorReason, ResourceExhausted
 from orca_endpoint.calls.refusals import busy_error, end_error, refusal_error
 from orca_pool.records import Busy, Reason, Refusal
 
@@ -46,6 +46,11 @@ def test_ends(reason: Reason) -> None:
         Reason.MODEL_CHANGED: CODE.ABORTED,
         Reason.STUCK: CODE.FAILED_PRECONDITION,
     }
-    error = end_error(reason, "one", "0af7")
+    error = end_error(reason, "one", "0af7", has_form=True)
     assert error.code is codes[reason]
     assert "one" in str(error)
+
+
+@pytest.mark.parametrize(("has_form", "word"), [(True, ErrorReason.FORM_STUCK), (False, ErrorReason.UNKNOWN_PARAMETER)])
+def test_what_is_stuck_without_a_form_asks_for_something_newer(has_form: bool, word: ErrorReason) -> None:
+    assert end_error(Reason.STUCK, "one", "0af7", has_form).reason is word

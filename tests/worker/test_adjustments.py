@@ -215,6 +215,29 @@ def test_a_model_that_computes_nothing_answers_too(tmp_path: Path) -> None:
     assert unpack_prompt(request.scored_prompt, 2) == [(None, ()), (0.0, ((6, 0.0),)), (0.0, ((7, 0.0),))]
 
 
+class Newer(Sampled):
+    """Asks for a parameter that the endpoint of a newer release knows."""
+
+    @property
+    def params(self) -> SamplingParams:
+        asked = SamplingParams(**self.sampling)
+        asked.MergeFromString(bytes([0xA0, 0x3F, 7]))  # a varint 7 of field 1012
+        return asked
+
+
+@pytest.mark.parametrize("kernels", ["auto", "torch", "device-loop"])
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 7}, {"presence_penalty": 1.0}])
+def test_what_a_rank_does_not_know_is_not_ignored(folder: Path, kernels: str, sampling: dict[str, Any]) -> None:
+    """Its request ends; the others of its batch notice nothing."""
+    engine = TinyEngine(make_stage(folder, SLOTS, 4, kernels=kernels), SLOTS, 4)
+    alone, beside, newer = Sampled([5, 6], 3), Sampled([5, 6], 3), Newer([5, 6], 3, sampling)
+    engine.run([alone])
+    engine.run([newer, beside])
+    assert newer.stuck
+    assert not beside.stuck
+    assert beside.made == alone.made
+
+
 def test_a_plain_batch_does_no_work_for_adjustments(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: Any) -> None:
         raise AssertionError("work that nobody asked for")

@@ -89,7 +89,8 @@ class OrcaServicer:
         FAILED_PRECONDITION  can never be done here [TOO_LARGE: for every engine; NO_TOKENIZER: give token ids;
         NO_CHAT_TEMPLATE: give text; NO_FORMS: this model's answers cannot be held to a form;
         NO_TOOLS: its template takes no tools, or spells calls in an unknown way;
-        FORM_STUCK: after some tokens none can follow by the form]
+        FORM_STUCK: after some tokens none can follow by the form;
+        UNKNOWN_PARAMETER: the engine is of an older release than the endpoint]
         NOT_FOUND            `model` is not served here [UNKNOWN_MODEL]
         ALREADY_EXISTS       request_id is known with another body [REQUEST_ID_IN_USE]
         RESOURCE_EXHAUSTED   try again after google.rpc.RetryInfo [QUEUE_FULL; QUEUE_LONG: the deadline would pass;

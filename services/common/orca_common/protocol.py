@@ -4,8 +4,8 @@ A release can be updated in any order, because schedulers and ranks of neighbour
 drives ranks of its own number and of the one before, and a rank obeys a master of its own number and of the next one.
 All ranks of an engine have the same number.
 
-Raise PROTOCOL when an older process would misunderstand a message, by one for each release; a new sampling parameter
-counts, because an older rank would leave it out in silence. A scheduler of the new number must still say to ranks of
+Raise PROTOCOL when an older process would misunderstand a message, by one for each release. A new sampling parameter
+does not count: a rank that does not know it ends the request. A scheduler of the new number must still say to ranks of
 the number before what they understand, and understand what they say. So keep those messages, and let the master choose
 by the number in the ranks' Hello. What only older numbers have needed may go.
 """

@@ -25,7 +25,7 @@ class Reason(IntEnum):
     ABORTED = 10  # the end of a call only, not of a request: a newer call took over
     NOT_FINITE = 11  # the model's logits were NaN or infinite
     MODEL_CHANGED = 12  # no engine has the weights any more that made its tokens
-    STUCK = 13  # no token can follow by the form that the request gives its answer
+    STUCK = 13  # no token can follow by the form of the answer, or the engine does not know a sampling parameter
 
 
 class CommittedToken(NamedTuple):

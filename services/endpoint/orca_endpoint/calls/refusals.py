@@ -69,8 +69,11 @@ def busy_error(busy: Busy, tenant: str) -> ResourceExhausted:
             return ResourceExhausted(f"the queue is full{long}; {again}", after)
 
 
-def end_error(reason: Reason, request_id: str, trace_id: str) -> OrcaError:
-    """The error of a stream whose request ended for a reason that `Finished` cannot tell."""
+def end_error(reason: Reason, request_id: str, trace_id: str, has_form: bool) -> OrcaError:
+    """The error of a stream whose request ended for a reason that `Finished` cannot tell.
+
+    has_form: whether its answer has a form. Without one a STUCK request has asked for what its rank does not know.
+    """
     match reason:
         case Reason.ABORTED:
             return taken_over(request_id)
@@ -93,6 +96,11 @@ def end_error(reason: Reason, request_id: str, trace_id: str) -> OrcaError:
         case Reason.NOT_FINITE:
             sentence = f"request {request_id}: the model's logits for its next token are NaN or infinite"
             return Internal(sentence, trace_id, reason=ErrorReason.LOGITS_NOT_FINITE)
+        case Reason.STUCK if not has_form:
+            sentence = (
+                f"request {request_id}: it asks for a sampling parameter that its engine, of an older release, does"
+            )
+            return FailedPrecondition(f"{sentence} not know", reason=ErrorReason.UNKNOWN_PARAMETER)
         case Reason.STUCK:
             sentence = (
                 f"request {request_id}: no token can follow: its form is too hard to follow further, or the model "

@@ -229,7 +229,8 @@ class Transcript:
             return
         self.next, self.times = "end", finish.times
         if finish.reason > Reason.CANCELLED:
-            raise end_error(finish.reason, self.request_id, trace_id_of(self.record.trace))
+            has_form = bool(self.record.sampling.grammar)
+            raise end_error(finish.reason, self.request_id, trace_id_of(self.record.trace), has_form)
         self.finished = finish.reason
         yield self._finished(finish.reason, self._text.flush(), finish.times)
 

@@ -1,14 +1,18 @@
 """What a rank knows of each request besides its keys and values, in arrays indexed by row."""
 
+import logging
 from collections.abc import Sequence
 from operator import attrgetter
 from typing import Protocol
 
 import numpy as np
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from orca.v1 import worker_pb2
 from orca.v1.sampling_pb2 import SamplingParams
 from orca_common.errors import FailedPrecondition
+
+log = logging.getLogger(__name__)
 
 MAX_ROWS = 1 << 20  # rows are small integers; a larger one is the sender's mistake
 
@@ -33,6 +37,11 @@ ROW = np.dtype(
 )
 
 
+def is_newer(asked: SamplingParams) -> bool:
+    """Whether an endpoint of a newer release has set a parameter that is not known here."""
+    return len(UnknownFieldSet(asked)) > 0
+
+
 class Constraint(Protocol):
     """Holds an answer to its form."""
 
@@ -54,7 +63,8 @@ class Adjusted:
         penalties = asked.presence_penalty or asked.frequency_penalty or self.repetition != 1
         self.answer: Constraint | None = None  # from its first token on, on the rank that samples
         self.changes_logits = bool(penalties or len(self.bias_ids) or asked.grammar)
-        self.stuck = False  # no token can follow: the request ends
+        # No token can follow: the request ends. One that asks for what this release does not know begins so.
+        self.stuck = is_newer(asked)
 
     def put(self, position: int, token_id: int) -> None:
         """The input token of an increment."""
@@ -86,7 +96,7 @@ class Rows:
         asked, draw, adjusted = admission.sampling, GREEDY, False
         if admission.HasField("sampling"):
             draw = columns(asked)
-            adjusted = not {field.name for field, _ in asked.ListFields()} <= PLAIN
+            adjusted = not {field.name for field, _ in asked.ListFields()} <= PLAIN or is_newer(asked)
         self.table[row] = (
             True,
             admission.claim,
@@ -102,6 +112,8 @@ class Rows:
         self.adjusted.pop(row, None)
         if adjusted:
             self.adjusted[row] = Adjusted(asked, admission.token_ids, prompt)
+            if self.adjusted[row].stuck:
+                log.error("a sampling parameter is not known here: the request ends", extra={"claim": admission.claim})
 
     def free(self, rows: Sequence[int]) -> None:
         """Forgets rows, whether they are held or not."""
