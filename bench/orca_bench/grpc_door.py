@@ -15,7 +15,7 @@ from orca.v1.orca_pb2_grpc import OrcaStub
 from orca_client.channels import channel_options
 from orca_client.reach import cause_of
 from orca_common.errors import FailedPrecondition
-from orca_common.lanes.client import LaneConnection, connect
+from orca_common.lanes.client import LaneConnection, Metadata, connect
 
 from .measures import Answer
 
@@ -26,7 +26,10 @@ class GrpcDoor:
     """`Door` to an endpoint of Orca. It resumes nothing: a call that fails is an error.
 
     `patience`: seconds that the server may take to answer the first call. `interval`: the requests' `stream_interval`.
+    `metadata` makes that of the next call.
     """
+
+    metadata: Callable[[], Metadata] = tuple
 
     def __init__(self, address: str, label: str = "orca-grpc", patience: float = 10.0, interval: int = 1) -> None:
         self.address, self.label, self.patience, self.interval = address, label, patience, interval
@@ -71,7 +74,7 @@ class GrpcDoor:
             except OSError as error:
                 answer.error, answer.ended = f"it cannot be reached again ({error})", clock()
                 return
-            call = connection.call(GENERATE, lambda message: came.append((clock(), message)))
+            call = connection.call(GENERATE, lambda message: came.append((clock(), message)), self.metadata())
             call.send(request.SerializeToString())
             call.close()
             try:

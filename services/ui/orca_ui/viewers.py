@@ -75,12 +75,11 @@ class Viewers:
         self._all.add(viewer)
         self.looking.set()
         leaving = asyncio.ensure_future(_left(receive))
+        leaving.add_done_callback(lambda _: viewer.news.set())
         try:
             await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
             while not self.closed:
-                news = asyncio.ensure_future(viewer.news.wait())
-                await asyncio.wait([news, leaving], return_when=asyncio.FIRST_COMPLETED)
-                news.cancel()
+                await viewer.news.wait()  # or until it has left
                 if leaving.done():
                     return
                 viewer.news.clear()
