@@ -1,15 +1,7 @@
-// Attention on AMX's tiles, for bfloat16 keys and values. What kernels.h's `attend` does, with q and the softmax's p
-// narrowed to bfloat16 for the tiles; sums, maxima and weights are float32.
-//
-// R rows (queries x query heads a key/value head), 16 at most, are multiplied together:
-//   scores^T = keys q^T   [32 keys, R]: keys are the left tiles, as they lie in the cache
-//   sums    += p values   [R, d]
-// A row's result depends on that row of q and p alone, so an increment with R = 1 gets the bits that it gets among others.
+// The products of attention on AMX's tiles. Keys are the left tiles of scores^T, p that of the sums.
 #pragma once
 
-#include "kernels.h"
-
-#include <immintrin.h>
+#include "pair_attention.h"
 
 namespace {
 
@@ -30,301 +22,107 @@ void configure(int rows) {
   __asm__ volatile("ldtilecfg %0" : : "m"(config));
 }
 
-// 16 rows of 16 32-bit elements become columns.
-inline void transpose(__m512i (&x)[16]) {
-  __m512i y[16];
-  for (int i = 0; i < 16; i += 2) {
-    y[i] = _mm512_unpacklo_epi32(x[i], x[i + 1]);
-    y[i + 1] = _mm512_unpackhi_epi32(x[i], x[i + 1]);
+struct OnTiles {
+  static constexpr bool ASKS_FAR_AHEAD = false;
+
+  static void ask(const bf16* line) { _mm_prefetch(reinterpret_cast<const char*>(line), _MM_HINT_T1); }
+
+  // Asks for 16 lines, which are wanted soon. A thread that asks for more at once waits: it has room for as many misses.
+  static void ask_lines(const bf16* lines) {
+    for (int line = 0; line < 16; line++) ask(lines + 32 * line);
   }
-  for (int i = 0; i < 16; i += 4) {
-    x[i] = _mm512_unpacklo_epi64(y[i], y[i + 2]);
-    x[i + 1] = _mm512_unpackhi_epi64(y[i], y[i + 2]);
-    x[i + 2] = _mm512_unpacklo_epi64(y[i + 1], y[i + 3]);
-    x[i + 3] = _mm512_unpackhi_epi64(y[i + 1], y[i + 3]);
+
+  static void begin(int rows) {
+    if (rows < 16) configure(rows);
   }
-  for (int i = 0; i < 16; i += 8)
-    for (int j = 0; j < 4; j++) {
-      y[i + j] = _mm512_shuffle_i32x4(x[i + j], x[i + 4 + j], 0x88);
-      y[i + 4 + j] = _mm512_shuffle_i32x4(x[i + j], x[i + 4 + j], 0xdd);
+  static void end(int rows) {
+    if (rows < 16) configure(16);
+  }
+
+  // q * scale in bfloat16, as the right tile of scores^T: [d / 2][R][2]. `q`: [rows][d] float32, whole tiles of R rows.
+  static void queries(const float* q, int rows, int d, bf16* out) {
+    if (rows == 1) {
+      for (int i = 0; i < d; i += LANES) save(out + i, load(q + i));
+      return;
     }
-  for (int j = 0; j < 8; j++) {
-    x[j] = _mm512_shuffle_i32x4(y[j], y[8 + j], 0x88);
-    x[8 + j] = _mm512_shuffle_i32x4(y[j], y[8 + j], 0xdd);
+    if (rows < 16) {
+      for (int r = 0; r < rows; r++)
+        for (int i = 0; i < d; i++) out[(i / 2 * rows + r) * 2 + i % 2] = narrow(q[r * d + i]);
+      return;
+    }
+    pair_rows(q, d, out);
   }
-}
 
-// q * scale in bfloat16, as the right tile of scores^T: [d / 2][R][2]. `q`: [rows][d] float32, whole tiles of R rows.
-inline void pair_queries(const float* q, int rows, int d, bf16* out) {
-  if (rows == 1) {
-    for (int i = 0; i < d; i += LANES) save(out + i, load(q + i));
-    return;
+  // scores^T [16][R] of R queries with 16 keys of d columns, from key j of the tile on, for each of `tiles` groups of R:
+  // [d / 2][R][2] and [32][R] apart. Asks for 16 keys more.
+  static void score(const bf16* q, const bf16* keys, const bf16* more, int, int tiles, int rows, int d, int j,
+                    float* scores) {
+    scores += j * rows;
+    for (int i = 0; i < d; i += 32) ask_lines(more + 16 * i);
+    if (d == 64 && rows == 16) {  // two groups together, whose sums need not wait for each other
+      _tile_loadd(2, keys, 128);
+      _tile_loadd(5, keys + 32, 128);
+      for (; tiles >= 2; tiles -= 2, q += 2 * 16 * 64, scores += 2 * 16 * KEYS) {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_loadd(3, q, 64);
+        _tile_dpbf16ps(0, 2, 3);
+        _tile_loadd(4, q + 16 * 64, 64);
+        _tile_dpbf16ps(1, 2, 4);
+        _tile_loadd(3, q + 16 * 32, 64);
+        _tile_dpbf16ps(0, 5, 3);
+        _tile_loadd(4, q + 16 * 96, 64);
+        _tile_dpbf16ps(1, 5, 4);
+        _tile_stored(0, scores, 64);
+        _tile_stored(1, scores + 16 * KEYS, 64);
+      }
+    }
+    for (; tiles--; q += size_t(rows) * d, scores += rows * KEYS) {
+      _tile_zero(0);
+      for (int i = 0; i < d; i += 32) {
+        _tile_loadd(3, q + i * rows, 4 * rows);
+        _tile_loadd(2, keys + i, 2 * d);
+        _tile_dpbf16ps(0, 2, 3);
+      }
+      _tile_stored(0, scores, 4 * rows);
+    }
   }
-  if (rows < 16) {
-    for (int r = 0; r < rows; r++)
-      for (int i = 0; i < d; i++) out[(i / 2 * rows + r) * 2 + i % 2] = narrow(q[r * d + i]);
-    return;
-  }
-  for (int i = 0; i < d; i += 32, out += 16 * 32) {
-    __m512i x[16];
-    for (int r = 0; r < 16; r++)
-      x[r] = reinterpret_cast<__m512i>(
-          _mm512_cvtne2ps_pbh(_mm512_loadu_ps(q + r * d + i + 16), _mm512_loadu_ps(q + r * d + i)));
-    transpose(x);
-    for (int r = 0; r < 16; r++) _mm512_storeu_si512(out + r * 32, x[r]);
-  }
-}
 
-// Where the rows of 32 tokens' keys, and of their values, begin in the cache: of the first head of a call.
-struct Tile {
-  int64_t first;  // position
-  int n;          // tokens; 0 behind the last
-  size_t at[KEYS];
+  // Row r of [32][R].
+  static const float* scores_of(const float* scores, int rows, int r, float* gathered) {
+    if (rows == 1) return scores;
+    for (int j = 0; j < KEYS; j++) gathered[j] = scores[j * rows + r];
+    return gathered;
+  }
 
-  Tile(const Attention& a, int64_t first, int64_t end) : first(first), n(int(std::clamp<int64_t>(end - first, 0, KEYS))) {
-    runs(a, a.head, first, n, [&](int j, size_t start, int tokens) {
-      for (int i = 0; i < tokens; i++) at[j + i] = start + size_t(i) * a.cache.head_size;
-    });
+  // p of 16 rows [16][32], of pairs of keys.
+  static void keep(__m512i (&pairs)[16], bf16* p) {
+    transpose(pairs);
+    for (int r = 0; r < 16; r++) _mm512_store_si512(p + r * KEYS, pairs[r]);
+  }
+
+  // sums = sums * old + p values of `rows` rows, in tiles of R.
+  static void blend(const bf16* p, const bf16* values, int rows, int together, const int*, int d, const float* old,
+                    float* sums, float* part) {
+    for (int r = 0; r < rows; r += together) blend_tile(p + r * KEYS, values, d, part + size_t(r) * d);
+    for (int r = 0; r < rows; r++, sums += d, part += d)
+      for (int i = 0; i < d; i += LANES) save(sums + i, load(sums + i) * splat(old[r]) + load(part + i));
+  }
+
+  // p values: [R][d].
+  static void blend_tile(const bf16* p, const bf16* values, int d, float* out) {
+    _tile_loadd(4, p, 2 * KEYS);
+    for (int i = 0; i < d; i += 32) {
+      _tile_zero(6);
+      _tile_zero(7);
+      _tile_loadd(2, values + 2 * i, 4 * d);
+      _tile_dpbf16ps(6, 4, 2);
+      _tile_loadd(5, values + 2 * i + 32, 4 * d);
+      _tile_dpbf16ps(7, 4, 5);
+      _tile_stored(6, out + i, 4 * d);
+      _tile_stored(7, out + i + 16, 4 * d);
+    }
   }
 };
-
-// Asks for 16 lines, which are wanted soon. A thread that asks for more at once waits: it has room for as many misses.
-inline void ask(const bf16* lines) {
-  for (int line = 0; line < 16; line++) _mm_prefetch(reinterpret_cast<const char*>(lines + 32 * line), _MM_HINT_T1);
-}
-
-// scores^T [16][R] of R queries with 16 keys of d columns, for each of `tiles` groups of R: [d / 2][R][2] and [32][R] apart.
-// Asks for 16 keys more.
-inline void score_tiles(const bf16* q, const bf16* keys, const bf16* more, int tiles, int rows, int d, float* scores) {
-  for (int i = 0; i < d; i += 32) ask(more + 16 * i);
-  if (d == 64 && rows == 16) {  // two groups together, whose sums need not wait for each other
-    _tile_loadd(2, keys, 128);
-    _tile_loadd(5, keys + 32, 128);
-    for (; tiles >= 2; tiles -= 2, q += 2 * 16 * 64, scores += 2 * 16 * KEYS) {
-      _tile_zero(0);
-      _tile_zero(1);
-      _tile_loadd(3, q, 64);
-      _tile_dpbf16ps(0, 2, 3);
-      _tile_loadd(4, q + 16 * 64, 64);
-      _tile_dpbf16ps(1, 2, 4);
-      _tile_loadd(3, q + 16 * 32, 64);
-      _tile_dpbf16ps(0, 5, 3);
-      _tile_loadd(4, q + 16 * 96, 64);
-      _tile_dpbf16ps(1, 5, 4);
-      _tile_stored(0, scores, 64);
-      _tile_stored(1, scores + 16 * KEYS, 64);
-    }
-  }
-  for (; tiles--; q += size_t(rows) * d, scores += rows * KEYS) {
-    _tile_zero(0);
-    for (int i = 0; i < d; i += 32) {
-      _tile_loadd(3, q + i * rows, 4 * rows);
-      _tile_loadd(2, keys + i, 2 * d);
-      _tile_dpbf16ps(0, 2, 3);
-    }
-    _tile_stored(0, scores, 4 * rows);
-  }
-}
-
-// 2^x for x <= 0, to 4e-6 of it: p is narrowed to bfloat16, whose half unit is a thousand times that. Below -126 it is not 0
-// but 2^-126: a result that underflows takes the processor a hundred times as long. NaN stays NaN: the maximum is its second
-// operand where one is NaN.
-inline vf power_of_two(vf x) {
-  const __m512 at_least = _mm512_max_ps(_mm512_set1_ps(-126.0f), reinterpret_cast<__m512>(x));
-  const __m512 n = _mm512_roundscale_ps(at_least, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  const vf r = reinterpret_cast<vf>(at_least) - reinterpret_cast<vf>(n);
-  vf p = splat(9.6181291e-3f) * r + 5.5504109e-2f;  // Taylor's series of 2^r
-  p = p * r + 2.4022651e-1f;
-  p = p * r + 6.9314718e-1f;
-  p = p * r + 1.0f;
-  return reinterpret_cast<vf>(_mm512_scalef_ps(reinterpret_cast<__m512>(p), n));
-}
-
-inline __m256i narrowed(vf x) { return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(reinterpret_cast<__m512>(x))); }
-
-// What 32 more scores (in units of log 2) do to 16 rows, a row in each lane: p = 2^(score - maximum), [16][32], the rows'
-// maxima and weights, and what to scale earlier sums with. ALL: each row sees all 32 keys.
-template <bool ALL>
-inline void soften_tile(const float* scores, vi seen, float* maximum, float* weight, float* old, bf16* p) {
-  const vf nothing = splat(-std::numeric_limits<float>::infinity()), before = load(maximum);
-  auto score = [&](int j) {
-    const vf s = load(scores + j * 16);
-    return ALL ? s : seen > j ? s : nothing;
-  };
-  vf most[4] = {before, nothing, nothing, nothing};  // four chains of comparisons, which need not wait for each other
-  for (int j = 0; j < KEYS; j++) most[j % 4] = larger(score(j), most[j % 4]);
-  const vf now = larger(larger(most[0], most[1]), larger(most[2], most[3]));
-  vf e[KEYS];
-  __m512i pairs[16];
-  for (int j = 0; j < KEYS; j += 2) {
-    for (int k = j; k < j + 2; k++) {
-      e[k] = power_of_two(score(k) - now);
-      if (!ALL) e[k] = seen > k ? e[k] : vf{};
-    }
-    const __m512i odd = _mm512_cvtepu16_epi32(narrowed(e[j + 1]));
-    pairs[j / 2] = _mm512_or_si512(_mm512_cvtepu16_epi32(narrowed(e[j])), _mm512_slli_epi32(odd, 16));
-  }
-  transpose(pairs);
-  for (int r = 0; r < 16; r++) _mm512_store_si512(p + r * KEYS, pairs[r]);
-  for (int half = KEYS / 2; half; half /= 2)  // in the order of `total`
-    for (int j = 0; j < half; j++) e[j] += e[j + half];
-  const vf scale = power_of_two(before - now);
-  save(old, scale);
-  save(weight, load(weight) * scale + e[0]);
-  save(maximum, now);
-}
-
-// The same of R rows one by one.
-inline void soften_rows(const float* scores, int rows, const int* seen, float* maximum, float* weight, float* old,
-                        bf16* p) {
-  const vf nothing = splat(-std::numeric_limits<float>::infinity());
-  for (int r = 0; r < rows; r++, p += KEYS) {
-    float gathered[KEYS];
-    const float* row = rows == 1 ? scores : gathered;
-    for (int j = 0; j < KEYS && rows > 1; j++) gathered[j] = scores[j * rows + r];
-    const vi sees[2] = {lanes() < seen[r], lanes() < seen[r] - 16};
-    const vf low = sees[0] ? load(row) : nothing, high = sees[1] ? load(row + 16) : nothing;
-    const vf before = splat(maximum[r]), now = larger(before, largest(larger(low, high)));
-    const vf e[2] = {sees[0] ? power_of_two(low - now) : vf{}, sees[1] ? power_of_two(high - now) : vf{}};
-    const vf scale = power_of_two(before - now);
-    _mm256_store_si256(reinterpret_cast<__m256i*>(p), narrowed(e[0]));
-    _mm256_store_si256(reinterpret_cast<__m256i*>(p + 16), narrowed(e[1]));
-    const vf sum = splat(weight[r]) * scale + total(e[0] + e[1]);
-    old[r] = scale[0], weight[r] = sum[0], maximum[r] = now[0];
-  }
-}
-
-// The values of one head as right tiles [16][d][2]: pairs of keys side by side, and zeros behind the last. Asks for as many
-// more, of another head or tile.
-inline void pair_values(const bf16* values, const Tile& tile, const bf16* more, const Tile& of_more, int d, bf16* out) {
-  alignas(64) static constexpr uint16_t ORDER[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
-                                                     8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
-  const __m512i low = _mm512_load_si512(ORDER), high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
-  for (int j = 0; j < KEYS; j += 2)
-    for (int i = 0; i < d; i += 32, out += 64) {
-      for (int k = j; k < j + 2 && k < of_more.n; k++)
-        _mm_prefetch(reinterpret_cast<const char*>(more + of_more.at[k] + i), _MM_HINT_T1);
-      const __m512i even = j < tile.n ? _mm512_loadu_si512(values + tile.at[j] + i) : __m512i{};
-      const __m512i odd = j + 1 < tile.n ? _mm512_loadu_si512(values + tile.at[j + 1] + i) : __m512i{};
-      _mm512_store_si512(out, _mm512_permutex2var_epi16(even, low, odd));
-      _mm512_store_si512(out + 32, _mm512_permutex2var_epi16(even, high, odd));
-    }
-}
-
-// p values: [R][d].
-inline void blend_tile(const bf16* p, const bf16* values, int d, float* out) {
-  _tile_loadd(4, p, 2 * KEYS);
-  for (int i = 0; i < d; i += 32) {
-    _tile_zero(6);
-    _tile_zero(7);
-    _tile_loadd(2, values + 2 * i, 4 * d);
-    _tile_dpbf16ps(6, 4, 2);
-    _tile_loadd(5, values + 2 * i + 32, 4 * d);
-    _tile_dpbf16ps(7, 4, 5);
-    _tile_stored(6, out + i, 4 * d);
-    _tile_stored(7, out + i + 16, 4 * d);
-  }
-}
-
-// Of head size d, a multiple of 32.
-void attend_tiles(const Attention& a, float* scratch) {
-  const int d = a.cache.head_size, rows = a.queries * a.group;  // of a head
-  const int together = std::min(16, rows), of_head = rounded(rows, together), all = a.heads * of_head;
-  auto take = [&](size_t floats) { return std::exchange(scratch, scratch + (floats + 15) / 16 * 16); };
-  auto take_bf16 = [&](size_t values) { return reinterpret_cast<bf16*>(take((values + 1) / 2)); };
-  bf16* copies = take_bf16(size_t(16) * d);
-  bf16* values[2] = {take_bf16(size_t(KEYS) * d), take_bf16(size_t(KEYS) * d)};
-  bf16* q = take_bf16(size_t(all) * d);    // [tiles][d / 2][together][2]
-  bf16* p = take_bf16(size_t(all) * KEYS);  // [tiles][together][KEYS]
-  float* scores = take(size_t(all) * KEYS);  // [tiles][KEYS][together]
-  float* sums = take(size_t(all) * d);       // [all][d]
-  float* part = take(size_t(of_head) * d);   // [of_head][d]
-  float *maximum = take(all), *weight = take(all), *old = take(all);
-  alignas(64) int seen[TILED_ROWS];
-  const float scale = a.scale * 1.44269504f;  // scores in units of log 2
-  for (int head = 0; head < a.heads; head++)
-    for (int tile = 0; tile < of_head; tile += together) {
-      for (int r = tile; r < tile + together; r++) {
-        float* to = part + size_t(r - tile) * d;
-        if (r >= rows) {
-          std::memset(to, 0, sizeof(float) * d);
-          continue;
-        }
-        const float* from = a.q + size_t(r / a.group) * a.ld + size_t(head * a.group + r % a.group) * d;
-        for (int i = 0; i < d; i += LANES) save(to + i, load(from + i) * scale);
-      }
-      pair_queries(part, together, d, q + size_t(head * of_head + tile) * d);
-    }
-  std::fill(sums, sums + size_t(all) * d, 0.0f);
-  std::fill(weight, weight + all, 0.0f);
-  std::fill(maximum, maximum + all, -std::numeric_limits<float>::infinity());
-  if (together < 16) configure(together);
-  const bf16 *all_keys = static_cast<const bf16*>(a.cache.keys), *all_values = static_cast<const bf16*>(a.cache.values);
-  const size_t of_next_head = size_t(a.cache.block_size) * d;
-  const int64_t end = a.first + a.queries;  // keys that the last query sees
-  Tile next(a, 0, end);
-  while (next.n) {
-    const Tile tile = next;
-    next = Tile(a, tile.first + KEYS, end);
-    int begin = 0;  // the first tile with a row that sees a key of these
-    for (int r = 0; r < of_head; r++) {
-      seen[r] = r < rows ? int(std::clamp<int64_t>(a.first + r / a.group + 1 - tile.first, 0, tile.n)) : 0;
-      if (r < rows && !seen[r]) begin = (r + 1) / together * together;
-    }
-    // Keys in the order in which they lie in memory: 16 tokens of all heads, one head after the other.
-    for (int j = 0; j < tile.n; j += 16) {
-      const size_t follows = j + 16 < tile.n ? tile.at[j + 16] : next.n ? next.at[0] : tile.at[j];
-      for (int head = 0; head < a.heads; head++) {
-        const bf16* keys = all_keys + tile.at[j] + head * of_next_head;
-        const bf16* more = head + 1 < a.heads ? keys + of_next_head : all_keys + follows;
-        if (a.cache.block_size % 16) {  // tokens that do not lie together
-          for (int i = 0; i < std::min(16, tile.n - j); i++)
-            std::memcpy(copies + i * d, all_keys + tile.at[j + i] + head * of_next_head, sizeof(bf16) * d);
-          keys = more = copies;
-        }
-        const size_t first = size_t(head) * of_head + begin;
-        score_tiles(q + first * d, keys, more, (of_head - begin) / together, together, d,
-                    scores + first * KEYS + j * together);
-      }
-    }
-    auto soften = [&](int head) {
-      for (int r = begin; r < of_head; r += together) {
-        const int row = head * of_head + r;
-        float *of_scores = scores + size_t(row) * KEYS, *m = maximum + row, *w = weight + row, *o = old + row;
-        bf16* of_p = p + size_t(row) * KEYS;
-        const vi of_seen = *reinterpret_cast<const vi*>(seen + r);
-        if (together == 16 && seen[r] == KEYS && seen[r + 15] == KEYS) soften_tile<true>(of_scores, of_seen, m, w, o, of_p);
-        else if (together == 16) soften_tile<false>(of_scores, of_seen, m, w, o, of_p);
-        else soften_rows(of_scores, together, seen + r, m, w, o, of_p);
-      }
-    };
-    auto blend = [&](int head) {
-      for (int r = begin; r < of_head; r += together)
-        blend_tile(p + size_t(head * of_head + r) * KEYS, values[head % 2], d, part + size_t(r) * d);
-      for (int r = begin; r < rows; r++) {
-        float* sum = sums + size_t(head * of_head + r) * d;
-        const vf scale = splat(old[head * of_head + r]);
-        for (int i = 0; i < d; i += LANES) save(sum + i, load(sum + i) * scale + load(part + size_t(r) * d + i));
-      }
-    };
-    // While one head's values come from memory, what multiplies them is computed, and the head before is done.
-    for (int head = 0; head < a.heads; head++) {
-      const bf16* of_head_values = all_values + head * of_next_head;
-      const bool is_last = head + 1 == a.heads;
-      pair_values(of_head_values, tile, is_last ? all_values : of_head_values + of_next_head, is_last ? next : tile, d,
-                  values[head % 2]);
-      soften(head);
-      if (head) blend(head - 1);
-    }
-    blend(a.heads - 1);
-  }
-  if (together < 16) configure(16);
-  for (int head = 0; head < a.heads; head++)
-    for (int r = 0; r < rows; r++) {
-      const int row = head * of_head + r;
-      const int column = a.out_column + (head * a.group + r % a.group) * d;
-      put<bf16>(a.out, a.out_row + r / a.group, column, sums + size_t(row) * d, d, 1.0f / weight[row]);
-    }
-}
 
 }  // namespace

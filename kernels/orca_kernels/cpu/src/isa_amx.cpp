@@ -121,8 +121,7 @@ void many_rows(const Gemm& g, int panel, int last, int first_row, int last_row) 
     const int row = first_row + b * 32, rows = std::min(end, last_row - row) - begin;
     const float* from = sums[complete % (PAIRS + 1)][b] + begin * 32;
     if (rows <= 0) return;
-    finish(g, panel + 2 * complete, row + begin, rows, from, 32);
-    finish(g, panel + 2 * complete + 1, row + begin, rows, from + 16, 32);
+    finish_two(g, panel + 2 * complete, row + begin, rows, from, from + 16, 32);
   };
   for (int first = 0; first < pairs; first += group)
     for (int begin = 0; begin < steps; begin += pass) {
@@ -184,16 +183,6 @@ void gemm_tiles(const Gemm& g, int panel, int last) {
     for (int row = 0; row < g.rows; row += TILE) corner(g, panel, row);
 }
 
-// An initiation must round as an increment does, so the cache and the model decide, never the batch.
-void attention_tiles(const Attention& a, float* scratch) {
-  // One of these always, behind an encoder; `least` always, in a prefix LM.
-  const bool plain = a.window == UNBOUNDED && !a.origin && !a.all && !a.least && !a.bias;
-  if (a.cache.type == Type::bf16 && a.cache.head_size % 32 == 0 && a.out.is_bf16 && plain)
-    attend_tiles(a, scratch);
-  else
-    attention(a, scratch);
-}
-
 // Linux lets a process use the tiles once it has asked.
 bool runs_here() {
   constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, XTILEDATA = 18;
@@ -209,4 +198,4 @@ bool runs_here() {
 }  // namespace
 
 const orca::Isa orca::amx = {"amx", runs_here, true, MOST_ROWS, DEEP, enter, leave, gemm_tiles, gemm<false>, norm,
-                             copy, norm_head, turn, narrow_all, attention_tiles};
+                             copy, norm_head, turn, narrow_all, attention_in_pairs<OnTiles>};

@@ -185,6 +185,27 @@ inline void finish_gated(const Gemm& g, int panel, int first, int rows, const fl
   else finish_gated<A, float>(g, panel, first, rows, sums, stride);
 }
 
+// Two panels, of which the first is even: the gates of both fill a vector, so that the activation is computed once for them.
+template <Activation A, class T>
+inline void finish_two_gated(const Gemm& g, int panel, int first, int rows, const float* sums, const float* second,
+                             int stride) {
+  const Operand& to = g.out_operand;
+  const int column = panel * PANEL / 2;
+  vf bias[2] = {};
+  if (g.weights->bias)
+    for (int p = 0; p < 2; p++) bias[p] = load(g.weights->bias + (panel + p) * PANEL);
+  const vi gates = lanes() + (lanes() & LANES / 2), ups = gates + LANES / 2;
+  for (int done = 0; done < rows;) {
+    const Operand::Tile tile = to.tile_of(first + done);
+    const int end = std::min(rows, tile.first + tile.rows - first);
+    T* out = to.row<T>(first + done) + to.column(column);
+    for (; done < end; done++, out += to.deep) {
+      const vf a = load(sums + done * stride) + bias[0], b = load(second + done * stride) + bias[1];
+      save(out, activate<A>(__builtin_shuffle(a, b, gates)) * __builtin_shuffle(a, b, ups));
+    }
+  }
+}
+
 // Calls use(activation) with a constant.
 template <class F>
 inline void with_activation(Activation activation, F use) {
@@ -234,6 +255,19 @@ void finish(const Gemm& g, int panel, int first, int rows, const float* sums, in
       return;
     }
   }
+}
+
+// The same of `panel`, an even one, and of the panel behind it, whose sums begin at `second`.
+inline void finish_two(const Gemm& g, int panel, int first, int rows, const float* sums, const float* second, int stride) {
+  if constexpr (VECTORS == 1)
+    if (g.epilogue == Epilogue::gated)
+      return with_activation(g.activation, [&](auto a) {
+        constexpr Activation A = decltype(a)::value;
+        if (g.out_operand.is_bf16) finish_two_gated<A, bf16>(g, panel, first, rows, sums, second, stride);
+        else finish_two_gated<A, float>(g, panel, first, rows, sums, second, stride);
+      });
+  finish(g, panel, first, rows, sums, stride);
+  finish(g, panel + 1, first, rows, second, stride);
 }
 
 // Products in float32. A tile has as many rows as there are registers for their sums. An element is the sum over k in
@@ -379,7 +413,10 @@ void many_rows(const Gemm& g, int panel, int last, int first_row, int last_row) 
         p = after;
       }
     }
-    for (int p = panel; p < end; p++) finish(g, p, first_row, last_row - first_row, aside.sums[p - panel][0], PANEL);
+    int p = panel;
+    for (; p + 2 <= end; p += 2)
+      finish_two(g, p, first_row, last_row - first_row, aside.sums[p - panel][0], aside.sums[p - panel + 1][0], PANEL);
+    if (p < end) finish(g, p, first_row, last_row - first_row, aside.sums[p - panel][0], PANEL);
   }
 }
 

@@ -148,19 +148,27 @@ struct Normalize : Step {
   }
 };
 
+// Panels of a task, a multiple of `unit`, when `panels` become about `parts` tasks or more. The thread that has most of
+// them has as few as possible: it ends last.
+int panels_of_a_task(int panels, int parts, int threads, int unit) {
+  constexpr int MOST = 48;
+  auto most = [=](int each) { return int(pieces(pieces(panels, each), threads)) * each; };
+  const int about = std::clamp(panels / parts / unit * unit, unit, MOST);
+  int best = about;
+  for (int each = std::min(about + unit, MOST); each >= std::max(unit, about / 2); each -= unit)
+    if (most(each) < most(best)) best = each;
+  return best;
+}
+
 struct Linear : Step {
   int operand, out;
   const Packed* weights;
   Epilogue epilogue;
   Activation activation;
+  int of_few, of_some, of_many;  // panels of a task: up to 16 rows, up to 64, more
 
   // Panels of a task: enough for streams of memory, few enough that threads end together.
-  int each(const Program& p) const {
-    const int threads = p.pool.threads(), parts = threads * (rows(p) > 64 ? 2 : 4);
-    int each = std::clamp(weights->panels / parts / 4 * 4, 4, 48);
-    while (each > 8 && pieces(weights->panels, each) % threads) each -= 4;  // or one thread has a task more than another
-    return each;
-  }
+  int each(const Program& p) const { return rows(p) <= TILE ? of_few : rows(p) <= 64 ? of_some : of_many; }
   uint32_t parts(const Program& p) const { return pieces(weights->panels, each(p)); }
   int rows(const Program& p) const {
     return int(epilogue == Epilogue::greedy ? p.batch->selected : p.batch->tokens);
@@ -288,7 +296,7 @@ struct Attend : Step {
 
   // Key/value heads of a task.
   int each(const Program& p) const {
-    return std::clamp(int(p.queries.size()) * heads.kv_heads / (p.pool.threads() * 16), 1, heads.kv_heads);
+    return std::clamp(int(p.queries.size()) * heads.kv_heads / (p.pool.threads() * 4), 1, heads.kv_heads);
   }
   uint32_t tasks(const Program& p) const override {
     return uint32_t(p.queries.size()) * pieces(heads.kv_heads, each(p));
@@ -532,8 +540,12 @@ void orca_linear(Model* model, int operand, const Packed* weights, int out, int 
   Linear& step = model->add<Linear>();
   step.operand = operand, step.weights = weights, step.out = out;
   step.epilogue = Epilogue(epilogue), step.activation = Activation(activation);
+  const int threads = model->pool.threads();
+  step.of_few = panels_of_a_task(weights->panels, 4 * threads, threads, 4);  // AMX reads four panels at once then
+  step.of_some = panels_of_a_task(weights->panels, 4 * threads, threads, 2);
+  step.of_many = panels_of_a_task(weights->panels, 2 * threads, threads, 2);
   if (step.epilogue != Epilogue::greedy) return;
-  model->program.best_of_a_row = std::max<size_t>(model->program.best_of_a_row, pieces(weights->panels, 4));
+  model->program.best_of_a_row = std::max<size_t>(model->program.best_of_a_row, pieces(weights->panels, 2));
   model->add<Greediest>().head = &step;
 }
 
