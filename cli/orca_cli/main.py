@@ -32,10 +32,8 @@ app.command(cls=Command)(certs)
 app.command(cls=Command)(key)
 console = Console(highlight=False, markup=False)
 
-SETTINGS = {
-    "allow_extra_args": True,
-    "ignore_unknown_options": True,
-}  # these commands leave their arguments to settings
+# These commands leave their arguments to settings.
+SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 SERVICES = {  # command -> the module with its main, and what it does
     "endpoint": (
         "orca_endpoint.app",

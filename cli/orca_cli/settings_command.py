@@ -2,7 +2,7 @@
 
 import inspect
 from importlib import import_module
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand
@@ -61,8 +61,10 @@ def _options(kind: Any, negatives: bool = False) -> list[Any]:
 
     def command(**settings: object) -> None: ...
 
+    types = get_type_hints(kind)  # without the bounds, which `Positive | None` has inside
     options = {
-        name: _option(name, field, heading_of(kind, name), negatives) for name, field in kind.model_fields.items()
+        name: _option(name, field, types[name], heading_of(kind, name), negatives)
+        for name, field in kind.model_fields.items()
     }
     parameters = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option)
@@ -75,9 +77,9 @@ def _options(kind: Any, negatives: bool = False) -> list[Any]:
     return [param for param in typer.main.get_command(app).params if param.name in options]
 
 
-def _option(name: str, field: Any, heading: str, negatives: bool) -> Any:
+def _option(name: str, field: Any, kind: Any, heading: str, negatives: bool) -> Any:
     """A setting as an option, which is shown below the heading of the others of its class."""
-    flag, kind = "--" + name.replace("_", "-"), field.annotation
+    flag = "--" + name.replace("_", "-")
     value = "none" if field.default is None else str(field.default).lower() if kind is bool else field.default
     notes = ["required" if field.is_required() else f"default: {value}"]
     choices = [str(choice) for choice in get_args(kind)] if get_origin(kind) is Literal else []

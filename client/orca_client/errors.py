@@ -46,16 +46,13 @@ class OrcaError(Exception):
     """An error with a gRPC status. `str(error)` is the server's sentence.
 
     `reason` is the server's word for programs (orca.proto lists them). An error that is made here has the same word for
-    the same thing, or TRANSPORT, UNREACHABLE, CLIENT_CLOSED.
+    the same thing, or TRANSPORT, UNREACHABLE, CLIENT_CLOSED. `answered`: an endpoint has ended the call with it; it was
+    not made here, or by what stands between.
     """
 
     code: grpc.StatusCode = grpc.StatusCode.UNKNOWN
     reason: str = TRANSPORT
-
-    @property
-    def answered(self) -> bool:
-        """Whether an endpoint said it, and not the way to it."""
-        return self.reason not in (TRANSPORT, UNREACHABLE)
+    answered: bool = False
 
 
 class InvalidArgument(OrcaError):
@@ -168,7 +165,8 @@ def error_of(code: grpc.StatusCode, message: str | None, metadata: Iterable[tupl
     status = _status(raw or b"")
     info = _detail(status, ErrorInfo)
     error = _error(code, sentence, status, info.metadata["trace_id"] if info and "trace_id" in info.metadata else "")
-    error.reason = info.reason if info else TRANSPORT
+    error.answered = info is not None and bool(info.reason)
+    error.reason = info.reason if info and info.reason else TRANSPORT
     return error
 
 

@@ -40,7 +40,8 @@ SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test
 SKIPPED_PREFIXES = ("_sysconfigdata", "config-")
 
 STATEMENT = re.compile(r"^(?:class|def|for|from|if|import|while|with) ", re.MULTILINE)
-# What a step trains on: windows [B, L + 1] by the step's number, and their loss.
+
+# A step trains on windows [B, L + 1], by its number, and on their loss.
 Source = Callable[[int], Tensor]
 Loss = Callable[[GPT2LMHeadModel, Tensor], Tensor]
 

@@ -55,7 +55,7 @@ class Child:
         self.addresses: dict[str, str] = {}  # by port's name, as the service printed them when it listened
         self._command, self._environment, self._log = command, dict(environment), log
         self._inherits, self._batch = inherits, batch
-        self.restarts = -1  # the first start makes it 0
+        self._starts = 0
         self._began = 0  # where in the log the present process began
         self._process: Process | None = None
 
@@ -63,6 +63,10 @@ class Child:
     def pid(self) -> int | None:
         """None while it does not run."""
         return None if self._process is None or self._process.returncode is not None else self._process.pid
+
+    @property
+    def restarts(self) -> int:
+        return max(self._starts - 1, 0)
 
     @property
     def address(self) -> str:
@@ -83,7 +87,6 @@ class Child:
     async def start(self) -> None:
         """Starts the process and waits until it listens. Raises FailedPrecondition with the end of its log."""
         self._process = await self._spawn()
-        self.restarts += 1
         assert self._process.stdout is not None
         try:
             async with asyncio.timeout(START_SECONDS):
@@ -110,6 +113,7 @@ class Child:
         if self._batch and hasattr(os, "SCHED_BATCH"):
             with suppress(OSError):  # it has ended, or this is not allowed here
                 os.sched_setscheduler(process.pid, os.SCHED_BATCH, os.sched_param(0))
+        self._starts += 1
         return process
 
     async def _make(self, log: int) -> Process:
@@ -270,7 +274,6 @@ class RedisChild(Child):
     async def start(self) -> None:
         """Starts the server and waits until it has read its file and answers."""
         self._process = await self._spawn()
-        self.restarts += 1
         assert self._process.stdout is not None
         self._lines = asyncio.create_task(copy_lines(self._process.stdout, self._log))
         try:

@@ -48,7 +48,7 @@ class ProcessTable:
                 "pid": child.pid,
                 "address": child.address if child.addresses else None,
                 "status": child.status,
-                "restarts": max(child.restarts, 0),
+                "restarts": child.restarts,
             }
             for child in self._children
         ]

@@ -229,6 +229,14 @@ def test_help_of_settings(command: str) -> None:
         assert field.description in words
 
 
+def test_help_says_what_a_setting_takes() -> None:
+    """Numbers that may be missing were TEXT."""
+    shown = CliRunner().invoke(app, ["scheduler", "--help"], env={"COLUMNS": "120"}).stdout
+    types = dict(re.findall(r"(--[a-z-]+) +([A-Z]+|<bool>) ", shown))
+    names = "--slots", "--max-engines", "--max-batch-size", "--retention", "--workers", "--show-prompts"
+    assert [types[name] for name in names] == ["INTEGER", "INTEGER", "INTEGER", "NUMBER", "TEXT", "<bool>"]
+
+
 @pytest.mark.parametrize("command", [[], ["generate"], ["status"], ["serve"], ["bench"], ["bench", "serve"]])
 def test_help_is_h_too(command: list[str]) -> None:
     assert CliRunner().invoke(app, [*command, "-h"]).exit_code == 0

@@ -83,9 +83,12 @@ def kinds(tree: type[OrcaError] = OrcaError) -> list[type[OrcaError]]:
 
 @pytest.mark.parametrize("kind", kinds())
 def test_every_error_has_a_reason(kind: type[OrcaError]) -> None:
-    """One that is made here too. `answered` is false for the end of a connection."""
-    assert kind("m").reason
+    """One that is made here too. `answered` is true for an endpoint's alone."""
+    made = kind("m")
+    assert (bool(made.reason), made.answered) == (True, False)
     said = error_of(kind.code, "m", [(DETAILS, details(error_details_pb2.ErrorInfo(reason="WORD")))])
     assert (said.reason, said.answered) == ("WORD", True)
-    broken = error_of(kind.code, "m", ())
-    assert (broken.reason, broken.answered) == ("TRANSPORT", False)
+    wordless = details(error_details_pb2.ErrorInfo())
+    for metadata in ([], [(DETAILS, wordless)]):
+        broken = error_of(kind.code, "m", metadata)
+        assert (broken.reason, broken.answered) == ("TRANSPORT", False)

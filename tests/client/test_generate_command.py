@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from client.scripted import IDS, Act, Script
 from typer.testing import CliRunner
 
 from orca.v1 import orca_pb2 as pb
+from orca_cli import generating
 from orca_cli.generate import generate
 from orca_cli.generating import generate_all, told_once
 from orca_common import errors
@@ -193,6 +195,15 @@ async def test_a_server_that_refuses_has_answered(stage: Stage, refusal: errors.
     script.refuses = refusal
     address = (await stage.endpoint(script)).address
     assert await generate_all([address], ["x"], {}, as_json=False) == [f"{address}: {said}"]
+
+
+async def test_a_server_that_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stopped process: its port takes connections, and nothing comes."""
+    monkeypatch.setattr(generating, "HELLO_TIMEOUT", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = "127.0.0.1:{1}".format(*server.getsockname())
+        sentence = f"no answer from {address}: the timeout of 0.2 s passed"
+        assert await generate_all([address], ["x"], {}, as_json=False) == [sentence]
 
 
 async def test_the_port_of_the_openai_api() -> None:

@@ -297,7 +297,7 @@ def test_nothing_ever_answered() -> None:
     with pytest.raises(Unavailable, match=re.escape("nothing answered within 5 s: away")):
         patient.failed(AWAY, 5)
     said = Unavailable("the pool is away")
-    said.reason = "POOL_AWAY"
+    said.answered = True
     patient = patience(bound=60, connect=5)
     patient.failed(said, 1)
     patient.failed(AWAY, 50)

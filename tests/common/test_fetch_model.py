@@ -316,6 +316,20 @@ def test_a_model_of_the_hub_has_its_name(tmp_path: Path) -> None:
     assert "100%" in done.stderr
 
 
+def test_a_tokenizer_in_gpt2s_old_form_on_the_hub(tmp_path: Path) -> None:
+    """It was not downloaded, and so not refused: the endpoint had no tokenizer, and said nothing."""
+    files = tmp_path / "on-the-hub"
+    shutil.copytree(DEMO_MODEL, files, ignore=shutil.ignore_patterns("tokenizer.json"))
+    (files / "vocab.json").write_text("{}")
+    (files / "merges.txt").write_text("#version: 0.2")
+    program = "from orca_common.checkpoint import *; read_checkpoint(resolve_model('an-owner/a-model'))"
+    with server(hub(files, "main")) as (address, _):
+        environment = child_environment({"HF_ENDPOINT": address, "HF_HOME": str(tmp_path / "home")})
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert "has vocab.json and merges.txt, and no tokenizer.json" in done.stderr
+
+
 def test_a_model_of_the_hub(tmp_path: Path) -> None:
     files = tmp_path / "on-the-hub"
     shutil.copytree(DEMO_MODEL, files)

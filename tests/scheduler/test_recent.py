@@ -106,6 +106,22 @@ def test_a_heading_larger_than_a_section_comes_seldom() -> None:
     assert 2 < len(headings) < steps * (OVERHEAD + max(len(kept.line) for kept in recent.after(0, False))) / size + 2
 
 
+@pytest.mark.parametrize("heading", [100, 6000, 12000, 16000, 20000])
+def test_sections_keep_within_the_share(heading: int) -> None:
+    """Headings of a tenth of it and more made it larger by one of them."""
+    size, line = SECTIONS << 13, b"l" * 100
+    memory = Recent(size).of("engine-0")
+    memory.begin(b"h" * heading, 1)
+    most = 0
+    for _ in range(10 * size // len(line)):
+        memory.add(line, lasting=False)
+        lines = memory.lines(0)
+        most = max(most, sum(map(len, lines)) + OVERHEAD * lines.count(line))
+        if memory.full:
+            memory.begin(b"h" * heading, 1)
+    assert size // 2 < most <= max(size, 4 * heading) + SECTIONS * (OVERHEAD + len(line))
+
+
 def test_a_reader_goes_on_where_it_was() -> None:
     """Over sections, engines and terms; each line comes once."""
     recent = Recent(SECTIONS << 12)

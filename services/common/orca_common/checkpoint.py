@@ -18,6 +18,7 @@ TOKENIZER_FILES = (
     *("config.json", "generation_config.json", "tokenizer.json"),
     *("tokenizer_config.json", "chat_template.jinja", "additional_chat_templates/*.jinja"),
 )
+OLD_TOKENIZER_FILES = ("vocab.json", "merges.txt")
 WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
 # Bounds of what a stranger's checkpoint may make a service read. Those of published models are far below.
 CONFIG_BYTES, TOKENIZER_BYTES = 1 << 20, 64 << 20
@@ -99,7 +100,7 @@ def read_checkpoint(folder: str | Path) -> Checkpoint:
 
 def _check_tokenizer(folder: Path) -> None:
     """Raises FailedPrecondition for GPT-2's old form of a tokenizer, which leaves open how a text is cut into words."""
-    old = "vocab.json", "merges.txt"
+    old = OLD_TOKENIZER_FILES
     if all((folder / name).exists() for name in old) and not (folder / "tokenizer.json").exists():
         here = str(folder)
         program = f"from transformers import AutoTokenizer as T; T.from_pretrained({here!r}).save_pretrained({here!r})"
@@ -208,7 +209,7 @@ def resolve_model(model: str, accept: Callable[[Path], None] = lambda folder: No
         why = str(error).removeprefix(f"{model} ")
         raise FailedPrecondition(f"model: {model} is no folder here, and {why}") from None
     accept(config)
-    return download_from_hub(model, (*TOKENIZER_FILES, *WEIGHT_FILES))
+    return download_from_hub(model, (*TOKENIZER_FILES, *OLD_TOKENIZER_FILES, *WEIGHT_FILES))
 
 
 def shape_names() -> list[str]:

@@ -1,5 +1,6 @@
 """The methods of `orca.v1.Orca`. They translate and delegate; the door makes statuses of their errors."""
 
+from functools import partial
 from typing import TypeVar
 
 import grpc
@@ -22,7 +23,7 @@ from ..calls.call import Call
 from ..calls.endpoint import Endpoint
 from ..requests.limits import Held, Limits
 from ..requests.threads import BODY_IN_LOOP
-from ..requests.unknown_fields import refuse_unknown_fields
+from ..requests.unknown_fields import parse_known
 from ..requests.validation import MAX_INTERVAL
 from .answers import Encoder, add
 
@@ -102,12 +103,7 @@ class OrcaMethods:
         """
         raw = await on.only()
         held.add(len(raw))
-
-        def parse() -> M:
-            message = on.parsed(kind.FromString, raw)
-            refuse_unknown_fields(message)
-            return message
-
+        parse = partial(on.parsed, partial(parse_known, kind), raw)
         return parse() if len(raw) <= BODY_IN_LOOP else await self._endpoint.large.run(parse)
 
     async def _call(self, request: GenerateRequest, on: ServerCall) -> Call:

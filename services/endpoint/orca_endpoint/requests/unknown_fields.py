@@ -1,28 +1,51 @@
-"""Refuses fields that this release does not know. protobuf would keep them and say nothing."""
+"""Parses requests, and refuses fields that this release does not know. protobuf would keep them and say nothing."""
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import TypeVar
 
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from orca_common.errors import InvalidArgument
 
+LOOKED = 1000  # messages of a request in which an unknown field is looked for: 2 ms
 
-def refuse_unknown_fields(message: Message, field: str = "") -> None:
-    """Raises InvalidArgument for a field that a newer client has set, in the message or inside of it.
+M = TypeVar("M", bound=Message)
 
-    field: where the message stands in its request. About 1.5 us for a short request.
+
+def parse_known(kind: type[M], raw: bytes) -> M:
+    """Parses a message. Raises DecodeError, and InvalidArgument for a field that a newer client has set, at any depth.
+
+    protobuf drops unknown fields by itself: a look at each message took 55 ms for 64 KiB of a chat, instead of 0.2.
     """
-    unknown = UnknownFieldSet(message)
-    if len(unknown):
-        number, name = unknown[0].field_number, message.DESCRIPTOR.name
-        place = f"{field}.{number}" if field else str(number)
-        raise InvalidArgument(place, f"this release knows no field {number} of {name}; the client may be newer")
-    for descriptor, value in message.ListFields():
-        kind = descriptor.message_type
-        if kind is None or kind.GetOptions().map_entry:
+    message = kind.FromString(raw)
+    size = message.ByteSize()
+    message.DiscardUnknownFields()
+    if message.ByteSize() != size:
+        raise _refusal(kind.FromString(raw))
+    return message
+
+
+def _refusal(message: Message) -> InvalidArgument:
+    """Names the unknown field of a message that has one, if it is in the first LOOKED messages inside of it."""
+    for place, one in islice(_inside(message, ""), LOOKED):
+        unknown = UnknownFieldSet(one)
+        if len(unknown):
+            number, name = unknown[0].field_number, one.DESCRIPTOR.name
+            problem = f"this release knows no field {number} of {name}; the client may be newer"
+            return InvalidArgument(f"{place}{number}", problem)
+    return InvalidArgument("message", "has a field that this release does not know; the client may be newer")
+
+
+def _inside(message: Message, place: str) -> Iterator[tuple[str, Message]]:
+    """Yields a message and all inside of it, each with the beginning of its fields' names."""
+    yield place, message
+    for field, value in message.ListFields():
+        if field.message_type is None or field.message_type.GetOptions().map_entry:
             continue
-        place = f"{field}.{descriptor.name}" if field else descriptor.name
-        if descriptor.is_repeated:
+        if field.is_repeated:
             for n, one in enumerate(value):
-                refuse_unknown_fields(one, f"{place}[{n}]")
+                yield from _inside(one, f"{place}{field.name}[{n}].")
         else:
-            refuse_unknown_fields(value, place)
+            yield from _inside(value, f"{place}{field.name}.")

@@ -49,7 +49,7 @@ class Vocabulary:
         self.longest_token = max(len(name.encode()) for name in names) if exact and names else None
 
     def check_fits(self, tokens: int) -> None:
-        """Raises FailedPrecondition for the tokenizer of a model with more tokens than this one has.
+        """Raises FailedPrecondition when a text may have a token that a model of `tokens` tokens does not.
 
         Tokens that were added to a vocabulary may lie beyond: a plain text has none of them.
         """

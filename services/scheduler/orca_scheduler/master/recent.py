@@ -12,7 +12,7 @@ from itertools import count
 from operator import attrgetter
 from typing import NamedTuple
 
-SECTIONS = 8  # of an engine
+SECTIONS = 8  # of an engine, at most
 OVERHEAD = 190  # bytes that a line takes beside its own
 LASTING = 256  # lines about failures, of an engine: they come seldom and are worth more
 STEPS = 2048  # lines of an engine in one look, at most: 20,000 a second for ten looks
@@ -39,7 +39,7 @@ class Section:
     term: int
     heading: bytes
     lines: list[Kept] = field(default_factory=list[Kept])
-    size: int = 0  # of the lines
+    size: int = 0
 
 
 class EngineRecent:
@@ -53,20 +53,23 @@ class EngineRecent:
 
     @property
     def full(self) -> bool:
-        """Whether the last section is to be followed by another: its lines are the greater part of it, too.
+        """Whether the last section is to be followed by another."""
+        last = self._sections[-1]
+        return last.size > self._room(last.heading)
+
+    def begin(self, heading: bytes, term: int) -> None:
+        """Begins a section. The oldest ones go until the others leave room for it; the one before always stays."""
+        self._sections.append(Section(time.time_ns(), term, heading, size=len(heading)))
+        size = sum(section.size for section in self._sections) - len(heading) + self._room(heading)
+        while len(self._sections) > 2 and size > self._share():
+            size -= self._sections.popleft().size
+
+    def _room(self, heading: bytes) -> int:
+        """Returns the bytes of a section: its part of the share, and at least as many of lines as of heading.
 
         The heading of an engine with thousands of requests takes megabytes and some 60 ms.
         """
-        last = self._sections[-1]
-        return last.size > max(self._share() // SECTIONS - len(last.heading), len(last.heading))
-
-    def begin(self, heading: bytes, term: int) -> None:
-        """Begins a section. The oldest ones go, until all keep within the share; the one before always stays."""
-        self._sections.append(Section(time.time_ns(), term, heading))
-        size = sum(len(section.heading) + section.size for section in self._sections)
-        while len(self._sections) > 2 and (size > self._share() or len(self._sections) > SECTIONS):
-            oldest = self._sections.popleft()
-            size -= len(oldest.heading) + oldest.size
+        return max(self._share() // SECTIONS, 2 * len(heading))
 
     def add(self, line: bytes, lasting: bool) -> None:
         """Adds a line to the last section. lasting: it is of a failure, and is kept beyond its section."""
@@ -103,7 +106,8 @@ class Recent:
     """The latest lines of all engines that this process masters, or has mastered. One thread adds, any thread reads."""
 
     def __init__(self, size: int) -> None:
-        """size: bytes that the lines of all engines may have together, but for one line of each section."""
+        """size: bytes that all engines may have together, but for a line of each section. An engine whose headings take
+        more than a quarter of its share has two sections all the same, each twice as large as its heading."""
         self._size, self._numbers = size, count(1)
         self._engines: dict[str, EngineRecent] = {}
 
