@@ -96,10 +96,13 @@ class Prometheus:
         return (await self.get("query", query=expression))["result"]
 
     async def until(self, expression: str, seconds: float = 60.0) -> list[Any]:
-        """Waits until a query has samples."""
-        async with asyncio.timeout(seconds):
-            while not (found := await self.query(expression)):
-                await asyncio.sleep(0.1)
+        """Waits until a query has samples. Raises AssertionError if it has none within `seconds`."""
+        try:
+            async with asyncio.timeout(seconds):
+                while not (found := await self.query(expression)):
+                    await asyncio.sleep(0.1)
+        except TimeoutError:
+            raise AssertionError(f"{expression} has no samples") from None
         return found
 
     async def fires(self, alert: str, seconds: float) -> None:

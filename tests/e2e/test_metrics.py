@@ -148,9 +148,9 @@ async def test_a_real_prometheus_answers_every_panel_and_every_alert(tmp_path: P
                 await server.until(f"rate(orca_refusals_total[{RATE}]) > 0")
                 await server.until(f"rate(orca_request_errors_total[{RATE}]) > 0")
                 await server.until(f"rate(orca_request_success_total[{RATE}]) > 0")
-                for title, expressions in panels():
-                    for expression in expressions:
-                        assert await server.query(expression), f"{title}: {expression} has no samples"
+                for _, expressions in panels():
+                    for expression in expressions:  # a series that began later has its rate later
+                        await server.until(expression)
             finally:
                 working.cancel()
                 await asyncio.gather(working, return_exceptions=True)
