@@ -3,7 +3,7 @@
 from difflib import SequenceMatcher
 from typing import Any
 
-from typer._click.exceptions import NoSuchOption, UsageError
+from typer._click.exceptions import NoSuchOption
 from typer.core import TyperCommand, TyperGroup
 
 ALIKE = 0.7  # of the names without their dashes, which click counts too: it takes --help for --model
@@ -14,12 +14,9 @@ class Commands(TyperGroup):
     """The commands. Typer suggests those that are spelled alike."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        try:
-            return super().resolve_command(ctx, args)
-        except UsageError as refused:
-            if args[0] in ELSEWHERE:
-                refused.message = f"No such command {args[0]!r}. Did you mean {ELSEWHERE[args[0]]}?"
-            raise
+        if args[0] in ELSEWHERE and not ctx.resilient_parsing:  # which is how a shell asks
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {ELSEWHERE[args[0]]}?")
+        return super().resolve_command(ctx, args)
 
 
 class Command(TyperCommand):

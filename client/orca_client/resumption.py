@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from orca.v1 import orca_pb2 as pb
 from orca.v1.orca_pb2 import GenerateRequest, GenerateResponse, ResumeRequest
 
-from .errors import TRANSPORT, DataLoss, DeadlineExceeded, NotFound, OrcaError, ResourceExhausted, Unavailable
+from .errors import DataLoss, DeadlineExceeded, NotFound, OrcaError, ResourceExhausted, Unavailable
 from .events import Accepted, Event, Finished, Prompt, Token, accepted_of, finished_of, prompt_of, token_of
 from .patience import Patience
 
@@ -149,7 +149,7 @@ class Resumption:
 
     def _may_begin_again(self, error: OrcaError) -> bool:
         """Whether Generate may send a lost request again. None of its tokens was shown, so none can differ."""
-        unknown = isinstance(error, NotFound) and error.reason in (TRANSPORT, "UNKNOWN_REQUEST")
+        unknown = isinstance(error, NotFound) and (not error.answered or error.reason == "UNKNOWN_REQUEST")
         shown = self._from_index + len(self.tokens)
         return unknown and self._body is not None and self.accepted is not None and not shown and not self._forgotten
 

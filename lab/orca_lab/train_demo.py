@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -41,9 +42,8 @@ SKIPPED_PREFIXES = ("_sysconfigdata", "config-")
 
 STATEMENT = re.compile(r"^(?:class|def|for|from|if|import|while|with) ", re.MULTILINE)
 
-# A step trains on windows [B, L + 1], by its number, and on their loss.
-Source = Callable[[int], Tensor]
-Loss = Callable[[GPT2LMHeadModel, Tensor], Tensor]
+Source = Callable[[int], Tensor]  # the windows [B, L + 1] of a step, by its number
+Loss = Callable[[GPT2LMHeadModel, Tensor], Tensor]  # of a model, in nats, on such windows
 
 PROMPTS = ("def ", "import ", "class Foo:\n    def __init__(self")
 
@@ -202,6 +202,14 @@ def repeats(ids: Tensor, length: int = 4) -> Tensor:
     return mask
 
 
+def continued(model: GPT2LMHeadModel, prompts: Tensor, **options: Any) -> Tensor:
+    """Return `prompts` [B, L] with their continuations; `options` are those of transformers' generate."""
+    # Transformers types `self` of generate with a protocol that its own models do not meet.
+    return model.generate(  # pyright: ignore[reportAttributeAccessIssue]
+        prompts, attention_mask=torch.ones_like(prompts), pad_token_id=END_OF_TEXT_ID, **options
+    )
+
+
 def loss_of_repeats(model: GPT2LMHeadModel, windows: Tensor, max_prompt: int = 48, length: int = 160) -> Tensor:
     """Return the unlikelihood of the repeated tokens in the greedy text behind the beginnings of `windows` [B, L].
 
@@ -210,15 +218,7 @@ def loss_of_repeats(model: GPT2LMHeadModel, windows: Tensor, max_prompt: int = 4
     tokens, in text that the model wrote itself: -log(1 - p) of each token that ends a repeated 4-gram.
     """
     prompt = windows[:, : int(torch.randint(1, max_prompt + 1, ()))]
-    # Transformers types `self` of generate with a protocol that its own models do not meet.
-    ids = model.generate(  # pyright: ignore[reportAttributeAccessIssue]
-        prompt,
-        attention_mask=torch.ones_like(prompt),
-        do_sample=False,
-        min_new_tokens=length,
-        max_new_tokens=length,
-        pad_token_id=END_OF_TEXT_ID,
-    )
+    ids = continued(model, prompt, do_sample=False, min_new_tokens=length, max_new_tokens=length)
     logits = model(ids[:, :-1], use_cache=False).logits  # [B, L, V]
     p = logits.float().softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
     wrong = repeats(ids)[:, 1:]
@@ -272,15 +272,9 @@ def show_samples(model: GPT2LMHeadModel, tokenizer: Tokenizer) -> None:
     """Print a greedy and a sampled continuation (temperature 0.8, top_p 0.95) of each prompt."""
     for prompt in PROMPTS:
         ids = torch.tensor([tokenizer.encode(prompt).ids])
-        common = {
-            "attention_mask": torch.ones_like(ids),
-            "max_new_tokens": 100,
-            "pad_token_id": END_OF_TEXT_ID,
-        }
         sampling = {"do_sample": True, "temperature": 0.8, "top_p": 0.95, "top_k": 0}
         for name, options in {"greedy": {"do_sample": False}, "sampled": sampling}.items():
-            # Transformers types `self` of generate with a protocol that its own models do not meet.
-            generated = model.generate(ids, **common, **options)  # pyright: ignore[reportAttributeAccessIssue]
+            generated = continued(model, ids, max_new_tokens=100, **options)
             print(f"--- {name}, prompt {prompt!r}\n{tokenizer.decode(generated[0].tolist())}")
 
 

@@ -217,15 +217,20 @@ def test_a_recovery() -> None:
     assert story.tokens == 3
 
 
-def test_a_queued_request() -> None:
-    """The pool alone knows it."""
+def one_that_runs(tokens: int = 9) -> Told:
+    """An engine that takes one request at a time. One of this number of tokens arrived at 0.1 and runs at 0.2."""
     one = Told(max_bs=1, slots=64)
     one.submitted = {1: micros(0)}
-    world = one.world
-    world.form(64)
-    world.arrive(Asked(2, 9))  # 0.1
-    world.back(WORD)
-    world.back(WORD)  # 0.3
+    one.world.form(64)
+    one.world.arrive(Asked(2, tokens))
+    one.world.back(WORD)
+    return one
+
+
+def test_a_queued_request() -> None:
+    """The pool alone knows it."""
+    one = one_that_runs()
+    one.world.back(WORD)  # 0.3
     waits = standing(position=4, times=Times(micros(0.15), 0, 0, 0))
     story = one.explain(3, waits, now=0.4)
     assert (story.state, story.position_now) == ("queued", 4)
@@ -236,12 +241,7 @@ def test_a_queued_request() -> None:
 
 def test_a_request_that_was_claimed_since_the_pool_was_asked() -> None:
     """Journals are read after the pool. A scheduler that died leaves a stay without an end: then the pool is right."""
-    one = Told(max_bs=1, slots=64)
-    one.submitted = {1: micros(0)}
-    world = one.world
-    world.form(64)
-    world.arrive(Asked(2, 9))  # 0.1
-    world.back(WORD)
+    one = one_that_runs()
     for asked, said in ((0.05, ("running", None)), (0.15, ("queued", 1))):
         story = one.explain(1, standing(times=Times(micros(0), 0, 0, 0), now=micros(asked)))
         assert (story.state, story.position_now) == said
@@ -249,11 +249,7 @@ def test_a_request_that_was_claimed_since_the_pool_was_asked() -> None:
 
 def test_ends_that_the_pool_alone_knows() -> None:
     for reason, state in [(Reason.CANCELLED, "cancelled"), (Reason.DEADLINE, "expired"), (Reason.NEVER_FITS, None)]:
-        one = Told(max_bs=1, slots=64)
-        one.submitted = {1: micros(0)}
-        one.world.form(64)
-        one.world.arrive(Asked(2, 9))
-        one.world.back(WORD)
+        one = one_that_runs()
         ended = standing(position=0, state="ended", reason=reason, times=Times(micros(0.1), 0, 0, micros(0.15)))
         story = one.explain(3, ended)
         assert story.state == (state or "failed (NEVER_FITS)")
@@ -261,13 +257,8 @@ def test_ends_that_the_pool_alone_knows() -> None:
 
 
 def test_a_request_that_ran_and_was_cancelled() -> None:
-    one = Told(max_bs=1, slots=64)
-    one.submitted = {1: micros(0)}
-    world = one.world
-    world.form(64)
-    world.arrive(Asked(2, 9))
-    world.back(WORD)
-    world.cancel(1)  # 0.3
+    one = one_that_runs()
+    one.world.cancel(1)  # 0.3
     ended = standing(position=0, state="ended", reason=Reason.CANCELLED, times=Times(micros(0), 0, 0, micros(0.31)))
     story = one.explain(1, ended)
     assert (story.state, story.seconds, story.tokens) == ("cancelled", 0.31, 1)
@@ -299,14 +290,9 @@ def test_an_id_that_came_twice_means_the_last_request() -> None:
 
 def test_another_scheduler_takes_the_engine_over() -> None:
     """The second term's journal goes on with the same claim."""
-    one = Told(max_bs=1, slots=64)
-    one.submitted = {1: micros(0)}
-    world = one.world
-    world.form(64)
-    world.arrive(Asked(2, 3))
-    world.back(WORD)
+    one = one_that_runs(tokens=3)
     history = History("engine-0")
-    history.take(journal(world, [0.0, 0.1, 0.2], one.submitted))
+    history.take(journal(one.world, [0.0, 0.1, 0.2], one.submitted))
     again = World(1, 1, 4)
     again.form(64)
     again.arrive(Asked(2, 2))

@@ -209,7 +209,10 @@ def resolve_model(model: str, accept: Callable[[Path], None] = lambda folder: No
         why = str(error).removeprefix(f"{model} ")
         raise FailedPrecondition(f"model: {model} is no folder here, and {why}") from None
     accept(config)
-    return download_from_hub(model, (*TOKENIZER_FILES, *OLD_TOKENIZER_FILES, *WEIGHT_FILES))
+    folder = download_from_hub(model, (*TOKENIZER_FILES, *WEIGHT_FILES))
+    if not (folder / "tokenizer.json").exists():  # perhaps in the old form, which is refused
+        download_from_hub(model, OLD_TOKENIZER_FILES)
+    return folder
 
 
 def shape_names() -> list[str]:

@@ -1,12 +1,12 @@
-// Attention in bfloat16, for keys and values in it, where the instruction set multiplies it. What kernels.h's `attend` does,
-// with q and the softmax's p narrowed to bfloat16; sums, maxima and weights are float32. `Products` are the instruction set's: it
-// decides how q, scores and p lie between its own functions.
+// Attention for keys and values in bfloat16, on instruction sets that multiply bfloat16. It computes the same as `attend` of
+// kernels.h, but narrows q and the softmax's p to bfloat16. Sums, maxima and weights stay float32.
+// `Products` multiplies, by one instruction set. Only its functions know how q, scores and p lie in memory.
 //
 // R rows (queries x query heads a key/value head), 16 at most, are multiplied together:
 //   scores^T = keys q^T   [32 keys, R]: keys as they lie in the cache
 //   sums    += p values   [R, d]
-// What is read next is asked for meanwhile: ASKS_FAR_AHEAD, of all heads the values while keys are read, and the next tile's keys
-// while values are; otherwise the next head's.
+// The lines that are read next are asked for meanwhile. With ASKS_FAR_AHEAD these are a head's values while its keys are read, and
+// the next tile's keys while its values are read; without it, they are the next head's.
 //
 // A row's result depends on that row of q and p alone, so an increment with R = 1 gets the bits that it gets among others.
 #pragma once

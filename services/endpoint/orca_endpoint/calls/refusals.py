@@ -97,10 +97,8 @@ def end_error(reason: Reason, request_id: str, trace_id: str, has_form: bool) ->
             sentence = f"request {request_id}: the model's logits for its next token are NaN or infinite"
             return Internal(sentence, trace_id, reason=ErrorReason.LOGITS_NOT_FINITE)
         case Reason.STUCK if not has_form:
-            sentence = (
-                f"request {request_id}: it asks for a sampling parameter that its engine, of an older release, does"
-            )
-            return FailedPrecondition(f"{sentence} not know", reason=ErrorReason.UNKNOWN_PARAMETER)
+            problem = "it asks for a sampling parameter that its engine, of an older release, does not know"
+            return FailedPrecondition(f"request {request_id}: {problem}", reason=ErrorReason.UNKNOWN_PARAMETER)
         case Reason.STUCK:
             sentence = (
                 f"request {request_id}: no token can follow: its form is too hard to follow further, or the model "
