@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass, field
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from orca_scheduler.master.journal import read, request_names, scheduled
 
 COLOURS = ("cyan", "magenta", "yellow", "green")
 SEED = 11  # the same text in every run
-SHOWN = 40  # iterations in the table; the middle of a longer run is left out
+SHOWN = (
+    3  # iterations at the beginning and at the end of those with the same requests; others are left out of the table
+)
 
 
 @dataclass
@@ -36,7 +39,7 @@ class Actor:
 
 
 CAST = (
-    Actor("x1", "def read(self, size=-1):\n", 28, 0),
+    Actor("x1", "def read(self, size=-1):\n", 64, 0),
     Actor("x2", "import os\nimport sys\n", 12, 3),
     Actor("x3", "class Queue:\n    def __init__(self, maxsize=0):\n", 16, 3),
     Actor("x4", "for i in range(", 6, 14),
@@ -115,11 +118,12 @@ def iteration_table(actors: tuple[Actor, ...], iterations: list[dict[str, Any]])
         table.add_column(actor.name, style=colour, justify="center")
     table.add_column("batch", justify="right")
     table.add_column("slots", justify="right")
-    edge = SHOWN // 2
-    for position, entry in enumerate(iterations):
-        if len(iterations) > SHOWN and position == edge:
+    alike = [list(same) for _, same in groupby(iterations, key=lambda entry: entry["members"])]
+    for entry in chain.from_iterable(
+        same if len(same) <= 2 * SHOWN else [*same[:SHOWN], None, *same[-SHOWN:]] for same in alike
+    ):
+        if entry is None:
             table.add_row("…")
-        if len(iterations) > SHOWN and edge <= position < len(iterations) - edge:
             continue
         cells, rows = [], 0
         for actor in actors:

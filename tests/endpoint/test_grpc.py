@@ -676,7 +676,7 @@ async def test_the_log_tells_a_deadline_from_a_client_that_left(orca: World, cap
     with pytest.raises(grpc.aio.AioRpcError):
         await collect(late)
     await orca.serving.quiet()
-    await until(lambda: len(caplog.records) == 2)
+    await until(lambda: len(lines_of(caplog)) == 2)
     ends = {line["request"]: (line["status"], line["reason"]) for line in lines_of(caplog)}
     assert ends == {"late": ("DEADLINE_EXCEEDED", "DEADLINE_PASSED"), "left": ("CANCELLED", "CLIENT_GONE")}
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from logged import messages_of
 
 from orca_endpoint.http import listener as listeners
 from orca_endpoint.http.connection import ConnectionLimits, Place
@@ -88,5 +89,5 @@ async def test_without_means_the_door_pauses(
     door = listener(refusing)
     assert await greeted(refusing) == b"hello"
     assert door._pause is not None
-    assert caplog.messages == ["no connection can be accepted"]
+    assert messages_of(caplog, listeners.__name__) == ["no connection can be accepted"]
     await door.close()
