@@ -179,11 +179,11 @@ bench-pool: $(STAMP) ## Measure Redis under 1 to 1,000 engines that compute noth
 gpu: $(STAMP) ## On a machine with a GPU: run its tests, and measure the times of lab/benchmarks.md.
 	PYTHON=$(BIN)/python tests/gpu/run.sh
 
-rehearse: $(STAMP) ## Run both scripts for GPUs on a CPU: each step with a small model; ten minutes.
+rehearse: $(STAMP) ## Run the steps for GPUs on a CPU, each with a small model, and once as on a bare machine; ten minutes.
 	$(BIN)/pytest -m long tests/gpu
 
 gpu-node: $(STAMP) ## On a node of 2 to 8 GPUs: all-reduces, 20 re-formations, killed ranks, tokens of tp x pp.
-	PYTHON=$(BIN)/python tests/gpu/node.sh
+	PYTHON=$(BIN)/python tests/gpu/run.sh --node
 
 protos: $(STAMP) ## Generate the Python of protos/ again.
 	$(BIN)/python protos/generate.py

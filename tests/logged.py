@@ -1,4 +1,4 @@
-"""What one logger wrote: other tasks write to the log, too, whenever they come to it."""
+"""Reads the messages of one logger: other tasks write to the log, too, whenever they come to it."""
 
 import pytest
 

@@ -293,10 +293,10 @@ def floor_table(title: str, shape: Shape, dtype: str, whom: Sequence[Place], tod
 
 
 def as_json(shape: Shape, dtype: str, device: torch.device, rows: Sequence[Row]) -> str:
-    """The circumstances and every repetition, as JSON."""
+    """The circumstances and every repetition, as one line of JSON."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     circumstances = {"model": asdict(shape), "dtype": dtype, "device": name, "torch": torch.__version__}
-    return json.dumps(circumstances | {"rows": [asdict(row) for row in rows]}, indent=1) + "\n"
+    return json.dumps(circumstances | {"rows": [asdict(row) for row in rows]})
 
 
 def main() -> None:
@@ -312,7 +312,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--repetitions", type=int, default=20)
     parser.add_argument("--no-graphs", action="store_true", help="on a GPU: launch every kernel by itself")
-    parser.add_argument("--json", type=Path, help="file to write all results to")
+    parser.add_argument("--json", type=Path, help="file to write all results to; -: print them as one line")
     parser.add_argument("--floors", action="store_true", help="only compute the floors of known GPUs")
     given = parser.parse_args()
     shape: Shape = SHAPES[given.model]
@@ -335,8 +335,10 @@ def main() -> None:
             rows,
         )
     )
-    if given.json is not None:
-        given.json.write_text(as_json(shape, given.dtype, device, rows))
+    if given.json == Path("-"):
+        print(as_json(shape, given.dtype, device, rows), flush=True)
+    elif given.json is not None:
+        given.json.write_text(as_json(shape, given.dtype, device, rows) + "\n")
 
 
 if __name__ == "__main__":

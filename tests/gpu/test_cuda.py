@@ -6,11 +6,12 @@ float32 without TF32, whose 10 bits of mantissa would decide tokens.
 """
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from checkpoints import make_gpt2
-from e2e.test_tokens import CASES, Case, differing
+from checkpoints import make_gpt2, make_shape
+from e2e.test_tokens import CASES, POSITIONS, Case, compared, differing
 from reference import TIE
 from worker.driver import Sampled, TinyEngine
 
@@ -32,30 +33,46 @@ pytestmark = [
 needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL gives each rank a GPU of its own: needs two")
 
 CUDA = torch.device("cuda", 0)
+VOCABULARY = 211
+SIZES = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "num_attention_heads": 4}
+WIDE: dict[str, dict[str, Any]] = {
+    "gpt2": {},
+    "llama, 2 K/V heads": SIZES,
+    "qwen3, large heads": SIZES | {"num_key_value_heads": 2, "head_dim": 64},
+}
 NO_TF32 = {"NVIDIA_TF32_OVERRIDE": "0"}  # of cuBLAS; torch's own default is off as well
 TINY = Shape("tiny", gpt(4, 64, 4, positions=256, vocab_size=101), 2, 2)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-async def test_tokens_equal_transformers(tmp_path: Path, case: Case) -> None:
+async def test_tokens_of_odd_sizes(tmp_path: Path) -> None:
     """The whole stack, with the rank on the GPU. What differs, if anything, must be a tie that rounding decides."""
-    margins = await differing(tmp_path, case, device="cuda", environment=NO_TF32)
+    check(await differing(tmp_path, CASES[-2], device="cuda", environment=NO_TF32))
+
+
+@pytest.mark.parametrize("run_ahead", [0, 1])
+@pytest.mark.parametrize("shape", WIDE)
+async def test_tokens_equal_transformers(tmp_path: Path, shape: str, run_ahead: int) -> None:
+    """Heads of 64, as of published models. One iteration ahead the host launches before it has read the tokens."""
+    if shape == "gpt2":
+        model = make_gpt2(
+            tmp_path / "model", heads=4, layers=4, hidden=256, vocab=VOCABULARY, positions=POSITIONS, seed=7
+        )
+    else:
+        model = make_shape(tmp_path / "model", shape, max_position_embeddings=POSITIONS, **WIDE[shape])
+    settings = {"device": "cuda", "max_batch_size": 8, "run_ahead": run_ahead, "environment": NO_TF32}
+    check(await compared(tmp_path / "run", model, VOCABULARY, **settings))
+
+
+def check(margins: list[float]) -> None:
     assert all(margin < TIE for margin in margins), margins
     assert len(margins) <= 1
-
-
-async def test_tokens_one_iteration_ahead(tmp_path: Path) -> None:
-    """The host launches an iteration before it has read the tokens of the one before."""
-    margins = await differing(tmp_path, CASES[0], device="cuda", run_ahead=1, environment=NO_TF32)
-    assert all(margin < TIE for margin in margins), margins
 
 
 @needs_two
 async def test_tokens_of_two_tensor_ranks(tmp_path: Path) -> None:
     """NCCL between two GPUs."""
     case = Case(max_bs=3, block_size=16, heads=4, layers=3, hidden=32, vocab=211)
-    margins = await differing(tmp_path, case, device="cuda", tp=2, environment=NO_TF32)
-    assert all(margin < TIE for margin in margins), margins
+    check(await differing(tmp_path, case, device="cuda", tp=2, environment=NO_TF32))
 
 
 def test_draws_are_those_of_a_cpu(tmp_path: Path) -> None:

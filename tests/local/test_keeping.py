@@ -33,7 +33,7 @@ async def test_a_process_that_never_stays_up(tmp_path: Path) -> None:
     child = Child("endpoint", "endpoint-0", command, {}, tmp_path / "log")
     await child.start()
     keeping = asyncio.create_task(keep(child, lambda: None, said.append, said.append))
-    while child.restarts < UNSTEADY + 1:  # each is behind a death that has been told, or not
+    while child.restarts < UNSTEADY + 1:  # each comes behind a death and its line
         await asyncio.sleep(0.02)
     keeping.cancel()
     with suppress(asyncio.CancelledError):
