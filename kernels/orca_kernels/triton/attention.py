@@ -8,9 +8,9 @@ A window of w keys hides all but the last w of them. In a prefix LM the queries 
 
 Two launches, chosen by the batch:
 
-- `increments`: a batch of increments alone. A program has one tile of rows, one key/value head and one split of the
-  keys, so that few long requests still fill the device (split-K/V). If there is more than one split, partial results
-  go to memory and `merge_splits` adds them up.
+- `increments`: a batch of increments alone. A program has one tile of rows, one key/value head and a share of the
+  splits of the keys, so that few long requests still fill the device (split-K/V). If there is more than one split,
+  partial results go to memory and `merge_splits` adds them up.
 - `mixed`: a batch with initiations. One launch has the tiles of all requests, one after the other, as the paper's
   fused kernel has thread blocks. A program goes through all keys of its tile.
 
@@ -50,6 +50,9 @@ from .plan import TILE as NUMBERS_OF_A_TILE
 
 LOG2_E = 1.4426950408889634
 TILE = tl.constexpr(NUMBERS_OF_A_TILE)
+# Programs of `increments` that fill a device some times over: an H100 runs 132 x 5 at once. A graph is captured for a
+# model's longest request: with a program for each split, one of 131,072 positions would launch 512 of them a tile.
+PROGRAMS = 2048
 
 
 @dataclass(frozen=True)
@@ -61,14 +64,19 @@ class Tiling:
     warps: int
 
 
+def shares(tiles: int, kv_heads: int, splits: int) -> int:
+    """The programs that share the splits of a tile's keys: as many as fill the device. They do not change bits."""
+    return min(splits, -(-PROGRAMS // (tiles * kv_heads)))
+
+
 def tiling(head_size: int, item_size: int) -> Tiling:
     """By the size of a head and of an element: a function of the model alone, because `keys` decides bits.
 
-    More keys at a time do not fit in the registers of two warps, nor do rows of more than 256 bytes
-    (tests/kernels/test_triton_compiled.py counts them).
+    More keys at a time do not fit in the registers of two warps, nor do rows of more than 256 bytes, nor a third
+    stage, of which only the block table would make use (tests/kernels/test_triton_compiled.py counts them).
     """
-    warps = 2 if head_size * item_size <= 256 else 4
-    return Tiling(keys=32 if item_size == 2 and head_size <= 128 else 16, stages=3, warps=warps)
+    few = head_size * item_size <= 256
+    return Tiling(keys=32 if item_size == 2 and head_size <= 128 else 16, stages=2 if few else 3, warps=2 if few else 4)
 
 
 @triton.jit
@@ -100,10 +108,11 @@ def softmax_of_split(
     D_PADDED: tl.constexpr,
     N: tl.constexpr,
     WINDOW: tl.constexpr,
+    ALIKE: tl.constexpr,
 ):
     """Keys first..end for rows q [M, D_PADDED] that see `visible` [M] keys, or the last WINDOW of them.
 
-    `blocks`: the request's block table.
+    `blocks`: the request's block table. ALIKE: `visible` is one number, of all rows, and no row sees more than `end`.
     """
     M: tl.constexpr = q.shape[0]
     d = tl.arange(0, D_PADDED)
@@ -118,10 +127,16 @@ def softmax_of_split(
         at = ((block * KV_HEADS + kv_head) * BLOCK_SIZE + n % BLOCK_SIZE) * D
         k = tl.load(keys + at[None, :] + d[:, None], mask=real[None, :] & (d < D)[:, None], other=0.0)
         scores = tl.dot(q, k, input_precision="ieee") * scale
-        seen = n[None, :] < visible[:, None]
-        if WINDOW > 0:
-            seen &= n[None, :] >= visible[:, None] - WINDOW
-        scores = tl.where(seen, scores, float("-inf"))
+        if ALIKE:
+            seen = real
+            if WINDOW > 0:
+                seen &= n >= visible - WINDOW
+            scores = tl.where(seen[None, :], scores, float("-inf"))
+        else:
+            seen = n[None, :] < visible[:, None]
+            if WINDOW > 0:
+                seen &= n[None, :] >= visible[:, None] - WINDOW
+            scores = tl.where(seen, scores, float("-inf"))
         m_new = tl.maximum(m, tl.max(scores, 1))
         safe = tl.where(m_new == float("-inf"), 0.0, m_new)
         old = tl.exp2(m - safe)
@@ -131,6 +146,15 @@ def softmax_of_split(
         sums = tl.dot(p, ones, sums * old[:, None], input_precision="ieee")
         m = m_new
     return m, tl.max(sums, 1), acc
+
+
+@triton.jit
+def first_split(visible, SPLIT: tl.constexpr, WINDOW: tl.constexpr):
+    """The split of the first key that a row sees which sees the last WINDOW of `visible` keys."""
+    first = 0
+    if WINDOW > 0:
+        first = tl.maximum(visible - WINDOW, 0) // SPLIT
+    return first
 
 
 @triton.jit
@@ -191,13 +215,11 @@ def attend_tile(
     m = tl.full([M], float("-inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
     acc = tl.zeros([M, D_PADDED], tl.float32)
-    begin = 0
-    if WINDOW > 0:  # the split of the first key that any row sees
-        begin = tl.maximum(tl.min(tl.where(real, visible, end)) - WINDOW, 0) // SPLIT * SPLIT
+    begin = first_split(tl.min(tl.where(real, visible, end)), SPLIT, WINDOW) * SPLIT
     for first in range(begin, end, SPLIT):
         m_split, total_split, acc_split = softmax_of_split(
             queries, visible, keys, values, blocks, first, tl.minimum(first + SPLIT, end), kv_head, scale,
-            KV_HEADS, BLOCK_SIZE, D, D_PADDED, N, WINDOW,
+            KV_HEADS, BLOCK_SIZE, D, D_PADDED, N, WINDOW, False,
         )  # fmt: skip
         m, total, acc = merge(m, total, acc, m_split, total_split, acc_split)
     store_result(out, row, real, total, acc, D, D_PADDED)
@@ -240,7 +262,7 @@ def mixed(
         )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["table_stride"])
+@triton.jit(do_not_specialize=["table_stride", "splits"])
 def increments(
     q,
     q_stride,
@@ -253,6 +275,7 @@ def increments(
     table,
     table_stride,
     scale,
+    splits,
     DIRECT: tl.constexpr,
     M: tl.constexpr,
     HEADS: tl.constexpr,
@@ -264,30 +287,32 @@ def increments(
     SPLIT: tl.constexpr,
     WINDOW: tl.constexpr,
 ):
-    """Grid: tiles, key/value heads, splits.
+    """Grid: tiles, key/value heads, shares of the splits. A program of n shares takes every n-th split of its tile.
 
     DIRECT: there is one split, which is the result. Otherwise `partial` [T * HEADS, splits, D] and `statistics`
     [T * HEADS, splits, 2] (maximum, sum of weights), float32, get what `merge_splits` reads.
     """
     tile = tiles + tl.program_id(0) * TILE
-    kv_head, split = tl.program_id(1), tl.program_id(2)
-    row, real, visible, end = rows_of_tile(tile, kv_head, M, HEADS, HEADS // KV_HEADS)
-    first = split * SPLIT
-    if tl.load(tile + 2) > 0 and first < end:
+    if tl.load(tile + 2) > 0:
+        kv_head = tl.program_id(1)
+        row, real, _, end = rows_of_tile(tile, kv_head, M, HEADS, HEADS // KV_HEADS)
         queries = load_queries(q, q_stride, row, real, HEADS, D, D_PADDED)
         blocks = table + tl.load(tile).to(tl.int64) * table_stride
-        m, total, acc = softmax_of_split(
-            queries, visible, keys, values, blocks, first, tl.minimum(first + SPLIT, end), kv_head, scale,
-            KV_HEADS, BLOCK_SIZE, D, D_PADDED, N, WINDOW,
-        )  # fmt: skip
-        if DIRECT:
-            store_result(out, row, real, total, acc, D, D_PADDED)
-        else:
-            d = tl.arange(0, D_PADDED)
-            at = row * tl.num_programs(2) + split
-            tl.store(partial + at[:, None] * D + d[None, :], acc, mask=real[:, None] & (d < D)[None, :])
-            tl.store(statistics + at * 2, m, mask=real)
-            tl.store(statistics + at * 2 + 1, total, mask=real)
+        d = tl.arange(0, D_PADDED)
+        begin = first_split(end, SPLIT, WINDOW)
+        for split in range(begin + tl.program_id(2), tl.cdiv(end, SPLIT), tl.num_programs(2)):
+            first = split * SPLIT
+            m, total, acc = softmax_of_split(
+                queries, end, keys, values, blocks, first, tl.minimum(first + SPLIT, end), kv_head, scale,
+                KV_HEADS, BLOCK_SIZE, D, D_PADDED, N, WINDOW, True,
+            )  # fmt: skip
+            if DIRECT:
+                store_result(out, row, real, total, acc, D, D_PADDED)
+            else:
+                at = row * splits + split
+                tl.store(partial + at[:, None] * D + d[None, :], acc, mask=real[:, None] & (d < D)[None, :])
+                tl.store(statistics + at * 2, m, mask=real)
+                tl.store(statistics + at * 2 + 1, total, mask=real)
 
 
 @triton.jit(do_not_specialize=["splits"])
@@ -301,6 +326,7 @@ def merge_splits(
     D: tl.constexpr,
     D_PADDED: tl.constexpr,
     SPLIT: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):
     """Grid: tokens, query heads. Adds up a row's splits, in order."""
     token = tl.program_id(0)
@@ -311,7 +337,7 @@ def merge_splits(
     m = tl.full([1], float("-inf"), tl.float32)
     total = tl.zeros([1], tl.float32)
     acc = tl.zeros([1, D_PADDED], tl.float32)
-    for split in range(0, position // SPLIT + 1):
+    for split in range(first_split(position + 1, SPLIT, WINDOW), position // SPLIT + 1):
         at = row * splits + split
         acc_split = tl.load(partial + at * D + d[None, :], mask=(d < D)[None, :], other=0.0)
         m_split, total_split = tl.load(statistics + at * 2 + one), tl.load(statistics + at * 2 + 1 + one)
@@ -358,15 +384,16 @@ def split_attention(q: Tensor, keys: Tensor, values: Tensor, plan: Plan, scale: 
         )  # fmt: skip
         return out
     direct = bounds.splits == 1
+    programs = shares(bounds.tiles, kv_heads, bounds.splits)
     partial = torch.empty((0 if direct else tokens * heads, bounds.splits, size), dtype=torch.float32, device=q.device)
     statistics = torch.empty((len(partial), bounds.splits, 2), dtype=torch.float32, device=q.device)
     launch(
-        increments, (bounds.tiles, kv_heads, bounds.splits), q, q.stride(0), keys, values, out,
-        partial, statistics, *work, DIRECT=direct, M=INCREMENT_ROWS, **common,
+        increments, (bounds.tiles, kv_heads, programs), q, q.stride(0), keys, values, out,
+        partial, statistics, *work, bounds.splits, DIRECT=direct, M=INCREMENT_ROWS, **common,
     )  # fmt: skip
     if not direct:
         launch(
             merge_splits, (tokens, heads), partial, statistics, out, plan.positions, bounds.splits,
-            HEADS=heads, D=size, D_PADDED=common["D_PADDED"], SPLIT=SPLIT, num_warps=1,
+            HEADS=heads, D=size, D_PADDED=common["D_PADDED"], SPLIT=SPLIT, WINDOW=window, num_warps=1,
         )  # fmt: skip
     return out

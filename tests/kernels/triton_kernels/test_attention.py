@@ -7,6 +7,7 @@ import torch
 from kernels.requests_in_blocks import Part, Requests
 from kernels.triton_device import DEVICE, EPSILON, INTERPRETED, TYPES
 
+from orca_kernels.triton import attention
 from orca_kernels.triton.plan import Bounds
 
 TOTALS = [1, 15, 16, 17, 300, 520]
@@ -108,3 +109,24 @@ def test_a_padded_plan(shape: str) -> None:
     bounds = Bounds(4, exact.tokens + 3, exact.tiles + 2, exact.blocks + 5, exact.keys + 300, increments_only=False)
     for result, padded in zip(those.attend(parts), those.attend(parts, bounds), strict=True):
         assert torch.equal(result, padded)
+
+
+@pytest.mark.parametrize("window", [0, 300])
+def test_shares_of_the_splits_do_not_change_bits(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program takes one split, two of three, or all; with a window it begins at the first that is seen."""
+    those = Requests([17, 700], heads=2, kv_heads=1, size=20, block_size=7, dtype=torch.float16, device=DEVICE)
+    parts = [Part(0, 16), Part(1, 699)]
+    each = those.attend(parts, window=window)
+    for programs in (4, 1):
+        monkeypatch.setattr(attention, "PROGRAMS", programs)
+        for one, other in zip(each, those.attend(parts, window=window), strict=True):
+            assert torch.equal(one, other), programs
+
+
+def test_programs_do_not_grow_with_the_positions_of_a_model() -> None:
+    """Tiles that fill a device alone have one share each; one long request has a program for each split."""
+    for positions in (4096, 131072, 1 << 20):
+        splits = Bounds.of_increments(32, positions, group=4, block_size=16).splits
+        assert 32 * 8 * attention.shares(32, 8, splits) == min(32 * 8 * splits, attention.PROGRAMS)
+        assert attention.shares(64, 32, splits) == 1
+    assert attention.shares(1, 8, 12) == 12
