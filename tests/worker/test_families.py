@@ -595,10 +595,11 @@ def test_pickled_weights_are_refused_with_the_command_that_converts_them(tmp_pat
 NEW_FAMILY = {
     "__init__.py": """
         from orca_worker.models.recorded import RecordedFamily
+        from orca_worker.models.tables import Tables
         from .configuration import BigramConfig
         from .layers import record
 
-        FAMILY = RecordedFamily(BigramConfig.read, record, prefix="bigram.")
+        FAMILY = RecordedFamily(BigramConfig.read, record, "bigram.", Tables("table.weight", "head.weight"))
         """,
     "configuration.py": """
         from dataclasses import dataclass
@@ -615,6 +616,7 @@ NEW_FAMILY = {
             layers: int
             heads: int
             inner: int
+            tied: bool = True
 
             @classmethod
             def read(cls, checkpoint: Checkpoint) -> "BigramConfig":
@@ -651,7 +653,7 @@ NEW_FAMILY = {
                 )
             if place.is_last:
                 r.normalize(normed, r.norm("norm", hidden, 1e-6, bias=False), of_head=True)
-                r.head(normed, "table.weight")
+                r.head(normed, "table.weight" if config.tied else "head.weight")
             return r
         """,
 }

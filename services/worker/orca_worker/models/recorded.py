@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from orca_common.checkpoint import PREFIX_LM, Checkpoint
 from orca_common.errors import FailedPrecondition
@@ -13,6 +13,7 @@ from ..iteration.model import Compute, Loading, Model
 from ..partition import ITEM_BYTES, SINGLE, Place, RankShare, check_stages
 from .dtype import kernels_are_used
 from .recording import Attend, Recording
+from .tables import Tables, has_own_head
 
 if TYPE_CHECKING:
     import torch
@@ -21,8 +22,13 @@ if TYPE_CHECKING:
 class Configuration(Protocol):
     """A config.json that has been read."""
 
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
     @property
     def layers(self) -> int: ...
+
+    @property
+    def tied(self) -> bool: ...
 
 
 C = TypeVar("C", bound=Configuration)
@@ -32,9 +38,18 @@ C = TypeVar("C", bound=Configuration)
 class RecordedFamily(Generic[C]):
     """`Family` by two functions."""
 
-    read: Callable[[Checkpoint], C]  # raises FailedPrecondition for what is not supported
+    of_file: Callable[[Checkpoint], C]  # reads config.json; raises FailedPrecondition for what is not supported
     record: Callable[[C, Place], Recording]  # raises FailedPrecondition where the model cannot be cut so
     prefix: str  # of tensors' names, in some files
+    tables: Tables
+    zero: str = ""  # a tensor that is zeros where the files lack it
+
+    def read(self, checkpoint: Checkpoint) -> C:
+        """The configuration; the files say whether a tied model has a head of its own. Raises FailedPrecondition."""
+        config = self.of_file(checkpoint)
+        if config.tied and checkpoint.random_weights is None:
+            return replace(config, tied=not has_own_head(checkpoint.folder, self.prefix, self.tables))
+        return config
 
     @property
     def needs_torch(self) -> bool:
@@ -90,14 +105,16 @@ class RecordedFamily(Generic[C]):
         from .weights import Weights
 
         assert device is not None
-        recording, kind = self._recording(checkpoint, self.read(checkpoint), place), getattr(torch, dtype)
+        config = self.read(checkpoint)
+        recording, kind = self._recording(checkpoint, config, place), getattr(torch, dtype)
         of = recording.slices, kind, device, loading
         if (seed := checkpoint.random_weights) is not None:
             from .random_weights import RandomWeights
 
             weights = RandomWeights(seed, *of)
         else:
-            weights = Weights(checkpoint.folder, self.prefix, *of)
+            others = (self.tables.head, *self.tables.others) if config.tied else self.tables.others
+            weights = Weights(checkpoint.folder, self.prefix, *of, {self.tables.tokens: others}, self.zero)
         if device.type == "cpu" and kernels_are_used(compute):
             from .cpu import StageOnCPU
 

@@ -4,9 +4,10 @@ Only the bytes of the slices are read: one range for a slice of rows, a range in
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple, Protocol, TypeGuard
 
 import torch
@@ -115,7 +116,8 @@ class Weights(WeightSource):
     """`WeightSource` over a checkpoint folder.
 
     `slices` are the parts that this rank holds. Names in the files may begin with `prefix`: some published checkpoints
-    have it, others do not. Raises FailedPrecondition when the weights are missing or cannot be read.
+    have it, others do not. `others`: names under which a tensor may stand instead of its own. `zero`: one that is zeros
+    where it is missing. Raises FailedPrecondition when the weights are missing or cannot be read.
     """
 
     def __init__(
@@ -126,9 +128,11 @@ class Weights(WeightSource):
         dtype: torch.dtype,
         device: torch.device,
         loading: Loading | None = None,
+        others: Mapping[str, Sequence[str]] = MappingProxyType({}),
+        zero: str = "",
     ) -> None:
-        self._folder, self._prefix, self._slices = folder, prefix, slices
-        self._dtype, self._device = dtype, device
+        self._folder, self._prefix, self._slices, self._others = folder, prefix, slices, others
+        self._dtype, self._device, self._zero = dtype, device, zero
         self.bytes_read = 0  # of tensors
         self._loading = loading or Loading()
         self._entries: dict[str, Entry] = {}
@@ -144,7 +148,9 @@ class Weights(WeightSource):
         self._loading.whole = sum(part.elements * entry.dtype.itemsize for entry, part in found if entry is not None)
 
     def _entry(self, name: str) -> Entry | None:
-        return self._entries.get(name) or self._entries.get(self._prefix + name)
+        names = (name, *self._others.get(name, ()))
+        found = (self._entries.get(one) or self._entries.get(self._prefix + one) for one in names)
+        return next((entry for entry in found if entry is not None), None)
 
     def find(self, name: str) -> Tensor | None:
         """Raises FailedPrecondition when the tensor is missing or has another shape."""
@@ -152,6 +158,8 @@ class Weights(WeightSource):
         if part is None:
             return None
         entry = self._entry(name)
+        if entry is None and name == self._zero:
+            return torch.zeros(part.size, dtype=self._dtype, device=self._device)
         if entry is None:
             raise FailedPrecondition(f"model: the weights in {self._folder} lack {name}")
         if entry.shape != part.shape:

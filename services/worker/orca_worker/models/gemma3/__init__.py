@@ -2,6 +2,7 @@
 
 from ..llama.layers import record
 from ..recorded import RecordedFamily
+from ..tables import Tables
 from .configuration import read
 
-FAMILY = RecordedFamily(read, record, prefix="model.")
+FAMILY = RecordedFamily(read, record, "model.", Tables("embed_tokens.weight", "lm_head.weight"))

@@ -29,6 +29,7 @@ class MarianConfig:
     encoder_inner: int
     inner: int  # of the decoder's layers
     activation: str
+    tied: bool  # a head of its own is found in the files alone
     scale_embedding: bool
     start_token: int
     never_made: tuple[int, ...]  # tokens
@@ -66,6 +67,7 @@ class MarianConfig:
             encoder_inner=fields.whole("encoder_ffn_dim", 4096, 4 * MAX_WIDTH),
             inner=fields.whole("decoder_ffn_dim", 4096, 4 * MAX_WIDTH),
             activation=fields.activation("activation_function", "gelu"),
+            tied=True,
             scale_embedding=fields.flag("scale_embedding", False),
             start_token=fields.token("decoder_start_token_id", 58100),
             never_made=_never_made(fields, checkpoint),

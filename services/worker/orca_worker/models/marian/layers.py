@@ -55,7 +55,7 @@ class _Marian:
             r.normalize(self.normed, self.norm(name + "final_layer_norm"), of_head=is_last, in_place=not is_last)
         if r.place.is_last:
             bias = r.slice("final_logits_bias", (1, config.vocab_size), 1, [r.tokens])
-            r.head(self.normed, "shared.weight", bias, config.never_made)
+            r.head(self.normed, "shared.weight" if config.tied else "lm_head.weight", bias, config.never_made)
         return r
 
     def begin(self) -> None:

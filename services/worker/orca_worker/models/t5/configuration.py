@@ -25,7 +25,8 @@ class T5Config:
     epsilon: float
     activation: str
     gated: bool
-    tied: bool
+    tied: bool  # a head of its own is found in the files alone
+    scaled_output: bool
     buckets: int
     reach: int
     start_token: int
@@ -58,7 +59,8 @@ class T5Config:
             epsilon=fields.number("layer_norm_epsilon", 1e-6),
             activation=ACTIVATIONS[name],
             gated=gated,
-            tied=fields.flag("tie_word_embeddings", True),
+            tied=True,
+            scaled_output=fields.flag("scale_decoder_outputs", fields.flag("tie_word_embeddings", True)),
             buckets=buckets,
             reach=reach,
             start_token=fields.token("decoder_start_token_id", fields.get("pad_token_id", 0)),

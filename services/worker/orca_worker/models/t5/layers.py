@@ -64,7 +64,7 @@ class _T5:
 
     @property
     def head_scale(self) -> float:
-        return self.hidden**-0.5 if self.config.tied else 1.0
+        return self.hidden**-0.5 if self.config.scaled_output else 1.0
 
     def attend(self, layer: str, name: str, parts: str, rows: Buffer, a: Attention) -> None:
         """One part of a layer: norm, attention of rows q or qkv, residual."""
