@@ -29,6 +29,7 @@ RANDOM_WEIGHTS, PREFIX_LM = "orca_random_weights", "orca_prefix_lm"  # our own f
 # Heads of transformers that are no language model's, as in LlamaForSequenceClassification.
 OTHER_HEAD = re.compile(r"For(?!CausalLM$|ConditionalGeneration$|PreTraining$)\w+$|EncoderModel$")
 WITH_ENCODER = ("t5", "marian")  # types of models
+STRETCHED = ("linear", "yarn")  # kinds of scaled rotary positions whose files give the length before
 
 
 @dataclass(frozen=True)
@@ -112,11 +113,21 @@ def _positions(config: Mapping[str, Any], kind: str, path: Path) -> int:
     """Input tokens + max_new_tokens of a request, at most.
 
     T5 has distances and no positions. `n_positions` is the length of the texts that it was trained on, in and out, and
-    512 where a file does not say: both together are the limit.
+    512 where a file does not say: both together are the limit. Files whose rotary positions are scaled give the length
+    before (transformers goes on beyond it, without a limit of its own).
     """
     if kind == "t5":
         return 2 * (512 if config.get("n_positions") is None else _size(config, "n_positions", path))
-    return _size(config, "n_positions" if config.get("n_positions") is not None else "max_position_embeddings", path)
+    given = _size(config, "n_positions" if config.get("n_positions") is not None else "max_position_embeddings", path)
+    scaling = config.get("rope_parameters") or config.get("rope_scaling")
+    if kind == "gemma3_text":  # its files give the length behind
+        return given
+    if isinstance(scaling, dict) and type(factor := scaling.get("factor")) in (int, float):
+        type_of = scaling.get("rope_type", scaling.get("type"))
+        before = scaling.get("original_max_position_embeddings", given) if type_of == "yarn" else given
+        if type_of in STRETCHED and type(before) is int and 1 <= factor * before <= LARGEST:
+            return max(given, int(factor * before))
+    return given
 
 
 def model_type(folder: Path) -> str:

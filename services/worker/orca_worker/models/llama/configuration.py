@@ -15,6 +15,8 @@ NAMES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen 2", "qwen3": "Qw
 BIASED = ("qwen2",)
 HEADS_NORMED = ("qwen3",)
 SLIDING, FULL = "sliding_attention", "full_attention"  # of `layer_types`
+INNER = {"llama": 11008, "mistral": 14336, "qwen2": 22016, "qwen3": 22016}  # where the file does not say
+KV_HEADS = {"mistral": 8, "qwen2": 32, "qwen3": 32}
 WINDOWS = {"mistral": "everywhere", "qwen2": "upper layers", "qwen3": "upper layers"}
 
 
@@ -50,7 +52,7 @@ class LlamaConfig:
         kind = checkpoint.model_type
         fields = Fields(checkpoint, NAMES[kind])
         hidden, heads = fields.whole("hidden_size", 4096), fields.whole("num_attention_heads", 32)
-        kv_heads = fields.kv_heads(heads, 8 if kind == "mistral" else heads)
+        kv_heads = fields.kv_heads(heads, KV_HEADS.get(kind, heads))
         if fields.get("head_dim") is None and kind != "qwen3":
             head_size = fields.head_size(hidden, heads)
         else:
@@ -65,7 +67,7 @@ class LlamaConfig:
             heads=heads,
             kv_heads=kv_heads,
             head_size=head_size,
-            inner=fields.whole("intermediate_size", 11008, 4 * MAX_WIDTH),
+            inner=fields.whole("intermediate_size", INNER[kind], 4 * MAX_WIDTH),
             epsilon=fields.number("rms_norm_eps", 1e-6),
             activation=fields.activation("hidden_act", "silu"),
             tied=fields.flag("tie_word_embeddings", False),
@@ -82,7 +84,7 @@ class LlamaConfig:
 def _windows(fields: Fields, kind: str, layers: int) -> tuple[int, ...]:
     """The window of each layer. `layer_types` says where it holds, if it is there."""
     where = WINDOWS.get(kind)
-    default = 4096 if where == "everywhere" and not fields.has("sliding_window") else None
+    default = None if fields.has("sliding_window") else 4096
     if where is None or (where == "upper layers" and not fields.flag("use_sliding_window", False)):
         return (0,) * layers
     if fields.get("sliding_window", default) is None:
