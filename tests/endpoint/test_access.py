@@ -45,6 +45,10 @@ async def test_grpc_calls_without_a_valid_key_are_refused(locked: World) -> None
             bearer = metadata and metadata[0][1].startswith("Bearer ")
             reason = detail_of(refused.value, error_details_pb2.ErrorInfo()).reason
             assert reason == ("WRONG_KEY" if bearer else "NO_KEY")
+        twice = (("authorization", f"Bearer {KEY}"), ("authorization", f"Bearer {new_key()}"))
+        with pytest.raises(grpc.aio.AioRpcError, match="comes twice in the metadata") as refused:
+            await call(metadata=twice)
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT, name
     health = channel.unary_unary("/grpc.health.v1.Health/Check")
     assert await health(b"") == b"\x08\x01", "probes have no key"
 

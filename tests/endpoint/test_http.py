@@ -168,7 +168,7 @@ async def test_a_deadline(orca: World, http: httpx.AsyncClient) -> None:
     body = {"prompt": [5, 6], "max_tokens": 100}
     answer = await http.post("/v1/completions", json=body, headers={"X-Request-Timeout": "0.3"})
     assert answer.status_code == 504
-    for wrong in ("-1", "0", "soon", "inf", ""):
+    for wrong in ("-1", "0", "soon", "inf", "", "nan", "1e303", "1e10", "9" * 400):
         answer = await http.post("/v1/completions", json=body, headers={"X-Request-Timeout": wrong})
         assert (wrong, answer.status_code, answer.json()["error"]["param"]) == (wrong, 400, "X-Request-Timeout")
 
@@ -223,6 +223,14 @@ CASES: dict[str, tuple[Any, int, str | None, str]] = {
     "enormous id": ({"prompt": [1 << 80]}, 400, "prompt[0]", "no token id"),
     "many prompts": ({"prompt": ["a"] * 33}, 400, "prompt", "at most 32"),
     "lone surrogate": (b'{"prompt": "\\ud800"}', 400, "prompt", "surrogate"),
+    "lone surrogate of the model": (b'{"prompt": "a", "model": "\\ud800"}', 400, "model", "surrogate"),
+    "lone surrogate deep": (
+        b'{"prompt": "a", "metadata": {"x": [{"y": "\\udfff"}]}}',
+        400,
+        "metadata.x[0].y",
+        "surrogate",
+    ),
+    "lone surrogate of a name": (b'{"prompt": "a", "metadata": {"\\udabc": 1}}', 400, "metadata", "surrogate"),
     "max_tokens 0": ({"prompt": "a", "max_tokens": 0}, 400, "max_tokens", "at least 1, or 0 with echo"),
     "max_tokens negative": ({"prompt": "a", "max_tokens": -4}, 400, "max_tokens", "at least 1"),
     "max_tokens enormous": ({"prompt": "a", "max_tokens": 1 << 70}, 400, "max_tokens", "are allowed"),
@@ -256,6 +264,19 @@ CASES: dict[str, tuple[Any, int, str | None, str]] = {
     "logit_bias of text": ({"prompt": "a", "logit_bias": {"x": 1}}, 400, "logit_bias", "'x', which is no token id"),
     "logit_bias of no token": ({"prompt": "a", "logit_bias": {"9999": 1}}, 400, "logit_bias[9999]", "no token"),
     "logit_bias large": ({"prompt": "a", "logit_bias": {"5": 101}}, 400, "logit_bias[5]", "between -100 and 100"),
+    "logit_bias many zeros": (
+        {"prompt": "a", "logit_bias": {"0" * 5000 + "9" * 22: 1}},
+        400,
+        "logit_bias",
+        "no token id",
+    ),
+    "logit_bias zeros, twice": (
+        {"prompt": "a", "logit_bias": {"0" * 5000 + "5": 1, "5": 2}},
+        400,
+        "logit_bias[5]",
+        "twice",
+    ),
+    "logit_bias 32 bits": ({"prompt": "a", "logit_bias": {str(1 << 32): 1}}, 400, "logit_bias", "no token id"),
     "logit_bias twice": ({"prompt": "a", "logit_bias": {"5": 1, "05": 2}}, 400, "logit_bias[5]", "comes twice"),
     "logit_bias text": ({"prompt": "a", "logit_bias": {"5": "1"}}, 400, "logit_bias[5]", "a number"),
     "logprobs 21": ({"prompt": "a", "logprobs": 21}, 400, "logprobs", "at most 20; it is 21"),

@@ -196,7 +196,7 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "type": ({"tools": [{"type": "custom", "function": {}}]}, "tools[0].type", "only 'function'"),
     "surrogate": (
         {"tools": [{"type": "function", "function": {"name": "\ud800"}}]},
-        "tools",
+        "tools[0].function.name",
         "lone",
     ),
     "schema": (

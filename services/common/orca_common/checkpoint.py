@@ -122,7 +122,7 @@ def _positions(config: Mapping[str, Any], kind: str, path: Path) -> int:
     scaling = config.get("rope_parameters") or config.get("rope_scaling")
     if kind == "gemma3_text":  # its files give the length behind
         return given
-    if isinstance(scaling, dict) and type(factor := scaling.get("factor")) in (int, float):
+    if isinstance(scaling, dict) and isinstance(factor := scaling.get("factor"), int | float):
         type_of = scaling.get("rope_type", scaling.get("type"))
         before = scaling.get("original_max_position_embeddings", given) if type_of == "yarn" else given
         if type_of in STRETCHED and type(before) is int and 1 <= factor * before <= LARGEST:

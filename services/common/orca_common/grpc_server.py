@@ -17,7 +17,17 @@ from google.protobuf.message import DecodeError, Message
 from grpc_health.v1 import health_pb2_grpc
 
 from .address import join_address
-from .errors import Cancelled, ErrorReason, OrcaError, Unavailable, Unimplemented, abort, internal, unreadable
+from .errors import (
+    Cancelled,
+    ErrorReason,
+    InvalidArgument,
+    OrcaError,
+    Unavailable,
+    Unimplemented,
+    abort,
+    internal,
+    unreadable,
+)
 from .health import Health
 from .listening import check_port
 from .roles import ANY, Role, check_role, roles_of
@@ -68,6 +78,13 @@ class ServerCall:
     def metadata(self) -> Mapping[str, str]:
         """The call's metadata in text, among it the W3C trace context."""
         return {name: value for name, value in self._pairs if isinstance(value, str)}
+
+    def once(self, name: str) -> str | None:
+        """The metadata of a name. Raises InvalidArgument where it comes twice: programs on the way may read either."""
+        values = [value for key, value in self._pairs if key == name]
+        if len(values) > 1:
+            raise InvalidArgument(name, "comes twice in the metadata")
+        return values[0] if values else None
 
     @property
     def roles(self) -> frozenset[Role]:

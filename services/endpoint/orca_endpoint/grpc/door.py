@@ -89,10 +89,10 @@ class DoorGuard(Guard):
 
     @contextmanager
     def admit(self, call: ServerCall) -> Iterator[None]:
-        """Opens a call's line in the log, and checks its key. Raises Unauthenticated."""
+        """Opens a call's line in the log, and checks its key. Raises Unauthenticated, or InvalidArgument for two."""
         with line_of(call, self._refused):
             if not call.method.startswith(KEYLESS):
-                self._keys.tenant_of(call.metadata.get(AUTHORIZATION))
+                self._keys.tenant_of(call.once(AUTHORIZATION))
             yield
 
     def reading(self, call: ServerCall) -> AbstractAsyncContextManager[None]:

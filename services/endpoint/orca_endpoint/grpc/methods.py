@@ -110,7 +110,7 @@ class OrcaMethods:
         return await self._endpoint.generate(request, on.deadline, on.metadata, tenant=self._tenant(on))
 
     def _tenant(self, on: ServerCall) -> str:
-        return self._keys.tenant_of(on.metadata.get(AUTHORIZATION))
+        return self._keys.tenant_of(on.once(AUTHORIZATION))
 
     async def _stream(self, call: Call, on: ServerCall, held: Held) -> None:
         encode = Encoder().encode

@@ -8,13 +8,16 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from orca_common.api_keys import AUTHORIZATION, ApiKeys
-from orca_common.errors import Unauthenticated
+from orca_common.errors import InvalidArgument, OrcaError
 from orca_common.roles import Role, dns_names, roles_in, wrong_role
 
 from .connection import GuardedConnection
 from .errors import refused
 
 OPEN_PATHS = {"/", "/health", "/version", "/docs", "/openapi.json"}  # without a key: probes, and how to call
+
+
+ONCE = (AUTHORIZATION, "host")  # headers that say who comes, and to whom
 
 
 class KeyMiddleware:
@@ -26,8 +29,12 @@ class KeyMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             if scope["path"] not in OPEN_PATHS:
-                scope["orca.tenant"] = self._keys.tenant_of(Headers(scope=scope).get(AUTHORIZATION))
-        except Unauthenticated as error:
+                headers = Headers(scope=scope)
+                for name in ONCE:
+                    if len(headers.getlist(name)) > 1:
+                        raise InvalidArgument(name, "comes twice; programs on the way may each read another one")
+                scope["orca.tenant"] = self._keys.tenant_of(headers.get(AUTHORIZATION))
+        except OrcaError as error:
             await refused(error)(scope, receive, send)
         else:
             await self._app(scope, receive, send)

@@ -6,14 +6,15 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from orca_common.errors import InvalidArgument, OrcaError
+from orca_common.errors import InvalidArgument, OrcaError, echo
 
 from ..requests.limits import Held, Limits
 from ..requests.threads import BODY_IN_LOOP, Threads
-from .errors import BodyTooLarge, refused
+from .errors import BodyTooLarge, EncodedBody, refused
 
 T = TypeVar("T")
 
+PLAIN = "identity"  # the only content coding
 DRAINED_BODY = 8  # a body of up to this many times the limit is read and dropped, so that its client hears the refusal
 # The parser of JSON lets no other thread run: 100 ns a value. More values than this are refused before it begins.
 MAX_VALUES = 1 << 18
@@ -48,11 +49,12 @@ class BodyMiddleware:
             await refused(error)(scope, receive, send)
 
     async def _read(self, request: Request, held: Held) -> bytes:
-        """The body. Raises BodyTooLarge, but reads on first: a client that still sends would not hear the answer."""
+        """The body. Raises BodyTooLarge or EncodedBody, but reads on first: a client that sends hears no answer."""
         parts, size = [], 0
+        encoding = request.headers.get("content-encoding", PLAIN).strip().lower()
         async for part in request.stream():
             size += len(part)
-            if size <= self._max_bytes:
+            if size <= self._max_bytes and encoding == PLAIN:
                 held.add(len(part))
                 parts.append(part)
             else:
@@ -60,6 +62,9 @@ class BodyMiddleware:
                 held.release()
             if size > self._max_bytes * DRAINED_BODY:
                 break
+        if encoding != PLAIN:
+            problem = f"is {echo(encoding)!r}; bodies are taken as they are, without it or as {PLAIN}"
+            raise EncodedBody("Content-Encoding", problem)
         if size > self._max_bytes:
             raise BodyTooLarge(f"body: more than {self._max_bytes} bytes; at most {self._max_bytes} are allowed")
         return b"".join(parts)

@@ -24,6 +24,7 @@ from .lines import LineMiddleware
 from .listener import Listener
 from .request_ids import HEADER as REQUEST_ID
 from .request_ids import RequestIds
+from .routing import without_slashes
 
 STOP_SECONDS = 3  # for answers under way when their calls have ended
 
@@ -59,7 +60,7 @@ class HttpDoor:
         )
         keyed = KeyMiddleware(BodyMiddleware(app, limits, settings.max_message_bytes), keys)
         config = uvicorn.Config(
-            LineMiddleware(RequestIds(with_cors(keyed, settings.cors_origins)), refused),
+            without_slashes(LineMiddleware(RequestIds(with_cors(keyed, settings.cors_origins)), refused)),
             ws="none",
             lifespan="off",
             log_config=None,

@@ -36,6 +36,10 @@ STATUS: Mapping[str, tuple[int, str]] = {
 }
 
 
+class EncodedBody(InvalidArgument):
+    """The body is compressed: HTTP status 415."""
+
+
 class BodyTooLarge(OrcaError):
     """The body exceeds the limit: HTTP status 413."""
 
@@ -52,6 +56,9 @@ def failure(error: OrcaError) -> tuple[int, dict[str, str], dict[str, Any]]:
     status, kind = STATUS.get(error.code.name, (500, "server_error"))
     headers, code, param = {}, None, None
     match error:
+        case EncodedBody():
+            status, param = 415, error.field
+            headers["Accept-Encoding"] = "identity"  # RFC 9110, section 12.5.3: what a request may have
         case InvalidArgument() | FailedPrecondition():
             param = error.field
         case NotFound(reason=ErrorReason.UNKNOWN_MODEL):

@@ -22,6 +22,7 @@ from .errors import failure, refused
 
 TIMEOUT_HEADER = "x-request-timeout"
 DEADLINE_SLACK = 2.0  # seconds
+LONGEST = 1e9  # seconds that a client may ask for: three decades, which the messages can hold
 
 
 class Exchange(ABC):
@@ -121,6 +122,7 @@ def deadline_of(request: Request) -> float | None:
         seconds = float(given)
     except ValueError:
         seconds = math.nan
-    if not 0 < seconds < math.inf:  # NaN is not between them either
-        raise InvalidArgument("X-Request-Timeout", f"must be a number of seconds above 0; it is {echo(given)!r}")
+    if not 0 < seconds <= LONGEST:  # NaN is not between them either
+        must = f"must be a number of seconds above 0, at most {LONGEST:g}"
+        raise InvalidArgument("X-Request-Timeout", f"{must}; it is {echo(given)!r}")
     return asyncio.get_running_loop().time() + seconds

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from orca_common.errors import InvalidArgument, NotFound, OrcaError, echo, internal
 
@@ -46,7 +46,20 @@ def application(routes: Sequence[Route], instead: Instead) -> Starlette:
     """Makes the application that serves these routes."""
     unknown = partial(answer_http_error, instead)
     handlers = {HTTPException: unknown, OrcaError: answer_error, Exception: answer_bug}
-    return Starlette(routes=routes, exception_handlers=handlers)
+    app = Starlette(routes=routes, exception_handlers=handlers)
+    app.router.redirect_slashes = False  # to an address that a proxy may know by another name
+    return app
+
+
+def without_slashes(app: ASGIApp) -> ASGIApp:
+    """Serves a path with slashes behind it as the path without."""
+
+    async def served(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].endswith("/"):
+            scope = {**scope, "path": scope["path"].rstrip("/") or "/"}
+        await app(scope, receive, send)
+
+    return served
 
 
 async def answer_error(request: Request, error: Exception) -> Response:

@@ -4,11 +4,15 @@ Whoever reads a field here gets InvalidArgument with the field's name for a valu
 """
 
 import json
+import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from orca_common.errors import InvalidArgument
 from orca_common.spelling import meant
+
+HALF = re.compile(rb"\\u[dD][89a-fA-F]")  # a half of a surrogate pair, or the first of both
+DIGITS = 10  # of the largest number that `whole` takes
 
 
 def load(raw: bytes) -> dict[str, Any]:
@@ -25,16 +29,36 @@ def load(raw: bytes) -> dict[str, Any]:
         raise InvalidArgument("body", f"not valid JSON ({error})") from None
     if not isinstance(body, dict):
         raise InvalidArgument("body", "must be a JSON object")
+    if HALF.search(raw):
+        check_text(body)
     return body
+
+
+def check_text(body: dict[str, Any]) -> None:
+    """Raises InvalidArgument for characters that cannot be encoded, wherever they stand: JSON can spell half of a
+    surrogate pair."""
+    left: list[tuple[str, Any]] = [("", body)]
+    while left:
+        at, value = left.pop()
+        if isinstance(value, str):
+            text(value, at)
+        elif isinstance(value, list):
+            left += [(f"{at}[{n}]", item) for n, item in enumerate(value) if isinstance(item, str | list | dict)]
+        elif isinstance(value, dict):
+            for name in value:
+                text(name, at or "body")
+            left += [(f"{at}.{name}".lstrip("."), item) for name, item in value.items()]
 
 
 def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object of JSON. Raises InvalidArgument for a name that comes twice: one of the values would be ignored."""
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for n, name in enumerate(names) if name in names[:n])
-        raise InvalidArgument(text(twice, "body"), "comes twice in one object")
+        seen = set[str]()
+        for name, _ in pairs:
+            if name in seen:
+                raise InvalidArgument(text(name, "body"), "comes twice in one object")
+            seen.add(name)
     return found
 
 
@@ -67,6 +91,14 @@ def as_number(value: Any, field: str) -> float:
         return float(value)
     except OverflowError:
         raise InvalidArgument(field, "is too large") from None
+
+
+def whole(text: str) -> int | None:
+    """The number below 2^32 that a text of decimal digits spells; None: it spells none."""
+    if not (text.isascii() and text.isdecimal()) or len(text.lstrip("0")) > DIGITS:
+        return None
+    found = int(text.lstrip("0") or "0")
+    return found if found < 1 << 32 else None
 
 
 def strings(value: Any, field: str) -> list[str]:

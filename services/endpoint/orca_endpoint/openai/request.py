@@ -15,7 +15,7 @@ from orca.v1.orca_pb2 import GenerateRequest, Sampling
 from orca_common.errors import InvalidArgument, echo
 from orca_common.sampling import SAMPLING, Kind
 
-from .body import as_number, check_names, get, load, number, strings, text
+from .body import as_number, check_names, get, load, number, strings, text, whole
 from .response_format import schema_of
 
 UINT32 = (1 << 32) - 1
@@ -165,11 +165,12 @@ def a_seed(body: Mapping[str, Any], name: str) -> int:
 def biases(body: Mapping[str, Any], name: str) -> dict[int, float]:
     found = {}
     for token_id, value in get(body, name, dict, "an object", {}).items():
-        if not (token_id.isascii() and token_id.isdecimal()) or int(token_id[:11]) > UINT32:
+        token = whole(token_id)
+        if token is None:
             raise InvalidArgument(name, f"has the name {token_id[:20]!r}, which is no token id")
-        if int(token_id) in found:
-            raise InvalidArgument(f"{name}[{int(token_id)}]", "comes twice")
-        found[int(token_id)] = as_number(value, f"{name}[{int(token_id)}]")
+        if token in found:
+            raise InvalidArgument(f"{name}[{token}]", "comes twice")
+        found[token] = as_number(value, f"{name}[{token}]")
     return found
 
 

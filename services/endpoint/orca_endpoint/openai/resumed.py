@@ -18,12 +18,11 @@ from ..http.bodies import body_in
 from ..http.exchange import Answer, Exchange, deadline_of, until
 from ..http.request_ids import labels_in
 from .answer import Choice
-from .body import check_names
+from .body import check_names, whole
 from .generations import Single
 from .stream import Chunks, Stream
 
 EVENT_ID = "Last-Event-ID"
-UINT32 = (1 << 32) - 1
 
 
 class Resumed(Exchange):
@@ -69,6 +68,7 @@ def asked_in(request: Request) -> tuple[int, bool]:
         raise InvalidArgument("include_usage", "must be true or false")
     seen = request.headers.get(EVENT_ID)
     field, text = ("from", values.get("from", "0")) if seen is None else (EVENT_ID, seen)
-    if not (text.isascii() and text.isdecimal() and int(text[:11]) <= UINT32):
+    index = whole(text)
+    if index is None:
         raise InvalidArgument(field, "must be a number of tokens")
-    return int(text), usage == "true"
+    return index, usage == "true"
