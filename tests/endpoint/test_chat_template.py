@@ -14,7 +14,11 @@ from endpoint.harness import make_tokenizer
 from tool_templates import TEMPLATES as TOOL_TEMPLATES
 from transformers import PreTrainedTokenizerFast
 
+from orca.v1.orca_pb2 import Chat, ChatMessage
 from orca_common.errors import FailedPrecondition
+from orca_endpoint.requests.chats import Chats
+from orca_endpoint.requests.threads import Threads
+from orca_endpoint.requests.validation import Fields
 from orca_endpoint.text.chat_template import CannotRender, ChatTemplate, read_chat_template
 from orca_endpoint.text.tool_calls import syntax_in
 
@@ -393,3 +397,48 @@ def test_a_template_does_not_change_what_it_is_given() -> None:
     text = ChatTemplate("{% set messages = [] %}{{ a.b }}{{ bos_token }}", SPECIAL).render([message], variables, 100)
     assert text == "[1]<|end|>"
     assert (variables, [message]) == ({"a": {"b": [1]}}, CHATS["one"])
+
+
+LOOP = "{% for m in messages %}[{{ m.role }}]{% for c in m.content %}{{ c.text }}{% endfor %}{% endfor %}"
+WALKING = {
+    "members": LOOP,
+    "names": LOOP.replace("m.content", "m['content']"),
+    "filtered": LOOP.replace("m.content", "m.content | selectattr('type', 'equalto', 'text')"),
+    "set": LOOP.replace("{% for c in m.content", "{% set parts = m['content'] %}{% for c in parts"),
+    "macro": "{% macro show(content) %}{% for c in content %}{{ c['text'] }}{% endfor %}{% endmacro %}"
+    "{% for m in messages %}{{ show(m.content) }}{% endfor %}",
+}
+NOT_WALKING = {
+    "text": "{% for m in messages %}{{ m.content }}{% endfor %}",
+    "either": "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for c in m.content %}{{ c.text }}{% endfor %}{% endif %}{% endfor %}",
+    "either, turned": "{% for m in messages %}{% set content = m.content %}{% if content is not string %}"
+    "{% for c in content %}{{ c.text }}{% endfor %}{% else %}{{ content }}{% endif %}{% endfor %}",
+    "other loops": "{% for m in messages %}{% for word in m.content.split() %}{{ word }}{% endfor %}{% endfor %}",
+}
+
+
+def chats_of(template: str) -> Chats:
+    return Chats(ChatTemplate(template, SPECIAL), Threads("rendering", 1, 8), 1 << 16, 16)
+
+
+@pytest.mark.parametrize("name", WALKING)
+async def test_a_template_that_walks_parts_gets_parts(name: str) -> None:
+    """It made nothing of a text, without a word. transformers makes the same of parts."""
+    chat = Chat(messages=[ChatMessage(role="user", content="Who is there?")])
+    made = await chats_of(WALKING[name]).text(chat, None, Fields({}))
+    assert "Who is there?" in made
+    parts = [{"role": "user", "content": [{"type": "text", "text": "Who is there?"}]}]
+    assert made == theirs(WALKING[name], parts)
+
+
+@pytest.mark.parametrize("name", NOT_WALKING)
+async def test_other_templates_get_texts(name: str) -> None:
+    chat = Chat(messages=[ChatMessage(role="user", content="Who is there?")])
+    made = await chats_of(NOT_WALKING[name]).text(chat, None, Fields({}))
+    assert made == theirs(NOT_WALKING[name], [{"role": "user", "content": "Who is there?"}])
+
+
+@pytest.mark.parametrize("template", TEMPLATES.values())
+def test_no_known_template_walks_parts_alone(template: str) -> None:
+    assert not ChatTemplate(template, SPECIAL).walks_parts

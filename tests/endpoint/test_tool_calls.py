@@ -251,10 +251,21 @@ def test_a_choice_of_a_newer_client() -> None:
 
 
 @pytest.mark.parametrize(
-    ("raw", "problem"), [("[", "is not JSON"), ('["\\ud800"]', "lone surrogate"), ("[" * 10000, "is not JSON")]
+    ("raw", "problem"),
+    [
+        ("[", "is not JSON"),
+        ('["\\ud800"]', "lone surrogate"),
+        ("[" * 10000, "is not JSON"),
+        ("[NaN]", "NaN is not JSON"),
+        ("[-Infinity]", "-Infinity is not JSON"),
+        ('[{"a": 1, "b": {"c": 1, "c": 2}}]', "the name 'c' comes twice in one object"),
+        ("[" * 65 + "]" * 65, "at most 64 objects and lists"),
+        ("[" * 65 + "1" + "]" * 65, "at most 64 objects and lists"),
+        ("[" * 64 + "1" + "]" * 64, "must be an object"),
+    ],
 )
 def test_no_json(raw: str, problem: str) -> None:
-    with pytest.raises(InvalidArgument, match=f"^tools: .*{problem}"):
+    with pytest.raises(InvalidArgument, match=rf"^tools(\[0\])?: .*{problem}"):
         tools_of(Chat(tools=raw), SYNTAXES["hermes"], ERROR)
 
 

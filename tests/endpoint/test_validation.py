@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from endpoint.harness import EOS, POSITIONS, VOCABULARY, generation, make_model
 from google.protobuf.duration_pb2 import Duration
+from tokenizers import Tokenizer, processors
+from transformers import PreTrainedTokenizerFast
 
 from orca.v1 import orca_pb2 as pb
 from orca.v1.sampling_pb2 import SamplingParams
@@ -96,6 +98,7 @@ CASES: dict[str, tuple[pb.GenerateRequest, str, str]] = {
     "many stop tokens": (generation(stop_token_ids=[1] * 65), "stop_token_ids", "65 ids; at most 64 are allowed"),
     "many stop strings": (generation(stop=["x"] * 17), "stop", "17 strings; at most 16 are allowed"),
     "long stop string": (generation(stop=["x", "é" * 129]), "stop[1]", "258 bytes; at most 256 are allowed"),
+    "special stop string": (generation(stop=["x", "a<|end|>"]), "stop[1]", "holds the special token '<|end|>'"),
     "empty stop string": (generation(stop=["x", "y", ""]), "stop[2]", "empty"),
     "grace negative": (grace(seconds=-1), "detach_grace", "negative"),
     "grace with negative nanoseconds": (grace(nanos=-1), "detach_grace", "negative"),
@@ -251,3 +254,21 @@ async def test_prompts_whose_tokens_see_each_other_have_no_logprobs(
 def test_a_full_server_is_not_asked_again_at_once(seconds: float, header: str) -> None:
     """`Retry-After` has whole seconds."""
     assert failure(ResourceExhausted("full", seconds))[:2] == (429, {"Retry-After": header})
+
+
+async def test_a_stop_string_that_is_a_special_token(validator: Validator) -> None:
+    """Such a token has no text, so that the string was never seen: the token itself ends the answer."""
+    work = await validator.generate(generation(stop=["x", "<|end|>"], stop_token_ids=[3], ignore_eos=True))
+    assert list(work.record.stop_token_ids) == [3, 0]
+    assert list(work.record.end_token_ids) == [0, 3]
+
+
+async def test_an_empty_text_with_a_tokenizer_that_begins_each_prompt(model: Path, tmp_path: Path) -> None:
+    """It is a prompt of one token, as with transformers 5.23."""
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    tokenizer.post_processor = processors.TemplateProcessing(single="<|end|> $A", special_tokens=[("<|end|>", 0)])
+    path = tmp_path / "tokenizer.json"
+    tokenizer.save(str(path))
+    right = PreTrainedTokenizerFast(tokenizer_file=str(path))("")["input_ids"]
+    work = await made(model, Vocabulary(path)).generate(pb.GenerateRequest(text="", max_new_tokens=1))
+    assert list(work.record.prompt_ids) == right == [0]

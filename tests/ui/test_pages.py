@@ -139,6 +139,40 @@ async def test_a_busy_endpoint_says_when_to_try_again() -> None:
     assert (told.status_code, told.headers["retry-after"], "set-cookie" in told.headers) == (429, "7", False)
 
 
+async def test_browsers_that_leave_before_the_answer_leave_nothing_behind() -> None:
+    """64 of them left every later chat at 429. The endpoint sees each leave."""
+    left, speak = asyncio.Semaphore(0), asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        head = b"HTTP/1.1 200 .\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\ndata: 1\n\n"
+        if speak.is_set():
+            writer.write(head)
+            writer.close()
+        else:
+            await reader.read()  # until it leaves
+            left.release()
+            writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as endpoint:
+        port = endpoint.sockets[0].getsockname()[1]
+        async with page(scripted(), endpoint_url=f"http://127.0.0.1:{port}") as client:
+            body = {"messages": [{"role": "user", "content": "a"}], "stream": True}
+            for _ in range(2):
+                asked = [asyncio.create_task(client.post("/v1/chat/completions", json=body)) for _ in range(40)]
+                await asyncio.wait(asked, timeout=0.3)  # at the endpoint, most of them
+                for one in asked:
+                    one.cancel()
+                await asyncio.gather(*asked, return_exceptions=True)
+            speak.set()
+            async with asyncio.timeout(20):
+                while (told := await client.post("/v1/chat/completions", json=body)).status_code == 429:
+                    await asyncio.sleep(0.05)
+            assert (told.status_code, told.text) == (200, "data: 1\n\n")
+            async with asyncio.timeout(20):
+                await left.acquire()
+
+
 async def test_more_viewers_than_allowed_are_refused() -> None:
     async with page(scripted(), max_viewers=1) as client, client.stream("GET", "/live") as answer:
         await first_with(answer, lambda m: True)

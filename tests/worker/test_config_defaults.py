@@ -1,4 +1,4 @@
-"""What a config.json leaves out has the value of transformers' own configuration class (5.23), for every field."""
+"""Fields that a config.json leaves out have the values of transformers' own configuration class (5.23)."""
 
 import json
 from pathlib import Path

@@ -3,16 +3,20 @@
 import asyncio
 import logging
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack
+from typing import Any, TypeVar
 
 import httpx2
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from orca_common.roles import Role
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MOST_BYTES = 1 << 20  # of a body
 MOST_AT_ONCE = 64
@@ -64,18 +68,21 @@ class Chats:
         opened = AsyncExitStack()
         self._open += 1
         opened.callback(self._closed)
+        call = self._client.stream(method, path, content=body, headers=headers, extensions=self._extensions)
         try:
-            call = self._client.stream(method, path, content=body, headers=headers, extensions=self._extensions)
-            answer = await opened.enter_async_context(call)
+            answer = await unless_left(request, opened.enter_async_context(call))
         except (httpx2.HTTPError, OSError) as error:  # ssl.SSLError is one
             await opened.aclose()
             log.info("the endpoint cannot be reached", extra={"why": repr(error)})
             return failed(503, "the endpoint cannot be reached now; try again in a moment")
+        except ClientDisconnect:
+            await opened.aclose()
+            return Response(status_code=499)
         except asyncio.CancelledError:
             await opened.aclose()
             raise
         passed = {name: answer.headers[name] for name in PASSED if name in answer.headers}
-        return StreamingResponse(_parts(answer, opened), answer.status_code, passed)
+        return Passed(_parts(answer), answer.status_code, passed, opened)
 
     def _closed(self) -> None:
         self._open -= 1
@@ -92,14 +99,47 @@ class Chats:
             return None
 
 
-async def _parts(answer: httpx2.Response, opened: AsyncExitStack) -> AsyncIterator[bytes]:
-    """The answer as it comes. Its connection is closed when the browser leaves: that cancels the request."""
-    async with opened:
-        try:
-            async for part in answer.aiter_raw():
-                yield part
-        except (httpx2.HTTPError, OSError) as error:  # ssl.SSLError is one
-            log.info("an answer was cut off", extra={"why": repr(error)})
+class Passed(StreamingResponse):
+    """An answer that is passed on. Its connection is closed when the browser leaves, which cancels the request, also
+    where it left before the first part."""
+
+    def __init__(
+        self, parts: AsyncIterator[bytes], status: int, headers: dict[str, str], opened: AsyncExitStack
+    ) -> None:
+        super().__init__(parts, status, headers)
+        self._opened = opened
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._opened:
+            await super().__call__(scope, receive, send)
+
+
+async def _parts(answer: httpx2.Response) -> AsyncIterator[bytes]:
+    """The answer as it comes."""
+    try:
+        async for part in answer.aiter_raw():
+            yield part
+    except (httpx2.HTTPError, OSError) as error:  # ssl.SSLError is one
+        log.info("an answer was cut off", extra={"why": repr(error)})
+
+
+async def unless_left(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of work. Cancels it and raises ClientDisconnect when the browser leaves first."""
+
+    async def left() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    working, leaving = asyncio.create_task(work), asyncio.create_task(left())
+    try:
+        await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return await working
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
 
 
 def failed(status: int, why: str) -> Response:

@@ -49,7 +49,7 @@ class BodyMiddleware:
             await refused(error)(scope, receive, send)
 
     async def _read(self, request: Request, held: Held) -> bytes:
-        """The body. Raises BodyTooLarge or EncodedBody, but reads on first: a client that sends hears no answer."""
+        """The body. Raises BodyTooLarge or EncodedBody, but reads on first: a client that sends reads no answer."""
         parts, size = [], 0
         encoding = request.headers.get("content-encoding", PLAIN).strip().lower()
         async for part in request.stream():

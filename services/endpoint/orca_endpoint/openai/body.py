@@ -3,11 +3,11 @@
 Whoever reads a field here gets InvalidArgument with the field's name for a value of another type.
 """
 
-import json
 import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from orca_common import strict_json
 from orca_common.errors import InvalidArgument
 from orca_common.spelling import meant
 
@@ -18,13 +18,12 @@ DIGITS = 10  # of the largest number that `whole` takes
 def load(raw: bytes) -> dict[str, Any]:
     """The body as an object. Raises InvalidArgument unless it is standard JSON in UTF-8 whose names come once."""
 
-    def constant(name: str) -> Any:
-        raise ValueError(f"{name} is not JSON")
-
     try:
-        body = json.loads(raw.decode(), parse_constant=constant, object_pairs_hook=once)
+        body = strict_json.loads(raw.decode())
     except UnicodeDecodeError:
         raise InvalidArgument("body", "not valid UTF-8") from None
+    except strict_json.Doubled as doubled:
+        raise InvalidArgument(text(doubled.name, "body"), "comes twice in one object") from None
     except (ValueError, RecursionError) as error:
         raise InvalidArgument("body", f"not valid JSON ({error})") from None
     if not isinstance(body, dict):
@@ -48,18 +47,6 @@ def check_text(body: dict[str, Any]) -> None:
             for name in value:
                 text(name, at or "body")
             left += [(f"{at}.{name}".lstrip("."), item) for name, item in value.items()]
-
-
-def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON. Raises InvalidArgument for a name that comes twice: one of the values would be ignored."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        seen = set[str]()
-        for name, _ in pairs:
-            if name in seen:
-                raise InvalidArgument(text(name, "body"), "comes twice in one object")
-            seen.add(name)
-    return found
 
 
 def check_names(given: Iterable[str], known: Collection[str], prefix: str = "") -> None:

@@ -96,7 +96,8 @@ def message_of(chat: Chat, n: int, template: ChatTemplate, names: Names) -> dict
     if one.role not in ROLES:
         raise names.error("chat.messages", f"has the role {one.role[:20]!r}; the roles are {', '.join(ROLES)}", n)
     role = "system" if one.role == "developer" and not template.knows_developer else one.role
-    message: dict[str, Any] = {"role": role, "content": one.content}
+    content = [{"type": "text", "text": one.content}] if template.walks_parts else one.content
+    message: dict[str, Any] = {"role": role, "content": content}
     message |= {name: value for name in ("name", "tool_call_id") if (value := getattr(one, name))}
     if one.tool_calls:
         place = f"[{n}].tool_calls"

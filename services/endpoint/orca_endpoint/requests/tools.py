@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from orca.v1.orca_pb2 import TOOL_CHOICE_NONE, TOOL_CHOICE_REQUIRED, Chat, ToolChoice
+from orca_common import strict_json
 from orca_common.errors import InvalidArgument, echo
 from orca_common.sampling import MAX_FORM_BYTES
 
@@ -182,7 +183,7 @@ class Members:
 def json_in(raw: str, field: str, error: Error, place: str = "") -> Any:
     """The value of a JSON text whose characters can be encoded. It is not too deep for those who walk it."""
     try:
-        value = json.loads(raw)
+        value = strict_json.loads(raw)
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise error(field, "not valid Unicode: it holds a lone surrogate", place=place) from None
@@ -196,7 +197,7 @@ def json_in(raw: str, field: str, error: Error, place: str = "") -> Any:
 def deeper(value: Any, levels: int) -> bool:
     """Whether more objects and lists are in one another than `levels`."""
     layer = [value]
-    for _ in range(levels + 1):
+    for _ in range(levels):
         inner = [one for one in layer if isinstance(one, dict | list)]
         layer = [part for one in inner for part in (one.values() if isinstance(one, dict) else one)]
         if not layer:

@@ -105,7 +105,7 @@ class Validator:
             why = "has an encoder" if self._model.has_encoder else "is a prefix LM"
             raise FailedPrecondition(f"{field}: this model {why}: tokens of its prompts have no logprobs", field)
         sampling = sampling_params(request, request_id, self._model.vocab_size, check.error)
-        self._endings(request, check)
+        stops = self._endings(request, check)
         self._interval(request.stream_interval, check)
         new, is_chat = request.max_new_tokens, request.WhichOneof("prompt") == "chat"
         if new < 1 and not is_chat:
@@ -125,8 +125,8 @@ class Validator:
             prompt_ids=prompt_ids,
             max_new_tokens=new,
             sampling=sampling,
-            end_token_ids=sorted({*request.stop_token_ids, *eos}),
-            stop_token_ids=request.stop_token_ids,
+            end_token_ids=sorted({*stops, *eos}),
+            stop_token_ids=stops,
             stop=request.stop,
             detach_grace=grace,
             tool_syntax=tools.syntax.name if tools is not None and not tools.none else "",
@@ -175,8 +175,9 @@ class Validator:
             raise check.error("detach_grace", f"is {seconds:g} s; at most {limit:g} s are allowed")
         return seconds
 
-    def _endings(self, request: GenerateRequest, check: "Fields") -> None:
-        limits = self._limits
+    def _endings(self, request: GenerateRequest, check: "Fields") -> Sequence[int]:
+        """The tokens that end the answer: those of the request, and special tokens among its stop strings."""
+        limits, special = self._limits, list[int]()
         if len(request.stop) > limits.max_stop_strings:
             raise check.error("stop", f"has {len(request.stop)} strings; at most {limits.max_stop_strings} are allowed")
         for n, stop in enumerate(request.stop):
@@ -185,6 +186,13 @@ class Validator:
                 raise check.error("stop", "is an empty string", n)
             if size > limits.max_stop_bytes:
                 raise check.error("stop", f"has {size} bytes; at most {limits.max_stop_bytes} are allowed", n)
+            if self._vocabulary is not None:
+                token, within = self._vocabulary.special_in(stop)
+                if token is not None:
+                    special.append(token)
+                elif within is not None:
+                    problem = f"holds the special token {within!r}, which has no text in an answer; give it alone"
+                    raise check.error("stop", problem, n)
         if request.stop and self._vocabulary is None:
             problem = "stop: this model has no tokenizer.json and so no text; use stop_token_ids"
             raise FailedPrecondition(problem, "stop", reason=ErrorReason.NO_TOKENIZER)
@@ -192,6 +200,7 @@ class Validator:
             count, limit = len(request.stop_token_ids), limits.max_stop_token_ids
             raise check.error("stop_token_ids", f"has {count} ids; at most {limit} are allowed")
         self._known(request.stop_token_ids, "stop_token_ids", check)
+        return list(dict.fromkeys([*request.stop_token_ids, *special]))
 
     async def _grammar(self, request: GenerateRequest, tools: Tools | None, check: "Fields") -> str | None:
         """The grammar that the answer follows; None: it is free."""
@@ -254,8 +263,6 @@ class Validator:
         """The tokens of a text. special: with those that the tokenizer puts around it."""
         if encoded:
             return encoded
-        if not text:
-            raise check.error(field, "the prompt is empty")
         size, limit = len(text.encode()), self._limits.max_prompt_bytes
         if size > limit:
             raise check.error(field, f"the prompt has {size} bytes; at most {limit} are allowed")
@@ -265,7 +272,7 @@ class Validator:
         encode = partial(vocabulary.encode, text, special)
         ids = encode() if size <= TEXT_IN_LOOP else await self._threads.run(encode)
         if not ids:
-            raise check.error(field, "the prompt has no tokens")
+            raise check.error(field, "the prompt is empty" if not text else "the prompt has no tokens")
         return ids
 
     def _spelled(self, field: str, check: "Fields") -> Vocabulary:

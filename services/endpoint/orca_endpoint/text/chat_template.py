@@ -33,6 +33,7 @@ SPECIAL_TOKENS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", 
 DEFAULT = "default"  # the name of the template that is used, where a checkpoint has several
 TOOL_USE = "tool_use"  # and of the one for requests with tools, as in transformers
 RENDER_SECONDS = 1.0  # of processor time; the templates of published models take some 0.1 ms a message
+ASKS_FOR_A_TEXT = ("string", "iterable", "sequence", "mapping")  # tests of jinja2
 LOOK = 64  # steps of a template between looks at the clock
 
 
@@ -63,7 +64,9 @@ class ChatTemplate:
         self.takes_tools = re.search(r"\btools\b", source) is not None
         self.syntax = syntax_in(source) if self.takes_tools else None
         try:
-            self._template = environment(now).from_string(source)
+            made = environment(now)
+            self._template = made.from_string(source)
+            self.walks_parts = walks_parts(made.parse(source))
         except (TemplateError, RecursionError, SyntaxError, ValueError) as error:
             raise FailedPrecondition(f"model: its chat template is not valid ({str(error)[:SHOWN]})") from None
 
@@ -100,6 +103,30 @@ class ChatTemplate:
             problem = f"{type(error).__name__}: {str(error)[:SHOWN]}"
             raise CannotRender(f"the model's chat template cannot make a prompt of them ({problem})") from None
         return "".join(pieces)
+
+
+def walks_parts(tree: nodes.Template) -> bool:
+    """Whether a template goes through the parts of a message's content, and never asks whether it is a text.
+
+    Such a template makes nothing of a text, or of its letters. Others get texts, as those who wrote them expect."""
+
+    def is_content(node: nodes.Node | None) -> bool:
+        while isinstance(node, nodes.Filter):  # as in `m.content | selectattr(..)`
+            node = node.node
+        match node:
+            case nodes.Getattr(attr="content") | nodes.Getitem(arg=nodes.Const(value="content")):
+                return True
+            case nodes.Name(name=name):
+                return name in named
+            case _:
+                return False
+
+    named = {"content"}  # a macro's parameter, in many templates
+    for assigned in tree.find_all(nodes.Assign):
+        if isinstance(assigned.target, nodes.Name) and is_content(assigned.node):
+            named.add(assigned.target.name)
+    tested = any(test.name in ASKS_FOR_A_TEXT and is_content(test.node) for test in tree.find_all(nodes.Test))
+    return not tested and any(is_content(loop.iter) for loop in tree.find_all(nodes.For))
 
 
 def read_chat_template(folder: Path, now: Callable[[], datetime] = datetime.now) -> ChatTemplate | None:

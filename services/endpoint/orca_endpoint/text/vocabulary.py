@@ -42,6 +42,7 @@ class Vocabulary:
             special = {i for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
             self._pieces = [b"" if i in special else piece for i, piece in enumerate(self._spelled)]
         self._marked: dict[tuple[str, ...], list[bytes]] = {}  # `_pieces` with the texts of some special tokens
+        self._special = {t.content: i for i, t in self._tokenizer.get_added_tokens_decoder().items() if t.special}
         self._falls_back = '"ByteFallback"' in json.dumps(parts["decoder"])  # to tokens of single bytes
         # Bytes of the longest token: a text of n bytes has at least n / longest_token tokens. None: not certain here.
         exact = self._pieces is not None and parts["normalizer"] is None
@@ -57,6 +58,11 @@ class Vocabulary:
         if largest >= tokens:
             problem = f"has a token {largest}, and the model {tokens} tokens (vocab_size): it is another model's"
             raise FailedPrecondition(f"model: {self._path} {problem}")
+
+    def special_in(self, text: str) -> tuple[int | None, str | None]:
+        """The special token that a text is, or else the text of one that it holds; None: of neither kind."""
+        found = self._special.get(text)
+        return found, None if found is not None else next((one for one in self._special if one in text), None)
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Token ids. About half a second for 1 MiB of text, without the interpreter's lock.
