@@ -13,12 +13,13 @@ from endpoint.harness import World, field_of, generation, make_model, serving, u
 from endpoint.test_openai_resume import Events
 from google.protobuf.message import Message
 from openai import AsyncOpenAI, BadRequestError
+from transformers import GenerationConfig
 
 from orca.v1 import orca_pb2 as pb
 from orca.v1.pool_pb2 import PoolRequest
 from orca_common.errors import FailedPrecondition
 from orca_endpoint.openai.resumed import EVENT_ID
-from orca_endpoint.requests.defaults import Defaults, read_defaults
+from orca_endpoint.requests.defaults import FOLLOWED, NEUTRAL, NO_TOKENS, Defaults, not_followed, read_defaults
 from orca_pool.records import Reason
 
 TEMPLATE = (
@@ -458,3 +459,32 @@ async def test_what_is_refused_over_grpc(orca: World, chat: pb.Chat, field: str,
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert field_of(refused.value) == field
     assert part in (refused.value.details() or "")
+
+
+def test_every_field_of_generation_config_is_followed_or_named(tmp_path: Path) -> None:
+    """The fields of transformers' class (5.23): none is named with its own values, and with others those that matter."""
+    path = tmp_path / "generation_config.json"
+    path.write_text(json.dumps(GenerationConfig().to_dict()))
+    assert not_followed(tmp_path, "gpt2") == {}
+    asks = {
+        "num_beams": 6,
+        "no_repeat_ngram_size": 3,
+        "forced_eos_token_id": 0,
+        "bad_words_ids": [[5]],
+        "top_k": 3,
+        "x": 1,
+    }
+    neutral = {"num_beams": 1, "typical_p": 1.0, "no_repeat_ngram_size": 0, "max_length": 512, "length_penalty": 2.0}
+    for given, kind, named in (
+        (
+            asks,
+            "gpt2",
+            {"num_beams": 6, "no_repeat_ngram_size": 3, "forced_eos_token_id": 0, "bad_words_ids": "a list", "x": 1},
+        ),
+        (asks, "marian", {"num_beams": 6, "no_repeat_ngram_size": 3, "forced_eos_token_id": 0, "x": 1}),
+        (neutral, "gpt2", {}),
+    ):
+        path.write_text(json.dumps(given))
+        assert not_followed(tmp_path, kind) == named
+    known = GenerationConfig().to_dict().keys()
+    assert known >= (NO_TOKENS | FOLLOWED | NEUTRAL.keys()) - {"num_beam_groups", "diversity_penalty"}

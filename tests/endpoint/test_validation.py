@@ -1,5 +1,6 @@
 """A bad request is refused with its field and a sentence; a good one becomes the pool's record."""
 
+import json
 import math
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from orca_endpoint.requests.forms import FormCompiler
 from orca_endpoint.requests.threads import Threads
 from orca_endpoint.requests.validation import Validator, body_digest
 from orca_endpoint.settings import EndpointSettings
+from orca_endpoint.text.chat_template import ChatTemplate
 from orca_endpoint.text.vocabulary import Vocabulary
 
 
@@ -28,9 +30,9 @@ def validator(model: Path) -> Validator:
     return made(model, Vocabulary(model / "tokenizer.json"))
 
 
-def made(folder: Path, vocabulary: Vocabulary | None) -> Validator:
+def made(folder: Path, vocabulary: Vocabulary | None, template: ChatTemplate | None = None) -> Validator:
     threads = Threads("tokenizing", 1, 8)
-    chats = Chats(None, threads, 1 << 20, 1024)
+    chats = Chats(template, threads, 1 << 20, 1024)
     checkpoint = read_checkpoint(folder)
     forms = FormCompiler(checkpoint)
     return Validator(EndpointSettings(model=str(folder)), checkpoint, vocabulary, threads, chats, forms)
@@ -272,3 +274,17 @@ async def test_an_empty_text_with_a_tokenizer_that_begins_each_prompt(model: Pat
     right = PreTrainedTokenizerFast(tokenizer_file=str(path))("")["input_ids"]
     work = await made(model, Vocabulary(path)).generate(pb.GenerateRequest(text="", max_new_tokens=1))
     assert list(work.record.prompt_ids) == right == [0]
+
+
+async def test_a_chat_ends_with_the_tokenizers_end_too(tmp_path: Path) -> None:
+    """Where config.json names another one: a template ends each turn with the tokenizer's. Completions are as before."""
+    model = make_model(tmp_path)
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    (model / "tokenizer_config.json").write_text(json.dumps({"eos_token": "a"}))
+    validator = made(model, Vocabulary(model / "tokenizer.json"), ChatTemplate("{{ messages[0].content }}", {}))
+    chat = pb.Chat(messages=[pb.ChatMessage(role="user", content="the pool")])
+    of_chat = await validator.generate(pb.GenerateRequest(chat=chat, max_new_tokens=1))
+    of_text = await validator.generate(pb.GenerateRequest(text="the pool", max_new_tokens=1))
+    free = await validator.generate(pb.GenerateRequest(chat=chat, max_new_tokens=1, ignore_eos=True))
+    assert list(of_chat.record.end_token_ids) == sorted([EOS, tokenizer.token_to_id("a")])
+    assert (list(of_text.record.end_token_ids), list(free.record.end_token_ids)) == ([EOS], [])

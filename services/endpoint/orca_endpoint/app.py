@@ -24,7 +24,7 @@ from .calls.endpoint import Endpoint
 from .grpc.door import GrpcDoor
 from .http.door import HttpDoor
 from .openai.methods import methods
-from .requests.defaults import Defaults, read_defaults
+from .requests.defaults import Defaults, not_followed, read_defaults
 from .requests.limits import Limits, connections_allowed
 from .settings import EndpointSettings
 from .text.chat_template import ChatTemplate, read_chat_template
@@ -130,6 +130,17 @@ class EndpointApp:
         vocabulary = Vocabulary(tokenizer) if tokenizer else None
         if vocabulary is not None:
             vocabulary.check_fits(checkpoint.vocab_size)
+            if (
+                vocabulary.end is not None
+                and checkpoint.eos_token_ids
+                and vocabulary.end not in checkpoint.eos_token_ids
+            ):
+                ends = {"tokenizer": vocabulary.end, "model": list(checkpoint.eos_token_ids)}
+                log.warning(
+                    "the tokenizer ends a text with another token than the model; chats end with either", extra=ends
+                )
+        if others := not_followed(folder, checkpoint.model_type):
+            log.warning("generation_config.json asks for what Orca does not do", extra={"fields": others})
         return checkpoint, vocabulary, read_chat_template(folder), read_defaults(folder)
 
     def _not_ready(self) -> str | None:

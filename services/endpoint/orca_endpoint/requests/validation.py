@@ -120,6 +120,8 @@ class Validator:
             left = min(room or self._model.max_positions, self._model.max_positions) - len(prompt_ids)
             new = max(min(self._chats.tokens, left), 1)
         eos = () if request.ignore_eos else self._model.eos_token_ids
+        if is_chat and eos and self._vocabulary is not None and self._vocabulary.end is not None:
+            eos = (*eos, self._vocabulary.end)  # templates end an answer with the tokenizer's
         record = PoolRequest(
             request_id=request_id,
             prompt_ids=prompt_ids,

@@ -22,14 +22,13 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from orca_common.bounded_file import SHOWN, json_object, read_bounded, shown
+from orca_common.bounded_file import SHOWN, read_bounded, shown
 from orca_common.errors import FailedPrecondition
 
+from .tokenizer_folder import TokenizerFolder
 from .tool_calls import syntax_in
 
 TEMPLATE_BYTES = 1 << 20  # of a file; those of published models have up to 20,000
-TOKENIZER_CONFIG_BYTES = 16 << 20  # it lists all added tokens
-SPECIAL_TOKENS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 DEFAULT = "default"  # the name of the template that is used, where a checkpoint has several
 TOOL_USE = "tool_use"  # and of the one for requests with tools, as in transformers
 RENDER_SECONDS = 1.0  # of processor time; the templates of published models take some 0.1 ms a message
@@ -131,17 +130,15 @@ def walks_parts(tree: nodes.Template) -> bool:
 
 def read_chat_template(folder: Path, now: Callable[[], datetime] = datetime.now) -> ChatTemplate | None:
     """The template of a checkpoint folder; None where it has none. Raises FailedPrecondition with a sentence."""
-    path = folder / "tokenizer_config.json"
-    config: Mapping[str, Any] = {}
-    with suppress(FileNotFoundError):
-        config = json_object(read_bounded(path, TOKENIZER_CONFIG_BYTES), path)
+    tokenizer = TokenizerFolder(folder)
+    config = tokenizer.config
     sources = template_sources(folder, config)
     if not sources:
         return None
     if DEFAULT not in sources:
         names = ", ".join(sorted(sources))
-        raise FailedPrecondition(f"model: {path.parent} has chat templates ({names}), but none is named {DEFAULT!r}")
-    tokens = special_tokens_of(config)
+        raise FailedPrecondition(f"model: {folder} has chat templates ({names}), but none is named {DEFAULT!r}")
+    tokens = tokenizer.named
     tool_use = ChatTemplate(sources[TOOL_USE], tokens, now) if TOOL_USE in sources else None
     return ChatTemplate(sources[DEFAULT], tokens, now, tool_use)
 
@@ -182,18 +179,6 @@ def text_of(path: Path) -> str:
         return read_bounded(path, TEMPLATE_BYTES).decode()
     except UnicodeDecodeError:
         raise FailedPrecondition(f"model: {path} is not UTF-8") from None
-
-
-def special_tokens_of(config: Mapping[str, Any]) -> dict[str, str]:
-    """The named special tokens of tokenizer_config.json: texts, or objects with their `content`."""
-    found: dict[str, str] = {}
-    for name in SPECIAL_TOKENS:
-        match config.get(name):
-            case str() as token:
-                found[name] = token
-            case {"content": str() as token}:
-                found[name] = token
-    return found
 
 
 # -- the environment of transformers (utils/chat_template_utils.py), and the bounds

@@ -4,13 +4,13 @@ The library is Rust. Where it panics, Python gets a BaseException, which `except
 would lose a call without a word.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from orca_common.bounded_file import SHOWN, json_object, read_bounded
 from orca_common.checkpoint import LARGEST, TOKENIZER_BYTES
@@ -21,8 +21,10 @@ from .native_stderr import STANDARD_ERROR
 EXPANSION = 64  # how much longer a normalizer or a decoder may make a text; NFKD alone makes it 18 times as long
 
 
-def open_tokenizer(path: Path) -> Tokenizer:
-    """Raises FailedPrecondition with a sentence when the file is no tokenizer, or a dangerous one."""
+def open_tokenizer(path: Path, added: Sequence[AddedToken] = ()) -> Tokenizer:
+    """Opens a tokenizer, and adds tokens that it lacks.
+
+    Raises FailedPrecondition with a sentence when the file is no tokenizer, or a dangerous one."""
     try:
         raw = read_bounded(path, TOKENIZER_BYTES)
     except FileNotFoundError:
@@ -42,6 +44,8 @@ def open_tokenizer(path: Path) -> Tokenizer:
     largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
     if largest >= LARGEST:
         raise FailedPrecondition(f"model: {path} has a token {largest}; ids are below {LARGEST}")
+    known = tokenizer.get_vocab(with_added_tokens=True)
+    tokenizer.add_tokens([token for token in added if token.content not in known])
     tokenizer.no_truncation()  # a checkpoint's file may ask for both, which would silently change prompts
     tokenizer.no_padding()
     return tokenizer

@@ -10,6 +10,7 @@ from typing import Protocol
 from orca_common.errors import FailedPrecondition
 
 from .tokenizer_file import open_tokenizer, panics
+from .tokenizer_folder import TokenizerFolder
 
 BROKEN = "\ufffd"  # what a decoder writes for bytes that make no character
 BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")  # a token for one byte, as SentencePiece names it
@@ -33,7 +34,9 @@ class Vocabulary:
 
     def __init__(self, path: Path) -> None:
         """Raises FailedPrecondition when the file is no tokenizer."""
-        self._path, self._tokenizer = path, open_tokenizer(path)
+        self._path, folder = path, TokenizerFolder(path.parent)
+        self._tokenizer = open_tokenizer(path, folder.added)
+        self.end = self._tokenizer.token_to_id(folder.named.get("eos_token", ""))  # None: the folder names none
         parts = json.loads(self._tokenizer.to_str())
         self._pieces: list[bytes] | None = None  # without the special tokens' texts
         self._spelled: list[bytes] = []  # with them
