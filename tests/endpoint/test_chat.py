@@ -462,7 +462,7 @@ async def test_what_is_refused_over_grpc(orca: World, chat: pb.Chat, field: str,
 
 
 def test_every_field_of_generation_config_is_followed_or_named(tmp_path: Path) -> None:
-    """The fields of transformers' class (5.23): none is named with its own values, and with others those that matter."""
+    """The fields of transformers' class (5.23): none is named with its own values, those that matter with others."""
     path = tmp_path / "generation_config.json"
     path.write_text(json.dumps(GenerationConfig().to_dict()))
     assert not_followed(tmp_path, "gpt2") == {}

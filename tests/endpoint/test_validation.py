@@ -277,7 +277,7 @@ async def test_an_empty_text_with_a_tokenizer_that_begins_each_prompt(model: Pat
 
 
 async def test_a_chat_ends_with_the_tokenizers_end_too(tmp_path: Path) -> None:
-    """Where config.json names another one: a template ends each turn with the tokenizer's. Completions are as before."""
+    """Where config.json names another one: a template ends a turn with the tokenizer's. Completions are as before."""
     model = make_model(tmp_path)
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     (model / "tokenizer_config.json").write_text(json.dumps({"eos_token": "a"}))

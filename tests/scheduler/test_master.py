@@ -684,13 +684,19 @@ async def test_the_latest_events_are_in_memory() -> None:
         assert (request["request"], request["engine"], request["max_new_tokens"]) == ("r", "engine-0", 3)
 
 
-async def test_the_journal_has_the_step_that_failed(tmp_path: Path) -> None:
-    """A rank reports more logprobs than the batch has requests."""
+async def test_the_journal_has_the_step_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our own fault in what follows it: no report of a rank gets as far."""
+
+    def fail(*_: object) -> None:
+        raise ValueError("a fault")
+
     rank = Rank()
     async with bench(rank, run_dir=str(tmp_path)) as this:
         await this.submit("r", [1], 3)
-        rank.report(await this.iteration(), 5, logprobs=[-0.5, -0.5])
-        with pytest.raises(ValueError, match="zip"):
+        iteration = await this.iteration()
+        monkeypatch.setattr(this.master, "_commit", fail)
+        rank.report(iteration, 5)
+        with pytest.raises(ValueError, match="a fault"):
             await asyncio.wait_for(this.running, 5)
     [path] = tmp_path.iterdir()
     steps = [line for line in read(path) if isinstance(line, CoreStep)]

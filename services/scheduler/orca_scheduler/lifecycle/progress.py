@@ -10,10 +10,12 @@ class Progress:
 
     def __init__(self) -> None:
         self._sent: deque[tuple[int, float]] = deque()  # (iteration in flight, when it was sent), oldest first
+        self.latest = 0  # the iteration that was sent last; 0: none
         self._returned = 0.0  # when the last one came back
         self._longest = 0.0
 
     def sent(self, iteration: int, now: float) -> None:
+        self.latest = iteration
         self._sent.append((iteration, now))
 
     def returned(self, now: float) -> None:

@@ -93,6 +93,7 @@ from .metrics import EngineMetrics
 from .output import Held
 from .pace import Pace
 from .recent import EngineRecent
+from .reports import problem_of
 from .tracing import GIVEN_BACK, Tracing
 
 log = logging.getLogger(__name__)
@@ -173,6 +174,7 @@ class EngineMaster:
         self._questions: list[asyncio.Task[None]] = []  # to the pool, of this life
         self._wake: asyncio.TimerHandle | None = None
         self._stopped: str | None = None  # why the term is over
+        self._vocabulary = 0  # tokens of the model, as the ranks have told
         self.not_finite = 0  # rows of logits that held NaN or infinity
         self._loop = asyncio.get_running_loop()
         self._failed: asyncio.Future[None] = self._loop.create_future()  # ends by the error of a task
@@ -327,11 +329,17 @@ class EngineMaster:
             now, report = self._returned.popleft()
             if report.number not in self._in_flight:
                 continue  # the engine was lost meanwhile
+            members = self._in_flight[report.number]
+            problem = problem_of(report, members, self._ledger.outputs.held, self._vocabulary)
+            if problem is not None:
+                self._returned.clear()
+                self._dialed.wrong(f"iteration {report.number}, which {problem}")
+                return
             if self._tracing is not None:
                 self._tracing.returned(report)
             running = len(self.core.requests)
             for part in report.prompts:
-                self._ledger.outputs.scored(self._in_flight[report.number][part.index].claim, part.scores)
+                self._ledger.outputs.scored(members[part.index].claim, part.scores)
             event = BatchReturned(now, report.number, self._tokens_of(report), tuple(report.stuck))
             late = self._now - now if held_up else 0.0
             began = time.perf_counter()
@@ -441,6 +449,7 @@ class EngineMaster:
                     self._times_came,
                 )
             case Identify(life, models):
+                self._vocabulary = min(model.vocab_size for model in models)
                 self._ask(partial(self._identify, life, models))
             case NewEpoch(life, above):
                 self._ask(partial(self._new_epoch, life, above))

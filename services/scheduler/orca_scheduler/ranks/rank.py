@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import grpc
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from orca.v1 import worker_pb2 as pb
+from orca_common.errors import echo
 from orca_common.lanes.client import CallFailed, ClientCall, LaneConnection, Status
 from orca_common.protocol import CONTROLLER, PROTOCOL, TERM_METADATA, drives
 from orca_common.tls import Transport
@@ -31,6 +32,8 @@ from ..lifecycle.suspicions import Kind, Suspicion
 from .channels import connect, listens
 
 M = TypeVar("M", bound=Message)
+UNDER_WAY = 1024  # iterations of an earlier life, at most
+LONGEST_ERROR = 2000  # characters of what a rank says of its failure
 ENDS = {  # of a control lane, by their status
     grpc.StatusCode.FAILED_PRECONDITION: Kind.REFUSED,
     grpc.StatusCode.ABORTED: Kind.REFUSED,
@@ -45,12 +48,14 @@ Told = (
 @dataclass(frozen=True, slots=True)
 class Hears:
     """Who hears what a rank says: `post` takes events of the lifecycle, `answered` hears of each answered heartbeat,
-    `returned` takes reports with tokens, `timed` the times of an iteration on one rank."""
+    `returned` takes reports with tokens and the rank's index, `timed` the times of an iteration on one rank, `latest`
+    tells the last iteration that was sent."""
 
     post: Callable[[Told], None]
     answered: Callable[[], None]
-    returned: Callable[[pb.IterationReport], None]
+    returned: Callable[[int, pb.IterationReport], None]
     timed: Callable[[int, pb.StageTimes], None]
+    latest: Callable[[], int]
 
 
 class Rank:
@@ -68,6 +73,8 @@ class Rank:
         self._asked_for = 0  # the epoch that the rank was last asked to form in this life
         self.address = ""
         self.last_iteration = 0  # that the rank has told
+        self._believed = True
+        self._began = 0  # .. in its greeting: of an earlier life
         self.last_heard: float | None = None  # on the loop's clock; None: its control lane is not open
 
     async def close(self) -> None:
@@ -93,7 +100,7 @@ class Rank:
             can = f"this scheduler of protocol {PROTOCOL} drives {PROTOCOL - 1} and {PROTOCOL}"
             self._refuse(f"speaks protocol {hello.protocol}, and {can}")
             return
-        self.last_iteration = max(self.last_iteration, hello.iteration)
+        self._began = self.last_iteration = max(self.last_iteration, hello.iteration)
         assert self._connection is not None
         self._lane = self._connection.call(f"/{CONTROLLER}/Run", self._heard, [(TERM_METADATA, str(self._term))])
         self.last_heard = self._now
@@ -219,31 +226,50 @@ class Rank:
     def _heard(self, message: bytes) -> None:
         """A report has come on the lane."""
         self.last_heard = self._now
-        report = pb.Report.FromString(message)
+        if not self._believed:
+            return
+        try:
+            report = pb.Report.FromString(message)
+        except DecodeError:
+            self.wrong(f"{len(message)} bytes that are no report")
+            return
         match report.WhichOneof("report"):
             case "iteration":
                 self._reported(report.iteration)
             case "times":
                 for times in report.times.stages:
-                    self.last_iteration = max(self.last_iteration, times.iteration)
-                    self._hears.timed(times.iteration, times)
+                    if self._ran(times.iteration):
+                        self._hears.timed(times.iteration, times)
             case "leaving":
                 self._hears.post(RankLeaving(self._now, self._life, self.index, self.last_iteration))
             case _:
-                self.last_iteration = max(self.last_iteration, report.heartbeat.iteration)
-                self.answered = report.heartbeat.number
-                self._hears.answered()
+                if self._ran(report.heartbeat.iteration):
+                    self.answered = report.heartbeat.number
+                    self._hears.answered()
 
     def _reported(self, report: pb.IterationReport) -> None:
         if report.peer_lost and report.epoch < self._asked_for:
             return  # an iteration of an older epoch was abandoned, because this life has asked the rank to leave it
         if report.error:
             kind = Kind.PEER_LOST if report.peer_lost else Kind.FAILED
-            self.suspect(kind, f"{kind.value}: {report.error}")
+            self.suspect(kind, f"{kind.value}: {echo(report.error, LONGEST_ERROR)}")
             return
-        self.last_iteration = max(self.last_iteration, report.number)
-        self._hears.returned(report)
-        self._loop.call_soon(self._hears.timed, report.number, report.times)  # the next batch does not wait for it
+        if self._ran(report.number):
+            self._hears.returned(self.index, report)
+            self._loop.call_soon(self._hears.timed, report.number, report.times)  # the next batch does not wait for it
+
+    def _ran(self, iteration: int) -> bool:
+        """Whether the rank may have run an iteration that it tells of. Some of an earlier life may be under way yet."""
+        if iteration > max(self._hears.latest(), self._began) + UNDER_WAY:
+            self.wrong(f"iteration {iteration}, which it was never sent")
+            return False
+        self.last_iteration = max(self.last_iteration, iteration)
+        return True
+
+    def wrong(self, what: str) -> None:
+        """The rank told what cannot be: nothing more that it tells in this life is believed."""
+        self._believed = False
+        self.suspect(Kind.FAILED, f"{Kind.FAILED.value}: it reported {what}")
 
     @property
     def _now(self) -> float:

@@ -17,6 +17,8 @@ from ..lifecycle.suspicions import Kind
 from .pods import Pod
 from .rank import Hears, Rank, Told
 
+MOST_TIMES = 256  # iterations whose times have not come from all ranks
+
 Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]  # starts a task whose error is the master's
 
 
@@ -48,7 +50,7 @@ class Ranks:
         self._silence = timers.FORMING_SILENCE
         self._times: dict[int, list[pb.StageTimes]] = {}  # by iteration, until all ranks have told theirs
         self._asked: list[int] = []  # heartbeats, one a rank, that were sent at the last complaint about a neighbour
-        hears = Hears(self._told, self._answered, self._tokens_came, self._times_came)
+        hears = Hears(self._told, self._answered, self._tokens_came, self._times_came, lambda: self._progress.latest)
         self._pods = [
             Pod(address, transport, partial(self._seen, n), partial(self._away, n)) for n, address in enumerate(pods)
         ]
@@ -128,13 +130,27 @@ class Ranks:
         self._progress.sent(iteration.number, self._now)
         self._ranks[0].send(iteration)
 
-    def _tokens_came(self, report: pb.IterationReport) -> None:
+    def wrong(self, report: str) -> None:
+        """The rank that samples reported what cannot be."""
+        self._ranks[self._sampler].wrong(report)
+
+    @property
+    def _sampler(self) -> int:
+        """The rank that samples: the first of the last stage."""
+        return len(self._ranks) - self._shape.tp
+
+    def _tokens_came(self, rank: int, report: pb.IterationReport) -> None:
+        if rank != self._sampler:
+            self._ranks[rank].wrong("tokens, and another rank makes them")
+            return
         if report.number != self._progress.oldest:
             return  # it answers an iteration of an earlier life in this epoch; its requests were given back
         self._progress.returned(self._now)
         self._returned(report)
 
     def _times_came(self, iteration: int, times: pb.StageTimes) -> None:
+        if iteration not in self._times and len(self._times) >= MOST_TIMES:
+            del self._times[min(self._times)]  # some rank did not tell its own
         of_all = self._times.setdefault(iteration, [])
         of_all.append(times)
         if len(of_all) == len(self._ranks):
