@@ -36,7 +36,7 @@ BAD = {
     "place": (
         "json_schema",
         '{"properties": {"a": {"items": {"anyOf": [true, {"uniqueItems": true}]}}}}',
-        r"^json_schema\.properties\.a\.items\.anyOf\[1\]: Unimplemented keys: \[.uniqueItems.\]$",
+        r"^json_schema\.properties\.a\.items\.anyOf\[1\]\.uniqueItems: cannot be enforced$",
     ),
     "not json": ("json_schema", "{", "^json_schema: not valid JSON"),
     "no schema": ("json_schema", "[]", "^json_schema: must be a JSON schema, which is an object$"),

@@ -13,11 +13,12 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 from orca_common.checkpoint import read_checkpoint
 from orca_common.forms import FormError, Forms, as_grammar
 
+from .schemas.kept import Schema, SchemaError, kept, read
 from .tool_grammar import ToolForm, tool_grammar
 from .tools import TOOLS
 
@@ -25,6 +26,11 @@ SECONDS = 0.5  # of CPU time for one form; 60 fields of a schema take 7 ms. The 
 BYTES = 1 << 30  # of memory
 STACK = 4 << 20  # less than a rank's thread has
 PLACES = 64  # parts of a schema that are compiled alone, to find the one that is wrong
+
+OVERLAP = (
+    "an answer may fit two of its schemas, which cannot be ruled out: write anyOf, or give each schema a property that "
+    "is in its required and has another const than in the others"
+)
 
 
 def main(folder: str) -> None:
@@ -48,32 +54,53 @@ def main(folder: str) -> None:
 def compiled(forms: Forms, kind: str, text: str) -> dict[str, str]:
     """The answer to one form."""
     if kind == TOOLS:
-        return compiled_tools(forms, json.loads(text))
-    schema: object = None
-    try:
-        if kind == "json_schema":
-            schema = json.loads(text)
-            if not isinstance(schema, dict | bool):
-                return {"problem": "must be a JSON schema, which is an object", "place": ""}
-    except (ValueError, RecursionError) as error:
-        return {"problem": f"not valid JSON ({error})", "place": ""}
+        return compiled_tools(forms, read(text))
+    if kind == "json_schema":
+        try:
+            schema = read(text)
+        except (ValueError, RecursionError) as error:
+            return {"problem": f"not valid JSON ({error})", "place": ""}
+        if not isinstance(schema, dict | bool):
+            return {"problem": "must be a JSON schema, which is an object", "place": ""}
+        return compiled_schema(forms, schema)
     try:
         grammar = as_grammar(kind, text)
         forms.check(grammar)
     except (FormError, ValueError) as error:
-        place = place_of(forms, schema, str(error)) if kind == "json_schema" and isinstance(schema, dict) else ""
-        return {"problem": str(error), "place": place}
+        return {"problem": str(error), "place": ""}
     return {"grammar": grammar}
+
+
+def compiled_schema(forms: Forms, schema: Schema) -> dict[str, str]:
+    """The answer to a schema, as `read` returns it."""
+    try:
+        grammar = grammar_of(schema)
+        forms.check(grammar)
+    except SchemaError as error:
+        return {"problem": str(error), "place": error.place}
+    except RecursionError:
+        return {"problem": "is too deep", "place": ""}
+    except (FormError, ValueError) as error:
+        place = place_of(forms, schema, str(error)) if isinstance(schema, dict) else ""
+        return {"problem": OVERLAP if "coerce_one_of" in str(error) else str(error), "place": place}
+    return {"grammar": grammar}
+
+
+def grammar_of(schema: Schema) -> str:
+    """The grammar of a schema, as `read` returns it. Raises SchemaError, RecursionError."""
+    return as_grammar("json_schema", json.dumps(kept(schema)))
 
 
 def compiled_tools(forms: Forms, form: ToolForm) -> dict[str, str]:
     """The answer to the form of tools. The schema of a text was compiled before."""
     try:
-        grammar = tool_grammar(form, forms.token)
+        functions = [{**function, "parameters": kept(function["parameters"])} for function in form["functions"]]
+        text = form["schema"] if form["schema"] is None else kept(form["schema"])
+        grammar = tool_grammar(cast(ToolForm, {**form, "functions": functions, "schema": text}), forms.token)
         forms.check(grammar)
-    except (FormError, ValueError) as error:
+    except (FormError, ValueError, RecursionError) as error:
         for function in form["functions"]:
-            alone = compiled(forms, "json_schema", json.dumps(function["parameters"]))
+            alone = compiled_schema(forms, function["parameters"])
             if "problem" in alone:
                 return {**alone, "place": f"[{function['at']}].function.parameters{alone['place']}"}
         return {"problem": str(error), "place": ""}
@@ -91,7 +118,7 @@ def place_of(forms: Forms, schema: dict[str, Any], problem: str) -> str:
             if left < 0:
                 return place
             try:
-                forms.check(as_grammar("json_schema", json.dumps({**shared, **part})))
+                forms.check(grammar_of({**shared, **part}))
             except (FormError, ValueError) as error:
                 if str(error) == problem:
                     place, schema, found = place + name, part, True
