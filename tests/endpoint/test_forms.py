@@ -2,14 +2,16 @@
 
 import asyncio
 import json
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from checkpoints import make_gpt2
+from endpoint.harness import until
 
 from orca_common.checkpoint import read_checkpoint
-from orca_common.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
+from orca_common.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
 from orca_endpoint.openai.response_format import schema_of
 from orca_endpoint.requests import forms
 from orca_endpoint.requests.forms import FormCompiler
@@ -65,15 +67,70 @@ async def test_the_callers_name_of_the_field(compiler: FormCompiler) -> None:
         await compiler.grammar("json_schema", '{"properties": {"a": {"type": "b"}}}', names)
 
 
-async def test_a_bounded_number_waits(compiler: FormCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_bounded_number_of_each_caller_waits(compiler: FormCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forms, "WAITING", 3)
-    asked = [asyncio.create_task(compiler.grammar("regex", f"a{{{n}}}", FIELDS)) for n in range(1, 4)]
-    await asyncio.sleep(0)  # they have asked
-    with pytest.raises(ResourceExhausted, match="3 forms"):
-        await compiler.grammar("regex", "b", FIELDS)
-    same = await compiler.grammar("regex", "a{1}", FIELDS)
+    asked = [asyncio.create_task(compiler.grammar("regex", f"a{{{n}}}", FIELDS, "x")) for n in range(1, 5)]
+    await until(lambda: compiler._turns._count == 3)
+    with pytest.raises(ResourceExhausted, match="3 forms of this caller"):
+        await compiler.grammar("regex", "b", FIELDS, "x")
+    monkeypatch.setattr(forms, "ALL_WAITING", 4)
+    other = asyncio.create_task(compiler.grammar("regex", "b", FIELDS, "y"))
+    await until(lambda: compiler._turns._count == 4)
+    with pytest.raises(ResourceExhausted, match="4 forms wait"):
+        await compiler.grammar("regex", "c", FIELDS, "z")
+    same = await compiler.grammar("regex", "a{1}", FIELDS, "x")
     assert same in await asyncio.gather(*asked)
+    assert await other
+
+
+async def test_callers_have_turns_in_rotation(compiler: FormCompiler) -> None:
+    """A form waits for one of another caller, however many that one has asked for."""
+    order: list[str] = []
+
+    async def ask(text: str, caller: str) -> None:
+        await compiler.grammar("regex", text, FIELDS, caller)
+        order.append(caller + text)
+
+    asked = [asyncio.create_task(ask(f"a{{{n}}}", "x")) for n in range(1, 9)]
+    await until(lambda: compiler._turns._count == 7)
+    asked += [asyncio.create_task(ask("b", "y")), asyncio.create_task(ask("a{8}", "z"))]
+    await asyncio.gather(*asked)
+    assert order[:5] == ["xa{1}", "xa{2}", "yb", "za{8}", "xa{3}"], "y and z have come behind the first that waited"
+
+
+async def test_a_killed_compiler_is_no_fault_of_the_next_form(compiler: FormCompiler) -> None:
+    """Both of them, the working one and the warm one."""
+    await compiler.grammar("regex", "a", FIELDS)
+    assert compiler._process is not None
+    assert compiler._spare is not None
+    working, warm = compiler._process, await compiler._spare
+    for process in (working, warm):
+        process.kill()
     assert await compiler.grammar("regex", "b", FIELDS)
+    assert await working.wait() == await warm.wait() == -signal.SIGKILL
+
+
+async def test_compilers_that_are_ended_are_unavailable_and_not_remembered(
+    compiler: FormCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forms, "PATIENCE", 0.0)  # no compiler answers in time
+    with pytest.raises(Unavailable, match="the compiler of forms was ended, or did not answer"):
+        await compiler.grammar("regex", "a", FIELDS)
+    monkeypatch.undo()
+    assert await compiler.grammar("regex", "a", FIELDS)
+
+
+async def test_a_form_that_ends_compilers_is_not_remembered(compiler: FormCompiler) -> None:
+    """The next form finds the warm one, and the same form is tried again."""
+    kind, text, problem = BAD["chain"]
+    for _ in range(2):
+        with pytest.raises(InvalidArgument, match=problem):
+            await compiler.grammar(kind, text, FIELDS)
+        assert not compiler._kept
+    assert compiler._spare is not None
+    warm = await compiler._spare
+    assert await compiler.grammar("regex", "a", FIELDS)
+    assert compiler._process is warm
 
 
 async def test_a_caller_that_leaves(compiler: FormCompiler) -> None:

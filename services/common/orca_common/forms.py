@@ -24,6 +24,7 @@ from .errors import OrcaError
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
+    from llguidance._lib import JsonCompileOptions
 
 EXCERPT = re.compile(r"\s*([0-9]+ \|.*|\^+)?")  # a line of an error that shows the form again
 KEPT = 64  # compiled forms
@@ -32,7 +33,7 @@ KEPT = 64  # compiled forms
 WHITESPACE = r" |\n {0,40}"
 # Without u: a member that a schema names has one spelling, and no other one escapes its schema. So characters that JSON
 # can only spell as \uXXXX, such as U+0001, are in no answer.
-JSON_OPTIONS = {"whitespace_pattern": WHITESPACE, "json_allowed_escapes": 'nrbtf\\"'}
+JSON_OPTIONS: JsonCompileOptions = {"whitespace_pattern": WHITESPACE, "json_allowed_escapes": 'nrbtf\\"'}
 SAID = 500  # characters of what the library says about a form
 # Bounds of one form: its size, the work of compiling it, the work of one mask, and its memory (1 to 2 kB a state).
 LIMITS = {

@@ -1,10 +1,11 @@
 """Compiles forms of answers in a process of its own: `python -m orca_endpoint.requests.form_compiler FOLDER`.
 
 A stranger's grammar may make the library run for minutes, take gigabytes or overflow the stack, which no thread could
-survive. So this process has little time for each form, and bounded memory, and may die: `Forms` starts another one.
+survive. So this process has little time for each form, and bounded memory, and may die: `FormCompiler` has another one.
 
-Reads {"kind": "regex", "text": ".."} from each line of standard input, and writes a line for each:
-{"grammar": ".."}; {"problem": "..", "place": ".."} where the form is wrong; {"lacking": ".."} where the model is.
+Writes {} once it is ready. Reads {"kind": "regex", "text": ".."} from each line of standard input, and writes a line
+for each: {"grammar": ".."}; {"problem": "..", "place": ".."} where the form is wrong; {"lacking": ".."} where the model
+is.
 """
 
 import json
@@ -27,10 +28,12 @@ BYTES = 1 << 30  # of memory
 STACK = 4 << 20  # less than a rank's thread has
 PLACES = 64  # parts of a schema that are compiled alone, to find the one that is wrong
 
-OVERLAP = (
-    "an answer may fit two of its schemas, which cannot be ruled out: write anyOf, or give each schema a property that "
-    "is in its required and has another const than in the others"
-)
+SAID = {  # for what it says in words that a caller cannot use
+    "coerce_one_of": "an answer may fit two of its schemas, which cannot be ruled out: write anyOf, or give each schema"
+    " a property that is in its required and has another const than in the others",
+    "NoExtensionBias": "no answer fits it",
+    "lookarounds": "^ and $ are supported at its ends only",
+}
 
 
 def main(folder: str) -> None:
@@ -43,6 +46,7 @@ def main(folder: str) -> None:
         lacking = None
     except FormError as error:
         lacking = str(error)
+    print("{}", flush=True)  # it is ready
     for line in sys.stdin:
         signal.setitimer(signal.ITIMER_PROF, SECONDS)  # SIGPROF ends the process
         asked = json.loads(line)
@@ -82,7 +86,10 @@ def compiled_schema(forms: Forms, schema: Schema) -> dict[str, str]:
         return {"problem": "is too deep", "place": ""}
     except (FormError, ValueError) as error:
         place = place_of(forms, schema, str(error)) if isinstance(schema, dict) else ""
-        return {"problem": OVERLAP if "coerce_one_of" in str(error) else str(error), "place": place}
+        return {
+            "problem": next((ours for theirs, ours in SAID.items() if theirs in str(error)), str(error)),
+            "place": place,
+        }
     return {"grammar": grammar}
 
 
@@ -108,7 +115,7 @@ def compiled_tools(forms: Forms, form: ToolForm) -> dict[str, str]:
 
 
 def place_of(forms: Forms, schema: dict[str, Any], problem: str) -> str:
-    """The smallest part of a schema that alone has the same problem, as ".properties.name"."""
+    """The smallest part of a schema that alone has the same problem, and its keyword, as ".properties.name.anyOf"."""
     shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
     place, left, found = "", PLACES, True
     while found:
@@ -117,13 +124,23 @@ def place_of(forms: Forms, schema: dict[str, Any], problem: str) -> str:
             left -= 1
             if left < 0:
                 return place
-            try:
-                forms.check(grammar_of({**shared, **part}))
-            except (FormError, ValueError) as error:
-                if str(error) == problem:
-                    place, schema, found = place + name, part, True
-                    break
+            if problem_of(forms, {**shared, **part}) == problem:
+                place, schema, found = place + name, part, True
+                break
+    for keyword in [*schema][::-1]:
+        rest = {name: value for name, value in schema.items() if name != keyword}
+        if keyword != "type" and problem_of(forms, shared | rest) != problem:
+            return f"{place}.{keyword}"
     return place
+
+
+def problem_of(forms: Forms, schema: dict[str, Any]) -> str | None:
+    """What the library says about a schema."""
+    try:
+        forms.check(grammar_of(schema))
+    except (FormError, ValueError) as error:
+        return str(error)
+    return None
 
 
 def parts(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

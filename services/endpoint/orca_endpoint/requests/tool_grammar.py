@@ -96,5 +96,5 @@ def escaped(text: str) -> str:
 def as_json(schema: dict[str, Any] | bool) -> str:
     """The schema as a rule, with our options. schema: as `kept` returns it."""
     if isinstance(schema, dict):
-        schema = {**schema, "x-guidance": JSON_OPTIONS | schema.get("x-guidance", {})}
+        schema = {**schema, "x-guidance": {**JSON_OPTIONS, **schema.get("x-guidance", {})}}
     return f"%json {json.dumps(schema)}"

@@ -10,7 +10,8 @@ import json
 import math
 import re
 from collections.abc import Iterable
-from decimal import Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal, InvalidOperation
+from graphlib import CycleError, TopologicalSorter
 from itertools import combinations
 from typing import Any
 from urllib.parse import unquote
@@ -23,16 +24,23 @@ Schema = dict[str, Any] | bool
 
 # Keywords of any draft that say something about a value, and that the library does not enforce.
 UNKEPT = frozenset(
-    "not if then else contains minContains maxContains unevaluatedItems unevaluatedProperties propertyNames"
-    " dependentRequired dependentSchemas dependencies $dynamicRef $recursiveRef extends disallow divisibleBy".split()
+    [
+        *("not", "if", "then", "else", "contains", "minContains", "maxContains", "propertyNames", "divisibleBy"),
+        *("unevaluatedItems", "unevaluatedProperties", "dependentRequired", "dependentSchemas", "dependencies"),
+        *("$dynamicRef", "$recursiveRef", "extends", "disallow"),
+    ]
 )
 LARGEST = 2.0**63 - 1024  # the last double below 2^63: the library computes integers in 64 bits
-ENDLESS = 1e18  # the library cannot leave the numbers from here on unbounded
-EXACT = 2**53  # from here on a double is an integer, and its shortest digits may be another one
+ENDLESS = 10**18  # the library cannot leave the numbers from here on unbounded
+# It reads a number to the last bit if its digits are below 2^53, and it has at most 22 of them behind the point.
+EXACT, DIGITS, PLACES = 2**53, 15, Decimal("1e-22")
+EXPONENT = 1000  # numbers beyond are of no use in a schema
+TINY = Decimal("1e-20")  # above 0, where 0 itself cannot be left out
 MULTIPLE = 2**32  # the library computes multiples in 32 bits
 LOWER, UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
+REMAINDERS = 80_000  # of a division, times digits of a bound: more than that end some answers as FORM_STUCK
 OUTER = 8  # levels of two schemas that are compared to see that no value is in both
-FORMATS = frozenset("duration email hostname ipv4 ipv6 uuid uri".split())
+FORMATS = frozenset(["duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"])
 HOSTNAME = 253  # characters at most, by RFC 1123
 LEAP = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
 # RFC 3339's. There is no year 0 in most libraries, and no leap second: none is foreseen.
@@ -62,7 +70,12 @@ class Written(float):
 
     def __new__(cls, text: str) -> "Written":
         made = super().__new__(cls, text)
-        made.exact = Decimal(text)
+        try:
+            made.exact = Decimal(text)
+        except InvalidOperation:
+            made.exact = Decimal("Infinity")
+        if abs(made.exact) > 0 and not -EXPONENT < made.exact.adjusted() < EXPONENT:
+            raise ValueError(f"the exponent of {echo(text, 40)} has no use")
         return made
 
 
@@ -75,10 +88,12 @@ def read(text: str) -> Any:
     return json.loads(text, parse_float=Written, parse_constant=constant)
 
 
-def kept(schema: Schema) -> Schema:
+def kept(schema: Schema) -> dict[str, Any]:
     """The schema to compile. schema: as `read` returns it. Raises SchemaError, RecursionError."""
-    if isinstance(schema, bool):
-        return schema
+    if schema is False:
+        raise SchemaError("", "is false: no answer fits it")
+    if schema is True:
+        return {}
     return _Keeper(schema).all()
 
 
@@ -89,14 +104,17 @@ class _Keeper:
         self._targets: dict[str, str] = {}  # names of the definitions, by the references to them
         self._waiting: list[tuple[str, Any, str]] = []  # definitions to rewrite: name, schema, place
         self._multiples: dict[Decimal, str] = {}  # places of multipleOf
+        bounds = [one.get(bound) for one, _ in everything(root, "") for bound in LOWER + UPPER]
+        self._near_zero = any(isinstance(one, float) and 0 < abs(one) < 1 for one in bounds)
 
-    def all(self) -> Schema:
+    def all(self) -> dict[str, Any]:
         made = self._schema(self._root, "")
         assert isinstance(made, dict)
         definitions: dict[str, Schema] = {}
         while self._waiting:
             name, target, place = self._waiting.pop()
             definitions[name] = self._schema(target, place)
+        self._no_circle(made, definitions)
         self._common_multiples()
         if definitions:
             made["$defs"] = definitions
@@ -167,9 +185,9 @@ class _Keeper:
             case "format":
                 return self._format(value, at, given, more)
             case "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum":
-                return bounded(keyword, value, at, given)
+                return self._bound(keyword, value, at, given, more)
             case "multipleOf":
-                return {keyword: self._multiple(value, at)}
+                return {keyword: self._multiple(value, at, given)}
             case "required":
                 return {keyword: [name(one, f"{at}[{n}]") for n, one in enumerate(a_list(value, at))]}
             case "properties":
@@ -214,15 +232,36 @@ class _Keeper:
         more.append({"pattern": MOMENTS[value]})
         return {}
 
-    def _multiple(self, value: Any, at: str) -> Any:
+    def _bound(self, keyword: str, value: Any, at: str, given: dict[str, Any], more: list[Schema]) -> dict[str, Any]:
+        """A bound of numbers, moved inwards. It is itself allowed: above 50 and below 50.1 the library allows 50."""
+        strict, bound = keyword.startswith("exclusive"), keyword.replace("exclusiveM", "m")
+        if isinstance(value, bool):  # draft 4: says how the other bound is meant
+            if not value or bound not in given:
+                return {}
+            value = given[bound]
+        exact, side = number(value, at), 1 if bound == "minimum" else -1
+        if strict and exact == 0:
+            if not self._near_zero:
+                return {keyword: 0}
+            exact, strict = side * TINY, False
+        found = {bound: inward(exact, at, side, strict=strict)}
+        if strict and bound in given:
+            more.append(found)
+            return {}
+        return found
+
+    def _multiple(self, value: Any, at: str, given: dict[str, Any]) -> Any:
         exact = number(value, at)
         if exact <= 0:
             raise SchemaError(at, "must be above 0")
         digits, places = float(exact), 0  # as the library reads it
         while digits % 1 and digits < EXACT:
             digits, places = digits * 10, places + 1
-        if digits >= MULTIPLE or Decimal(int(digits)).scaleb(-places) != exact:
+        if digits >= MULTIPLE or places > -PLACES.adjusted() or Decimal(int(digits)).scaleb(-places) != exact:
             raise SchemaError(at, f"is {shown(exact)}, which has too many digits to be enforced")
+        bounds = [abs(given[one]) for one in LOWER + UPPER if isinstance(given.get(one), int | float)]
+        if digits * len(f"{max(bounds, default=0):.0f}") > REMAINDERS:
+            raise SchemaError(at, f"is {shown(exact)} beside long bounds, which is too hard to follow")
         self._multiples[exact] = at
         return value
 
@@ -246,6 +285,15 @@ class _Keeper:
             self._waiting.append((self._targets[place], target, place))
         return f"#/$defs/{self._targets[place]}"
 
+    def _no_circle(self, root: Schema, definitions: dict[str, Schema]) -> None:
+        """Raises SchemaError where a schema refers to itself for the same value."""
+        places = {name: place for place, name in self._targets.items()}
+        try:
+            TopologicalSorter({name: referred(one) for name, one in {**definitions, "": root}.items()}).prepare()
+        except CycleError as error:
+            place = max(places.get(name, "") for name in error.args[1])
+            raise SchemaError(f"{place}.$ref", "leads back to its own schema, for the same value") from None
+
     def _target(self, value: Any, at: str) -> tuple[Any, str]:
         """The schema that a reference names, and its place."""
         if not isinstance(value, str) or not value.startswith("#"):
@@ -253,7 +301,9 @@ class _Keeper:
         target: Any = self._root
         place = ""
         if not value.startswith("#/") and value != "#":
-            found = next(((one, where) for one, where in everything(target, "") if one.get("$anchor") == value[1:]), None)
+            found = next(
+                ((one, where) for one, where in everything(target, "") if one.get("$anchor") == value[1:]), None
+            )
             if found is None:
                 raise SchemaError(at, f"names {echo(value, 64)!r}, which is no $anchor")
             return found
@@ -314,6 +364,14 @@ class _Keeper:
 # -- the parts of a schema
 
 
+def referred(schema: Schema) -> list[str]:
+    """The definitions whose schemas hold for the same value."""
+    if isinstance(schema, bool):
+        return []
+    own = [schema["$ref"].removeprefix("#").removeprefix("/$defs/")] if "$ref" in schema else []
+    return [*own, *(name for part in schema.get("allOf", []) for name in referred(part))]
+
+
 def an_object(value: Any, at: str, problem: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise SchemaError(at, problem)
@@ -362,6 +420,14 @@ def number(value: Any, at: str) -> Decimal:
     return value.exact if isinstance(value, Written) else Decimal(repr(value))
 
 
+def digits_of(exact: Decimal) -> tuple[int, int]:
+    """The digits of a number without zeros at their end, and how many of them are behind the point."""
+    _, digits, exponent = exact.as_tuple()
+    text = "".join(map(str, digits)).rstrip("0")
+    assert isinstance(exponent, int)
+    return int(text or "0"), len(text) - len(digits) - exponent
+
+
 def shown(exact: Decimal) -> str:
     return echo(f"{exact:f}" if abs(exact.adjusted()) < 40 else str(exact), 60)
 
@@ -380,44 +446,39 @@ def constant(value: Any, at: str) -> Any:
     exact = number(value, at)
     if not abs(exact) <= Decimal(LARGEST):
         raise SchemaError(at, f"is {shown(exact)}; numbers from {-LARGEST:.0f} to {LARGEST:.0f} can be enforced")
-    whole = exact == exact.to_integral_value()
-    if (Decimal(float(exact)) if whole else Decimal(repr(float(exact)))) != exact:
-        raise SchemaError(at, f"is {shown(exact)}, which cannot be enforced: the next double is {shown(near(exact))}")
-    return int(exact) if whole else float(exact)
+    if exact == exact.to_integral_value():
+        if int(float(exact)) != exact:
+            raise SchemaError(at, f"is {shown(exact)}, which no double is: the next one is {float(exact):.0f}")
+        return int(exact)
+    digits, places = digits_of(exact)
+    if digits >= EXACT or places > -PLACES.adjusted():
+        raise SchemaError(at, f"is {shown(exact)}, which has too many digits to be enforced")
+    return float(exact)
 
 
-def near(exact: Decimal) -> Decimal:
-    return Decimal(float(exact)) if abs(exact) >= EXACT else Decimal(repr(float(exact)))
+def inward(exact: Decimal, at: str, side: int, *, strict: bool) -> float | int:
+    """The next bound that the library reads as it is written, and that is not outside of this one.
 
-
-def bounded(keyword: str, value: Any, at: str, given: dict[str, Any]) -> dict[str, Any]:
-    """A bound of numbers, moved inwards to a double where it is none."""
-    if isinstance(value, bool):  # draft 4: says how the other bound is meant
-        other = keyword.replace("exclusiveM", "m")
-        return {keyword: inward(number(given[other], at), at, keyword)} if value and other in given else {}
-    return {keyword: inward(number(value, at), at, keyword)}
-
-
-def inward(exact: Decimal, at: str, keyword: str) -> float | int:
-    """The double next to a bound that is not outside of it, in the two ways in which the library reads it."""
-    side = 1 if keyword in LOWER else -1
-    if not -(2**63) <= exact <= 2**63 or exact * side >= Decimal(ENDLESS):
+    side: 1 for a lower bound, -1 for an upper one. strict: the bound itself is outside.
+    """
+    if not -(2**63) <= exact <= 2**63 or exact * side >= ENDLESS:
         most = "from -2^63 to below 10^18" if side > 0 else "from above -10^18 to 2^63"
         raise SchemaError(at, f"is {shown(exact)}; {most} can be enforced")
-    found = min(max(float(exact), -LARGEST), LARGEST)
-    while outside(found, exact, side, strict=keyword.startswith("exclusive")):
-        found = math.nextafter(found, side * math.inf)
-    if found * side >= ENDLESS:
-        raise SchemaError(at, f"is {shown(exact)}, which is too near to 10^18 to be enforced")
-    return int(found) if found % 1 == 0 else found
-
-
-def outside(found: float, exact: Decimal, side: int, *, strict: bool) -> bool:
-    readings = [Decimal(repr(found))]
-    if abs(found) >= EXACT:
-        readings.append(Decimal(found))
-    gap = min((one - exact) * side for one in readings)
-    return gap < 0 or (gap == 0 and strict and abs(found) >= EXACT)  # 1 is added there, and lost
+    digits = Context(prec=DIGITS, rounding=ROUND_CEILING if side > 0 else ROUND_FLOOR)
+    if abs(exact) < 10**DIGITS:
+        found = digits.create_decimal(exact)
+        if strict and found == exact:
+            found = digits.next_plus(found) if side > 0 else digits.next_minus(found)
+        found = found.quantize(PLACES, digits.rounding, Context(prec=60))
+        return int(found) if found % 1 == 0 else float(found)
+    whole = int(exact.to_integral_value(digits.rounding))
+    whole += side if strict and whole == exact else 0
+    near = min(max(float(whole), -LARGEST), LARGEST)
+    while min((reading - whole) * side for reading in (Decimal(near), Decimal(repr(near)))) < 0:
+        near = math.nextafter(near, side * math.inf)
+    if near * side >= ENDLESS:
+        raise SchemaError(at, f"is {shown(exact)}, which is too near to 10^18")
+    return int(near)
 
 
 def white_space(given: Any) -> dict[str, Any]:

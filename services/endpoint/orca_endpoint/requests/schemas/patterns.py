@@ -23,6 +23,7 @@ SPACES: Ranges = [  # WhiteSpace and LineTerminator of the standard
 ]
 NAMED = {"d": DIGITS, "w": WORD, "s": SPACES}
 CONTROLS = {"t": 0x09, "n": 0x0A, "v": 0x0B, "f": 0x0C, "r": 0x0D}
+SYNTAX = "^$\\.*+?()[]{}|/"  # characters that flag u lets a \ stand before
 QUANTIFIER = re.compile(r"(?:[*+?]|\{[0-9]+(?:,[0-9]*)?\})")
 PROPERTY = re.compile(r"[pP]\{[A-Za-z_]+(?:=[A-Za-z_]+)?\}")
 PAIR = re.compile(r"u([dD][89abAB][0-9a-fA-F]{2})\\u([dD][c-fC-F][0-9a-fA-F]{2})")
@@ -64,6 +65,8 @@ def complement(ranges: Ranges) -> Ranges:
 class _Reader:
     def __init__(self, pattern: str) -> None:
         self._pattern, self._at, self._open = pattern, 0, 0
+        self._old = False  # it holds a part that is an error by code points
+        self._new = any(ord(one) > 0xFFFF for one in pattern)  # it holds a part that means something else without u
 
     def read(self) -> str:
         parts: list[str] = []
@@ -98,9 +101,12 @@ class _Reader:
                 case "{" if self._pattern[self._at : self._at + 1] == ",":
                     raise PatternError("'{,' is a number of times for some and a text for others: write {0,")
                 case _:
+                    self._old |= one in "]{}"
                     parts.append(literal(ord(one)))
         if self._open:
             raise PatternError("it has a ( too many")
+        if self._old and self._new:
+            raise PatternError("it is an error with ECMA-262's flag u, and means something else without it")
         return "".join(parts)
 
     def _next(self) -> str:
@@ -127,7 +133,7 @@ class _Reader:
         one = self._pattern[self._at : self._at + 1]
         if one in ("b", "B"):
             raise PatternError("the edge of a word, \\b, cannot be followed")
-        if one == "k" or one in "123456789" and one:
+        if one == "k" or (one in "123456789" and one):
             raise PatternError("back-references cannot be followed")
         found = self._atom()
         if isinstance(found, int):
@@ -149,6 +155,7 @@ class _Reader:
                         raise PatternError(f"a class has a range from {chr(low)!r} to {chr(high)!r}")
                     low = [(low, high)]
                 else:  # as in [\w-.]: the - is a character
+                    self._old = True
                     ranges.append((0x2D, 0x2D))
                     ranges += high if isinstance(high, list) else [(high, high)] if isinstance(high, int) else []
                     properties += [high] if isinstance(high, str) else []
@@ -174,15 +181,16 @@ class _Reader:
     def _atom(self) -> int | Ranges | str:
         """What follows a backslash: a code point, ranges, or a property of Unicode in Rust's syntax."""
         if found := PROPERTY.match(self._pattern, self._at):
-            self._at = found.end()
+            self._at, self._new = found.end(), True
             return "\\" + found[0]
         if found := PAIR.match(self._pattern, self._at):
-            self._at = found.end()
+            self._at, self._new = found.end(), True
             return ord(bytes.fromhex(found[1] + found[2]).decode("utf-16-be"))
         if found := CODE.match(self._pattern, self._at):
             self._at = found.end()
             if found[4]:
                 return ord(found[4]) % 32
+            self._new |= found[1] is not None
             code = int(found[1] or found[2] or found[3], 16)
             if code > LAST:
                 raise PatternError(f"U+{code:X} is no character")
@@ -195,8 +203,9 @@ class _Reader:
             return CONTROLS[one]
         if one == "0" and not self._pattern[self._at : self._at + 1].isdigit():
             return 0
-        if one == "" or one.isascii() and one.isalnum():
+        if one == "" or (one.isascii() and one.isalnum()):
             raise PatternError(f"'\\{one}' is no escape of ECMA-262")
+        self._old |= one not in SYNTAX
         return ord(one)
 
 
