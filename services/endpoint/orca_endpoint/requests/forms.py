@@ -1,7 +1,8 @@
 """The form that a request gives its answer: compiled and refused before the pool has the request.
 
-`form_compiler` does the work, in a process that is started with the first form. It takes one form at a time, of each
-caller in turn. Another one is warm: it takes the place of one that ends with a form that is too hard.
+`form_compiler` does the work, in two processes that are started with the first form. A caller has one of them at a
+time, and callers have turns, so that the forms of one keep nobody else waiting. Where a form ends its process, the
+turn lasts until another one is in its place.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Protocol
 
 from orca_common.checkpoint import Checkpoint
@@ -22,13 +24,14 @@ from .limits import full
 from .tool_grammar import ToolForm
 from .tools import TOOLS
 
-WAITING = 16  # forms of one caller that may wait for the compiler
+COMPILERS = 2
+WAITING = 16  # forms of one caller that may wait for a compiler
 ALL_WAITING = 256  # forms of all callers, of up to 64 KB
 KEPT = 256  # forms that were compiled last; they need not be compiled again
 PATIENCE = 10.0  # seconds of an answer; the compiler's own limit is half a second of CPU time
 START = 60.0  # seconds for a compiler to start: it reads the tokenizer
 LAST = 0.5  # seconds for a compiler to end, once its input has
-TRIES = 3  # compilers for one form: one, and the warm one, may have been ended before it came
+TRIES = 2  # processes for one form: the first one may be ended by others
 TOO_HARD = "is too large or too complex to be followed"
 # How a form ends its compiler: by its limit of CPU time, by memory that it did not get, by a stack that was too small.
 ENDS = (-signal.SIGPROF, -signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS, 1)
@@ -43,66 +46,122 @@ class Names(Protocol):
 
 
 class Turns:
-    """One turn at a time. Callers that wait have theirs in rotation, and the forms of one caller in their order."""
+    """Turns of callers: one of each at a time. Callers that wait have theirs in rotation, and their forms in order."""
 
-    def __init__(self) -> None:
-        self._taken = False
-        self._count = 0  # turns that are waited for
+    def __init__(self, count: int) -> None:
+        """count: turns at a time."""
+        self._free, self._having = count, set[str]()
+        self.count = 0  # turns that are waited for
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by caller, the next one first
 
     @asynccontextmanager
     async def turn(self, caller: str) -> AsyncGenerator[None]:
         """Raises ResourceExhausted when too many of the caller's forms wait, or of all."""
-        if self._taken:
+        if self._free and caller not in self._having:
+            self._take(caller)
+        else:
             await self._wait(caller)
-        self._taken = True
         try:
             yield
         finally:
-            self._taken = False
-            self._give()
+            self._give_back(caller)
+
+    def _take(self, caller: str) -> None:
+        self._free -= 1
+        self._having.add(caller)
 
     async def _wait(self, caller: str) -> None:
         if len(self._waiting.get(caller, ())) >= WAITING:
             raise full(f"{WAITING} forms of this caller wait to be compiled here already")
-        if self._count >= ALL_WAITING:
+        if self.count >= ALL_WAITING:
             raise full(f"{ALL_WAITING} forms wait to be compiled here already")
         given = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(caller, deque()).append(given)
-        self._count += 1
+        self.count += 1
         try:
             await given
         except asyncio.CancelledError:
-            if given.done() and not given.cancelled():  # it was given at this moment
-                self._taken = False
-                self._give()
+            if not given.cancelled():  # it was given at this moment
+                self._give_back(caller)
             raise
 
-    def _give(self) -> None:
-        """Gives the turn to the first form of the next caller, whose others wait behind those of the other callers."""
-        while self._waiting:
-            caller, waiting = next(iter(self._waiting.items()))
+    def _give_back(self, caller: str) -> None:
+        self._free += 1
+        self._having.remove(caller)
+        for following in list(self._waiting):
+            if self._free and following not in self._having:
+                self._give_to(following)
+
+    def _give_to(self, caller: str) -> None:
+        """Gives a free turn to the first form of a caller that waits; its others wait behind those of other callers."""
+        waiting = self._waiting.pop(caller)
+        while waiting:
             given = waiting.popleft()
-            self._count -= 1
-            del self._waiting[caller]
-            if waiting:
-                self._waiting[caller] = waiting
+            self.count -= 1
             if not given.done():
+                self._take(caller)
                 given.set_result(None)
-                self._taken = True
-                return
+                break
+        if waiting:
+            self._waiting[caller] = waiting
+
+
+class Compiler:
+    """One process that compiles. It is started when it is asked for, and again after it has ended."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._process: Process | None = None
+        self._starting = asyncio.Lock()
+
+    async def start(self) -> Process:
+        """The process, once it has read the tokenizer. Raises Unavailable."""
+        async with self._starting:
+            if self._process is not None and self._process.returncode is not None:
+                await self.end()
+            if self._process is None:
+                self._process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    *("-m", f"{__package__}.form_compiler", str(self._folder)),
+                    stdin=PIPE,
+                    stdout=PIPE,
+                    stderr=DEVNULL,  # a panic's message may quote the form
+                    limit=1 << 20,
+                )
+                if await exchange(self._process, b"", START) is None:
+                    await self.end()
+                    raise Unavailable("the compiler of forms does not start", reason=ErrorReason.NO_COMPILER)
+            return self._process
+
+    async def ask(self, line: bytes) -> dict[str, str] | None:
+        """What it says of a form; None where it ends, or does not answer in time. Raises Unavailable."""
+        return await exchange(await self.start(), line, PATIENCE)
+
+    async def end(self) -> int | None:
+        """Ends the process. Returns how it ended."""
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        assert process.stdin is not None
+        process.stdin.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LAST):  # one that ends by itself says how
+                return await process.wait()
+        with suppress(ProcessLookupError):
+            process.kill()
+        return await process.wait()
 
 
 class FormCompiler:
     """Compiles forms for one model, and keeps the outcomes. An outcome is what a compiler said, never that it ended."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        self._checkpoint = checkpoint
         self._kept: OrderedDict[tuple[str, str], dict[str, str]] = OrderedDict()
         self._asking: dict[tuple[str, str, str], asyncio.Task[dict[str, str]]] = {}  # by caller, kind and text
-        self._turns = Turns()
-        self._process: Process | None = None
-        self._spare: asyncio.Task[Process] | None = None  # the next one
+        self._turns = Turns(COMPILERS)
+        self._compilers = [Compiler(checkpoint.folder) for _ in range(COMPILERS)]
+        self._free = [*self._compilers]
+        self._warming: asyncio.Future[list[Process | BaseException]] | None = None
 
     async def grammar(self, kind: str, text: str, names: Names, caller: str = "") -> str:
         """The grammar for the rank that samples. kind: a name of `sampling.FORMS`. caller: whose turn it is.
@@ -150,71 +209,43 @@ class FormCompiler:
         async with self._turns.turn(caller):
             if (found := self._found(kind, text)) is not None:  # another caller has asked for the same
                 return found
-            return await self._compiled(kind, text)
+            if self._warming is None:
+                starts = (one.start() for one in self._compilers)
+                self._warming = asyncio.gather(*starts, return_exceptions=True)
+            compiler = self._free.pop()
+            try:
+                return await self._compiled(compiler, kind, text)
+            finally:
+                self._free.append(compiler)
 
-    async def _compiled(self, kind: str, text: str) -> dict[str, str]:
+    async def _compiled(self, compiler: Compiler, kind: str, text: str) -> dict[str, str]:
         line = json.dumps({"kind": kind, "text": text}).encode() + b"\n"
         codes: list[int | None] = []
         while len(codes) < TRIES:
-            answer = await exchange(await self._compiler(), line, PATIENCE)
+            answer = await compiler.ask(line)
             if answer is not None:
                 self._kept[kind, text] = answer
                 if len(self._kept) > KEPT:
                     self._kept.popitem(last=False)
                 return answer
-            codes.append(await self._end())
+            codes.append(await compiler.end())
             if codes[-1] in ENDS and (codes[-1] == -signal.SIGPROF or codes.count(codes[-1]) > 1):
+                await compiler.start()
                 return {"problem": TOO_HARD, "place": ""}  # it would end the next one, too
         raise Unavailable("the compiler of forms was ended, or did not answer", reason=ErrorReason.NO_COMPILER)
 
-    async def _compiler(self) -> Process:
-        """A compiler that has read the tokenizer, and another one for the time after it."""
-        if self._process is None:
-            if self._spare is None:
-                self._spare = asyncio.create_task(self._start())
-            starting, self._spare = self._spare, None
-            self._process = await starting
-            self._spare = asyncio.create_task(self._start())
-        return self._process
-
-    async def _start(self) -> Process:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-m", f"{__package__}.form_compiler", str(self._checkpoint.folder)),
-            stdin=PIPE,
-            stdout=PIPE,
-            stderr=DEVNULL,  # a panic's message may quote the form
-            limit=1 << 20,
-        )
-        try:
-            if await exchange(process, b"", START) is not None:
-                return process
-        except asyncio.CancelledError:
-            await ended(process)
-            raise
-        await ended(process)
-        raise Unavailable("the compiler of forms does not start", reason=ErrorReason.NO_COMPILER)
-
-    async def _end(self) -> int | None:
-        """Ends the compiler. Returns how it ended, if it did by itself."""
-        process, self._process = self._process, None
-        return await ended(process) if process is not None else None
-
     async def close(self) -> None:
         """Ends the compilers."""
-        tasks = [*self._asking.values(), *([self._spare] if self._spare is not None else [])]
+        tasks = [*self._asking.values(), *([self._warming] if self._warming is not None else [])]
         for task in tasks:
             task.cancel()
-        for process in await asyncio.gather(*tasks, return_exceptions=True):
-            if isinstance(process, Process):
-                await ended(process)
-        await self._end()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for compiler in self._compilers:
+            await compiler.end()
 
 
 async def exchange(process: Process, line: bytes, patience: float) -> dict[str, str] | None:
-    """What a compiler answers to a line; None where it ends, or does not answer in time.
-
-    Raises nothing but the caller's cancellation."""
+    """What a process answers to a line; None where it ends, or does not answer in time."""
     assert process.stdin is not None
     assert process.stdout is not None
     answer = b""
@@ -224,15 +255,3 @@ async def exchange(process: Process, line: bytes, patience: float) -> dict[str, 
             await process.stdin.drain()
             answer = await process.stdout.readline()
     return json.loads(answer) if answer.endswith(b"\n") else None
-
-
-async def ended(process: Process) -> int:
-    """Ends a process that has not ended, and returns how it ended."""
-    assert process.stdin is not None
-    process.stdin.close()
-    with suppress(TimeoutError):
-        async with asyncio.timeout(LAST):  # one that ends by itself says how
-            return await process.wait()
-    with suppress(ProcessLookupError):
-        process.kill()
-    return await process.wait()
