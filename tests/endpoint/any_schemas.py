@@ -1,9 +1,17 @@
-"""Random JSON schemas over all keywords, numbers and keys above all; many cannot be kept, and some are wrong."""
+"""Random JSON schemas over all keywords, numbers and keys above all, and a second validator of answers.
 
+Many of the schemas cannot be kept, and some are wrong.
+"""
+
+import datetime
 import json
 import random
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
+
+import jsonschema
+from jsonschema.validators import validator_for
 
 Schema = dict[str, Any] | bool
 
@@ -244,3 +252,49 @@ class AnySchema:
                 {"$dynamicRef": "#x"},
             ]
         )
+
+
+# -- the second validator
+
+MOMENTS = jsonschema.FormatChecker(["date", "email", "ipv4", "ipv6", "uuid"])
+
+
+@MOMENTS.checks("time", raises=ValueError)
+def is_time(value: object) -> bool:
+    """By Python's datetime, as the format `date` is by jsonschema."""
+    return not isinstance(value, str) or bool(datetime.time.fromisoformat(value).tzinfo)
+
+
+@MOMENTS.checks("date-time", raises=ValueError)
+def is_date_time(value: object) -> bool:
+    """By Python's datetime."""
+    return not isinstance(value, str) or bool(datetime.datetime.fromisoformat(value).tzinfo)
+
+
+def validator(schema: str) -> Callable[[Any], None]:
+    """The second validator, which computes with the numbers as they are written."""
+    read = json.loads(schema, parse_float=Decimal)
+    kind = validator_for(read, jsonschema.Draft202012Validator)
+    return kind(judged(read, kind is jsonschema.Draft202012Validator), format_checker=MOMENTS).validate
+
+
+def judged(value: Any, new: bool) -> Any:
+    """A schema without `additionalItems` that say nothing, and, by a new draft, without lists of `items`: jsonschema
+    raises TypeError at some of them."""
+    if isinstance(value, list):
+        return [judged(one, new) for one in value]
+    if not isinstance(value, dict):
+        return value
+    made = {name: judged(one, new) for name, one in value.items()}
+    if not isinstance(made.get("items"), list):
+        made.pop("additionalItems", None)
+    elif new:
+        made["prefixItems"] = made.pop("items")
+        made |= {"items": made["additionalItems"]} if "additionalItems" in made else {}
+    return made
+
+
+def number(text: str) -> Decimal:
+    """A number of an answer; exponents beyond all others are cut."""
+    mantissa, mark, exponent = text.lower().partition("e")
+    return Decimal(mantissa + mark + exponent[:6]) if mark else Decimal(text)

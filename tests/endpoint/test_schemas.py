@@ -1,22 +1,18 @@
 """Answers by JSON schemas are what the schemas describe: those that are kept are kept whole, others refused by name."""
 
-import datetime
 import json
 import random
 import re
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Callable
-from decimal import Decimal, localcontext
-from typing import Any
+from decimal import localcontext
 
 import jsonschema
 import numpy as np
 import pytest
 from checkpoints import make_gpt2
-from endpoint.any_schemas import a_schema
-from jsonschema.validators import validator_for
+from endpoint.any_schemas import a_schema, number, validator
 
 from orca_common.checkpoint import read_checkpoint
 from orca_common.forms import Forms
@@ -47,48 +43,6 @@ def texts(forms: Forms) -> list[bytes]:
 
 
 # -- random schemas
-
-MOMENTS = jsonschema.FormatChecker(["date", "email", "ipv4", "ipv6", "uuid"])
-
-
-@MOMENTS.checks("time", raises=ValueError)
-def is_time(value: object) -> bool:
-    """By Python's datetime, as the format `date` is by jsonschema."""
-    return not isinstance(value, str) or bool(datetime.time.fromisoformat(value).tzinfo)
-
-
-@MOMENTS.checks("date-time", raises=ValueError)
-def is_date_time(value: object) -> bool:
-    """By Python's datetime."""
-    return not isinstance(value, str) or bool(datetime.datetime.fromisoformat(value).tzinfo)
-
-
-def judge(schema: str) -> Callable[[Any], None]:
-    """The second validator, which computes with the numbers as they are written."""
-    read = json.loads(schema, parse_float=Decimal)
-    kind = validator_for(read, jsonschema.Draft202012Validator)
-    if kind is jsonschema.Draft202012Validator:
-        read = of_2020(read)
-    return kind(read, format_checker=MOMENTS).validate
-
-
-def of_2020(value: Any) -> Any:
-    """A schema without the lists of `items` that newer drafts know no more, as `prefixItems`."""
-    if isinstance(value, list):
-        return [of_2020(one) for one in value]
-    if not isinstance(value, dict):
-        return value
-    made = {name: of_2020(one) for name, one in value.items()}
-    if isinstance(made.get("items"), list):
-        made["prefixItems"] = made.pop("items")
-        made |= {"items": made["additionalItems"]} if "additionalItems" in made else {}
-    return made
-
-
-def number(text: str) -> Decimal:
-    """A number of an answer; exponents beyond all others are cut."""
-    mantissa, mark, exponent = text.lower().partition("e")
-    return Decimal(mantissa + mark + exponent[:6]) if mark else Decimal(text)
 
 
 def an_answer(draw: random.Random, forms: Forms, texts: list[bytes], grammar: str) -> bytes | None:
@@ -123,7 +77,7 @@ def rounds(forms: Forms, texts: list[bytes], seeds: range) -> Counter[str]:
             counts["refused"] += 1
             continue
         counts["kept"] += 1
-        validate = judge(schema)
+        validate = validator(schema)
         for _ in range(3):
             answer = an_answer(draw, forms, texts, outcome["grammar"])
             if answer is None:
@@ -214,6 +168,7 @@ KEPT = {  # a schema, an answer that fits it, and one that does not
     ),
     "above a whole number": ('{"exclusiveMinimum": 50, "exclusiveMaximum": 50.1, "type": "number"}', "50.05", "50"),
     "above 0": ('{"exclusiveMinimum": 0, "exclusiveMaximum": 0.5, "type": "number"}', "0.001", "0"),
+    "below 0": ('{"exclusiveMinimum": -1, "exclusiveMaximum": 0, "type": "number"}', "-0.5", "-0"),
     "draft 4": ('{"exclusiveMinimum": true, "anyOf": [true], "minimum": 5, "type": "number"}', "5.5", "5"),
     "an escaped member": (OPEN + "}", '{"b": 5}', '{"\\u0061": 5}'),
     "a member of a pattern": (

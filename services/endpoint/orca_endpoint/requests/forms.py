@@ -25,8 +25,8 @@ from .tool_grammar import ToolForm
 from .tools import TOOLS
 
 COMPILERS = 2
-WAITING = 16  # forms of one caller that may wait for a compiler
-ALL_WAITING = 256  # forms of all callers, of up to 64 KB
+WAITING = 64  # forms of one caller that may wait for a compiler
+ALL_WAITING = 1024  # forms of all callers, of up to 64 KB
 KEPT = 256  # forms that were compiled last; they need not be compiled again
 PATIENCE = 10.0  # seconds of an answer; the compiler's own limit is half a second of CPU time
 START = 60.0  # seconds for a compiler to start: it reads the tokenizer

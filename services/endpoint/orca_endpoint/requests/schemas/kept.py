@@ -105,7 +105,7 @@ class _Keeper:
         self._waiting: list[tuple[str, Any, str]] = []  # definitions to rewrite: name, schema, place
         self._multiples: dict[Decimal, str] = {}  # places of multipleOf
         bounds = [one.get(bound) for one, _ in everything(root, "") for bound in LOWER + UPPER]
-        self._near_zero = any(isinstance(one, float) and 0 < abs(one) < 1 for one in bounds)
+        self._near_zero = any(isinstance(one, int | float) and 0 < abs(one) <= 1 for one in bounds)
 
     def all(self) -> dict[str, Any]:
         made = self._schema(self._root, "")
