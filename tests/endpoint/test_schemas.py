@@ -195,6 +195,17 @@ KEPT = {  # a schema, an answer that fits it, and one that does not
     "any": ('{"type": "string", "pattern": "^.$"}', '"\x85"', '"\u2028"'),
     "a word": (r'{"type": "string", "pattern": "^[\\w-.]$"}', '"-"', '"ж"'),
     "union by references": (PETS, '{"kind": "cat", "of": {"kind": "dog"}}', '{"kind": "cat", "of": {"kind": "cow"}}'),
+    "beside a reference, in draft 7": (
+        '{"$schema": "http://json-schema.org/draft-07/schema#", "$ref": "#/definitions/a", "maxLength": 1,'
+        ' "definitions": {"a": {"type": "string"}}}',
+        '"xy"',
+        "5",
+    ),
+    "beside a reference, in later drafts": (
+        '{"$ref": "#/$defs/a", "maxLength": 1, "$defs": {"a": {"type": "string"}}}',
+        '"x"',
+        '"xy"',
+    ),
     "prefixItems": (
         '{"type": "array", "prefixItems": [{"type": "null"}], "items": {"type": "integer"}, "additionalItems": true}',
         "[null, 5]",

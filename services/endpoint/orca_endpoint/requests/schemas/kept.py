@@ -100,7 +100,8 @@ def kept(schema: Schema) -> dict[str, Any]:
 class _Keeper:
     def __init__(self, root: dict[str, Any]) -> None:
         self._root = root
-        self._old = re.search("draft-0|2019-09", str(root.get("$schema"))) is not None
+        draft = str(root.get("$schema"))
+        self._old, self._lone = re.search("draft-0|2019-09", draft), re.search("draft-0", draft)
         self._targets: dict[str, str] = {}  # names of the definitions, by the references to them
         self._waiting: list[tuple[str, Any, str]] = []  # definitions to rewrite: name, schema, place
         self._multiples: dict[Decimal, str] = {}  # places of multipleOf
@@ -126,6 +127,7 @@ class _Keeper:
         if isinstance(given, bool):
             return given
         given = an_object(given, place, "must be a schema: an object, true or false")
+        given = self._alone(given)
         if place and "$id" in given:
             raise SchemaError(f"{place}.$id", "is supported at the top only")
         if place and "$schema" in given:
@@ -148,6 +150,10 @@ class _Keeper:
             unions["allOf"] = [*unions.get("allOf", []), *more]
         parts = list(unions.items())
         return {**dict(parts[:ahead]), **plain, **dict(parts[ahead:])}
+
+    def _alone(self, schema: dict[str, Any]) -> dict[str, Any]:
+        """A schema without what stands beside a reference, which drafts before 2019-09 ignore."""
+        return {"$ref": schema["$ref"]} if self._lone and "$ref" in schema else schema
 
     def _same_value(self, keyword: str, value: Any, at: str) -> tuple[str, Any]:
         """A keyword whose schemas or constants are for the same value as its neighbours."""
@@ -354,6 +360,7 @@ class _Keeper:
         """The schemas that hold for each value of a schema: itself, what it refers to, and its allOf."""
         if not isinstance(schema, dict) or not levels:
             return []
+        schema = self._alone(schema)
         parts = schema.get("allOf")
         inner = list(parts) if isinstance(parts, list) else []
         if "$ref" in schema:
