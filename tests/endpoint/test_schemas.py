@@ -46,7 +46,7 @@ def texts(forms: Forms) -> list[bytes]:
 
 
 def an_answer(draw: random.Random, forms: Forms, texts: list[bytes], grammar: str) -> bytes | None:
-    """What random weights say by the masks; None: it did not end in time. They like the marks of JSON."""
+    """Returns an answer of random weights, which like the marks of JSON; None: it did not end in time."""
     matcher, said = forms.matcher(grammar), b""
     for _ in range(LONGEST):
         bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
@@ -169,6 +169,7 @@ KEPT = {  # a schema, an answer that fits it, and one that does not
     "above a whole number": ('{"exclusiveMinimum": 50, "exclusiveMaximum": 50.1, "type": "number"}', "50.05", "50"),
     "above 0": ('{"exclusiveMinimum": 0, "exclusiveMaximum": 0.5, "type": "number"}', "0.001", "0"),
     "below 0": ('{"exclusiveMinimum": -1, "exclusiveMaximum": 0, "type": "number"}', "-0.5", "-0"),
+    "two bounds": ('{"exclusiveMinimum": 0, "minimum": 0.5, "maximum": 0.9, "type": "number"}', "0.6", "0.1"),
     "draft 4": ('{"exclusiveMinimum": true, "anyOf": [true], "minimum": 5, "type": "number"}', "5.5", "5"),
     "an escaped member": (OPEN + "}", '{"b": 5}', '{"\\u0061": 5}'),
     "a member of a pattern": (

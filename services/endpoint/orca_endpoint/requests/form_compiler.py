@@ -101,7 +101,10 @@ def grammar_of(schema: Schema) -> str:
 def compiled_tools(forms: Forms, form: ToolForm) -> dict[str, str]:
     """The answer to the form of tools. The schema of a text was compiled before."""
     try:
-        functions = [{**function, "parameters": kept(function["parameters"])} for function in form["functions"]]
+        functions = [
+            {**function, "parameters": {"type": "object", **kept(function["parameters"])}}
+            for function in form["functions"]
+        ]
         text = form["schema"] if form["schema"] is None else kept(form["schema"])
         grammar = tool_grammar(cast(ToolForm, {**form, "functions": functions, "schema": text}), forms.token)
         forms.check(grammar)

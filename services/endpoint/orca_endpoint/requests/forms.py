@@ -1,7 +1,7 @@
 """The form that a request gives its answer: compiled and refused before the pool has the request.
 
 `form_compiler` does the work, in two processes that are started with the first form. A caller has one of them at a
-time, and callers have turns, so that the forms of one keep nobody else waiting. Where a form ends its process, the
+time, and callers have turns, so that the forms of one keep no other waiting. Where a form ends its process, the
 turn lasts until another one is in its place.
 """
 
@@ -134,7 +134,7 @@ class Compiler:
             return self._process
 
     async def ask(self, line: bytes) -> dict[str, str] | None:
-        """What it says of a form; None where it ends, or does not answer in time. Raises Unavailable."""
+        """Returns the answer to a form, or None where it ends, or does not answer in time. Raises Unavailable."""
         return await exchange(await self.start(), line, PATIENCE)
 
     async def end(self) -> int | None:
@@ -245,7 +245,7 @@ class FormCompiler:
 
 
 async def exchange(process: Process, line: bytes, patience: float) -> dict[str, str] | None:
-    """What a process answers to a line; None where it ends, or does not answer in time."""
+    """Returns the answer of a process to a line, or None where it ends, or does not answer in time."""
     assert process.stdin is not None
     assert process.stdout is not None
     answer = b""

@@ -52,7 +52,7 @@ DATE = (
 HOUR = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
 TIME = rf"{HOUR}:[0-5][0-9](?:\.[0-9]+)?(?:Z|[+-]{HOUR})"
 MOMENTS = {"date": f"^{DATE}$", "time": f"^{TIME}$", "date-time": f"^{DATE}T{TIME}$"}
-JSON_SPACE = re.compile(r"(?:\\x(?:20|09|0[aAdD])|\\[nrt]|[ \n\r\t]|\[|\]|\(\?:|[()|?*+]|\{[0-9]*,?[0-9]*\})*")
+JSON_SPACE = re.compile(r"(?:\\x(?:20|09|0[ADad])|\\[nrt]|[ \n\r\t]|\[|\]|\(\?:|[()|?*+]|\{[0-9]*,?[0-9]*\})*")
 
 
 class SchemaError(ValueError):
@@ -195,10 +195,10 @@ class _Keeper:
             case "multipleOf":
                 return {keyword: self._multiple(value, at, given)}
             case "required":
-                return {keyword: [name(one, f"{at}[{n}]") for n, one in enumerate(a_list(value, at))]}
+                return {keyword: [text_in(one, f"{at}[{n}]") for n, one in enumerate(a_list(value, at))]}
             case "properties":
-                members = an_object(value, at, "must be an object")
-                return {keyword: {name(one, at): self._schema(part, f"{at}.{one}") for one, part in members.items()}}
+                members = an_object(value, at, "must be an object").items()
+                return {keyword: {text_in(one, at): self._schema(part, f"{at}.{one}") for one, part in members}}
             case "patternProperties":
                 found: dict[str, Schema] = {}
                 for one, part in an_object(value, at, "must be an object").items():
@@ -251,7 +251,7 @@ class _Keeper:
                 return {keyword: 0}
             exact, strict = side * TINY, False
         found = {bound: inward(exact, at, side, strict=strict)}
-        if strict and bound in given:
+        if keyword != bound and bound in given:
             more.append(found)
             return {}
         return found
@@ -405,9 +405,6 @@ def text_in(value: Any, at: str) -> str:
     if wrong := sayable(value):
         raise SchemaError(at, f"holds {wrong}, which answers cannot")
     return value
-
-
-name = text_in  # of a member
 
 
 def pattern(value: Any, at: str) -> str:

@@ -179,7 +179,7 @@ class _Reader:
         return ord("-") if self._skip("-") else self._atom()
 
     def _atom(self) -> int | Ranges | str:
-        """What follows a backslash: a code point, ranges, or a property of Unicode in Rust's syntax."""
+        """Reads what follows a backslash: a code point, ranges, or a property of Unicode in Rust's syntax."""
         if found := PROPERTY.match(self._pattern, self._at):
             self._at, self._new = found.end(), True
             return "\\" + found[0]
