@@ -138,7 +138,7 @@ def place_of(forms: Forms, schema: dict[str, Any], problem: str) -> str:
 
 
 def problem_of(forms: Forms, schema: dict[str, Any]) -> str | None:
-    """What the library says about a schema."""
+    """Returns the problem that the library has with a schema."""
     try:
         forms.check(grammar_of(schema))
     except (FormError, ValueError) as error:
