@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 import re
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,14 @@ from typing import Any
 import jsonschema
 import pytest
 from checkpoints import make_gpt2
+from endpoint.any_schemas import a_schema as any_schema
+from endpoint.any_schemas import number, validator
 from openai import AsyncOpenAI
 from schemas import a_schema
 from stacks import Running, running
 from tool_templates import HERMES, some_tools
 
-from orca_client import FinishReason
+from orca_client import FinishReason, InvalidArgument
 
 END = 256
 MARKS = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]")
@@ -68,6 +71,29 @@ async def test_answers_of_random_schemas_are_valid(stack: Running) -> None:
     for schema, text in zip(schemas, answers, strict=True):
         jsonschema.Draft202012Validator(schema).validate(json.loads(text))
     assert len(set(answers)) > 40, "the judge sees many answers"
+
+
+async def test_schemas_over_all_keywords(stack: Running) -> None:
+    """Those that are not refused; `endpoint/test_schemas.py` has thousands without a stack."""
+    schemas = [any_schema(random.Random(seed)) for seed in range(40)]
+
+    async def judged(schema: str, seed: int) -> str:
+        text = ""
+        stream = stack.client.generate([1, seed], max_new_tokens=60, temperature=1.0, seed=seed, json_schema=schema)
+        try:
+            async with stream:
+                async for event in stream:
+                    text += getattr(event, "text", "")
+        except InvalidArgument as error:
+            return str(error).partition(".")[0].partition(":")[0]
+        assert stream.finished is not None
+        if stream.finished.reason is FinishReason.EOS:
+            validator(schema)(json.loads(text, parse_float=number))
+        return stream.finished.reason.name
+
+    counts = Counter(await asyncio.gather(*(judged(schema, n) for n, schema in enumerate(schemas))))
+    assert counts.keys() == {"json_schema", "EOS", "LENGTH"}, "none is stuck"
+    assert counts["EOS"] > 10, counts
 
 
 REGEXES = (r"(ab|cd){2,5}[0-9]{3}", r"[a-f]{0,8}", r"-?(0|[1-9][0-9]{0,5})(\.[0-9]{1,3})?", "é{1,3}x")

@@ -2,17 +2,19 @@
 
 import asyncio
 import json
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from checkpoints import make_gpt2
+from endpoint.harness import until
 
 from orca_common.checkpoint import read_checkpoint
-from orca_common.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
+from orca_common.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
 from orca_endpoint.openai.response_format import schema_of
 from orca_endpoint.requests import forms
-from orca_endpoint.requests.forms import FormCompiler
+from orca_endpoint.requests.forms import FormCompiler, Turns
 from orca_endpoint.requests.validation import Fields
 
 FIELDS = Fields({})
@@ -36,7 +38,7 @@ BAD = {
     "place": (
         "json_schema",
         '{"properties": {"a": {"items": {"anyOf": [true, {"uniqueItems": true}]}}}}',
-        r"^json_schema\.properties\.a\.items\.anyOf\[1\]: Unimplemented keys: \[.uniqueItems.\]$",
+        r"^json_schema\.properties\.a\.items\.anyOf\[1\]\.uniqueItems: cannot be enforced$",
     ),
     "not json": ("json_schema", "{", "^json_schema: not valid JSON"),
     "no schema": ("json_schema", "[]", "^json_schema: must be a JSON schema, which is an object$"),
@@ -65,15 +67,81 @@ async def test_the_callers_name_of_the_field(compiler: FormCompiler) -> None:
         await compiler.grammar("json_schema", '{"properties": {"a": {"type": "b"}}}', names)
 
 
-async def test_a_bounded_number_waits(compiler: FormCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_bounded_number_of_each_caller_waits(compiler: FormCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forms, "WAITING", 3)
-    asked = [asyncio.create_task(compiler.grammar("regex", f"a{{{n}}}", FIELDS)) for n in range(1, 4)]
-    await asyncio.sleep(0)  # they have asked
-    with pytest.raises(ResourceExhausted, match="3 forms"):
-        await compiler.grammar("regex", "b", FIELDS)
-    same = await compiler.grammar("regex", "a{1}", FIELDS)
+    asked = [asyncio.create_task(compiler.grammar("regex", f"a{{{n}}}", FIELDS, "x")) for n in range(1, 5)]
+    await until(lambda: compiler._turns.count == 3)
+    with pytest.raises(ResourceExhausted, match="3 forms of this caller"):
+        await compiler.grammar("regex", "b", FIELDS, "x")
+    monkeypatch.setattr(forms, "ALL_WAITING", 3)
+    other = asyncio.create_task(compiler.grammar("regex", "b", FIELDS, "y"))
+    await until(lambda: not compiler._free)
+    with pytest.raises(ResourceExhausted, match="3 forms wait"):
+        await compiler.grammar("regex", "c", FIELDS, "y")
+    same = await compiler.grammar("regex", "a{1}", FIELDS, "x")
     assert same in await asyncio.gather(*asked)
-    assert await compiler.grammar("regex", "b", FIELDS)
+    assert await other
+
+
+async def test_callers_have_turns_in_rotation() -> None:
+    """One of each caller at a time, however many others it waits for."""
+    turns, order, end = Turns(2), list[str](), asyncio.Event()
+
+    async def ask(name: str) -> None:
+        async with turns.turn(name[0]):
+            order.append(name)
+            await end.wait()
+
+    asked = [asyncio.create_task(ask(f"x{n}")) for n in range(3)]
+    await until(lambda: turns.count == 2)
+    asked += [asyncio.create_task(ask(name)) for name in ("y0", "z0", "z1", "y1")]
+    await until(lambda: turns.count == 5)
+    assert order == ["x0", "y0"]
+    asked[4].cancel()  # z0
+    end.set()
+    await asyncio.gather(*asked, return_exceptions=True)
+    assert order == ["x0", "y0", "x1", "z1", "y1", "x2"]
+    assert not turns.count
+
+
+async def test_a_form_that_is_too_hard_keeps_no_other_caller_waiting(compiler: FormCompiler) -> None:
+    """Nor does the start of another process after it."""
+    await compiler.grammar("regex", "a", FIELDS, "y")
+    hard = [asyncio.create_task(compiler.grammar("grammar", CHAIN + "\n" * n, FIELDS, "x")) for n in range(4)]
+    await until(lambda: compiler._turns.count == 3)
+    for n in range(20):
+        assert await compiler.grammar("regex", f"a{{{n}}}", FIELDS, "y")
+    assert compiler._turns.count, "and some of the hard ones wait still"
+    assert all(isinstance(one, InvalidArgument) for one in await asyncio.gather(*hard, return_exceptions=True))
+
+
+async def test_a_killed_compiler_is_no_fault_of_the_next_form(compiler: FormCompiler) -> None:
+    await compiler.grammar("regex", "a", FIELDS)
+    killed = [await one.start() for one in compiler._compilers]
+    for process in killed:
+        process.kill()
+    assert await compiler.grammar("regex", "b", FIELDS, "x")
+    assert await compiler.grammar("regex", "c", FIELDS, "y")
+    assert [await process.wait() for process in killed] == [-signal.SIGKILL] * 2
+
+
+async def test_compilers_that_are_ended_are_unavailable_and_not_remembered(
+    compiler: FormCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forms, "PATIENCE", 0.0)  # no compiler answers in time
+    with pytest.raises(Unavailable, match="the compiler of forms was ended, or did not answer"):
+        await compiler.grammar("regex", "a", FIELDS)
+    monkeypatch.undo()
+    assert await compiler.grammar("regex", "a", FIELDS)
+
+
+async def test_a_form_that_ends_compilers_is_not_remembered(compiler: FormCompiler) -> None:
+    """The same form is tried again."""
+    kind, text, problem = BAD["chain"]
+    for _ in range(2):
+        with pytest.raises(InvalidArgument, match=problem):
+            await compiler.grammar(kind, text, FIELDS)
+        assert not compiler._kept
 
 
 async def test_a_caller_that_leaves(compiler: FormCompiler) -> None:

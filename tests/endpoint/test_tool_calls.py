@@ -275,5 +275,5 @@ def test_a_schema_that_cannot_be_enforced_is_refused_with_its_place(model: Path)
     schema = {"properties": {"a": {"items": {"uniqueItems": True}}}}
     tools = tools_from([function(), function(name="g", parameters=schema)], SYNTAXES["hermes"])
     answer = compiled_tools(forms, tools.form(None))
-    assert answer["place"] == "[1].function.parameters.properties.a.items"
-    assert "uniqueItems" in answer["problem"]
+    assert answer["place"] == "[1].function.parameters.properties.a.items.uniqueItems"
+    assert answer["problem"] == "cannot be enforced"

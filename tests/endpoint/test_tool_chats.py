@@ -201,8 +201,8 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "schema": (
         {"tools": [TIME, {"type": "function", "function": {"name": "g", "parameters": {"not": {}}}}]},
-        "tools[1].function.parameters",
-        "not",
+        "tools[1].function.parameters.not",
+        "cannot be enforced",
     ),
     "choice": ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice", "'any'; it may be none, auto, required"),
     "choice alone": ({"tool_choice": "auto"}, "tool_choice", "only with tools"),

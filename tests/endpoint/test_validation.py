@@ -286,5 +286,5 @@ async def test_a_chat_ends_with_the_tokenizers_end_too(tmp_path: Path) -> None:
     of_chat = await validator.generate(pb.GenerateRequest(chat=chat, max_new_tokens=1))
     of_text = await validator.generate(pb.GenerateRequest(text="the pool", max_new_tokens=1))
     free = await validator.generate(pb.GenerateRequest(chat=chat, max_new_tokens=1, ignore_eos=True))
-    assert list(of_chat.record.end_token_ids) == sorted([EOS, tokenizer.token_to_id("a")])
+    assert {*of_chat.record.end_token_ids} == {EOS, tokenizer.token_to_id("a")}
     assert (list(of_text.record.end_token_ids), list(free.record.end_token_ids)) == ([EOS], [])

@@ -360,6 +360,20 @@ async def no_message(attacker: Attacker) -> None:
         await connection.keep(256, lambda: connection.begin(MODEL))
 
 
+async def forms(attacker: Attacker) -> None:
+    """Asks for answers of 16 schemas at a time, each of which takes a third of a second to compile."""
+    days = {f"p{n}": {"type": "string", "format": "date-time"} for n in range(1200)}
+    numbers = itertools.count()
+
+    def begin(connection: Connection) -> None:
+        schema = json.dumps({"title": str(next(numbers)), "type": "object", "properties": days})
+        asked = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[5]), max_new_tokens=1, json_schema=schema)
+        connection.begin(GENERATE, data=memoryview(http2.message(asked.SerializeToString())))
+
+    async with attacker.connection() as connection:
+        await connection.keep(16, lambda: begin(connection))
+
+
 # -- D6
 def resets(count: int) -> bytes:
     """A whole connection in one piece: calls that are taken back as soon as they are begun, and a ping."""
@@ -485,6 +499,7 @@ ATTACKS = {
     "continuation": Attack(continuation, 8, "headers that do not end"),
     "headers": Attack(headers, 8, "headers of 60 and 120 KB"),
     "table": Attack(table, 8, "headers of 16 KB that become 64 MB"),
+    "forms": Attack(forms, 1, "schemas that take a third of a second to compile"),
     "no-window": Attack(deaf(0), 16, "streams of tokens without a window"),
     "no-reading": Attack(deaf(WIDE), 16, "streams of tokens that are not read"),
 }

@@ -1,4 +1,4 @@
-"""What a rank reports is checked as it comes: a wrong report is a verdict on that rank, and nothing else ends."""
+"""A rank's reports are checked as they come: a wrong one is a verdict on that rank, and nothing else ends."""
 
 import math
 import random
@@ -39,8 +39,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a token of no vocabulary": ({"token_ids": [VOCABULARY]}, "has a token 256 of a vocabulary of 256"),
     "the largest token": ({"token_ids": [(1 << 32) - 1]}, "has a token 4294967295"),
     "more logprobs": ({"logprobs": [-0.5, -0.5]}, "has 2 logprobs for 1 requests"),
-    "not finite": ({"not_finite": [1]}, "tells of request 1 of 1"),
-    "stuck": ({"stuck": [(1 << 32) - 1]}, "tells of request 4294967295 of 1"),
+    "not finite": ({"not_finite": [1]}, "names request 1 of 1"),
+    "stuck": ({"stuck": [(1 << 32) - 1]}, "names request 4294967295 of 1"),
     "tops that were not asked for": (
         {"tops": [pb.Scores(index=0, scores=TOP.pack(5, -1.0))]},
         "has 8 bytes of top logprobs",

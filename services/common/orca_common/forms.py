@@ -24,12 +24,16 @@ from .errors import OrcaError
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
+    from llguidance._lib import JsonCompileOptions
 
 EXCERPT = re.compile(r"\s*([0-9]+ \|.*|\^+)?")  # a line of an error that shows the form again
 KEPT = 64  # compiled forms
 # Between the parts of JSON: a space, or a line break with an indent. Without a bound some models write nothing else. A
 # schema may ask for another one: {"x-guidance": {"whitespace_pattern": ..}}.
 WHITESPACE = r" |\n {0,40}"
+# Without u: a member that a schema names has one spelling, and no other one escapes its schema. So characters that JSON
+# can only spell as \uXXXX, such as U+0001, are in no answer.
+JSON_OPTIONS: JsonCompileOptions = {"whitespace_pattern": WHITESPACE, "json_allowed_escapes": 'nrbtf\\"'}
 SAID = 500  # characters of what the library says about a form
 # Bounds of one form: its size, the work of compiling it, the work of one mask, and its memory (1 to 2 kB a state).
 LIMITS = {
@@ -52,7 +56,7 @@ def as_grammar(kind: str, text: str) -> str:
 
     match kind:
         case "json_schema":
-            return LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": WHITESPACE})
+            return LLMatcher.grammar_from_json_schema(text, defaults=JSON_OPTIONS)
         case "regex":
             return LLMatcher.grammar_from_regex(text)
         case _:

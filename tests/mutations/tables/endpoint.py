@@ -235,6 +235,28 @@ MUTATIONS = [
         passes("check_names", 1, '{"name", "schema", "strict"}', "given"),
         "tests/endpoint/test_forms.py::test_all_members_of_a_json_schema",
     ),
+    # Forms.
+    Mutation(
+        "a caller has all compilers",
+        f"{SERVICE}/requests/forms.py",
+        "Turns.turn",
+        always("_having"),
+        "tests/endpoint/test_forms.py::test_callers_have_turns_in_rotation",
+    ),
+    Mutation(
+        "an exclusive bound is allowed",
+        f"{SERVICE}/requests/schemas/kept.py",
+        "inward",
+        never("strict", "found"),
+        "tests/endpoint/test_schemas.py::test_what_is_kept_by_another_spelling",
+    ),
+    Mutation(
+        "a pattern's classes are those of Rust",
+        f"{SERVICE}/requests/schemas/kept.py",
+        "pattern",
+        gives("value"),
+        "tests/endpoint/test_schemas.py::test_what_is_kept_by_another_spelling",
+    ),
     Mutation(
         "a part of a message may have anything",
         f"{SERVICE}/openai/chat/request.py",

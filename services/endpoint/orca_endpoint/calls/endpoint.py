@@ -139,13 +139,15 @@ class Endpoint:
         names: Mapping[str, str] | None = None,
         *,
         tenant: str = "",
+        host: str = "",
         encoded: Sequence[int] | None = None,
     ) -> Call:
         """A call that will submit the request.
 
         deadline: a moment of the loop's clock. carrier: the caller's metadata, for the trace. names: the caller's names
-        of the request's fields (see `validation`). tenant: whose key the caller sent; empty without keys. encoded: the
-        tokens of its prompt, where they are known. Raises what the validation raises, and when no call is admitted.
+        of the request's fields (see `validation`). tenant: whose key the caller sent; empty without keys. host: the
+        caller's. encoded: the tokens of its prompt, where they are known. Raises what the validation raises, and when
+        no call is admitted.
         """
         span = self._span("orca.request", "orca.submit", carrier)
         with refused(span):
@@ -153,7 +155,7 @@ class Endpoint:
             self.check_model(request.model)
             self._validating += 1
             try:
-                work = await self._validator.generate(request, names, encoded, self._slots)
+                work = await self._validator.generate(request, names, encoded, self._slots, tenant or host)
             finally:
                 self._validating -= 1
         if span is not None:

@@ -107,7 +107,8 @@ class OrcaMethods:
         return parse() if len(raw) <= BODY_IN_LOOP else await self._endpoint.large.run(parse)
 
     async def _call(self, request: GenerateRequest, on: ServerCall) -> Call:
-        return await self._endpoint.generate(request, on.deadline, on.metadata, tenant=self._tenant(on))
+        tenant = self._tenant(on)
+        return await self._endpoint.generate(request, on.deadline, on.metadata, tenant=tenant, host=on.host)
 
     def _tenant(self, on: ServerCall) -> str:
         return self._keys.tenant_of(on.once(AUTHORIZATION))

@@ -10,6 +10,7 @@ from ..calls.call import Call
 from ..calls.endpoint import Endpoint
 from ..calls.events import Event
 from ..http.access import tenant_in
+from ..http.bodies import peer_of
 from ..http.request_ids import labels_in
 from ..requests.limits import Held
 from ..requests.validation import MAX_INTERVAL
@@ -24,7 +25,7 @@ async def calls_of(asked: Asked, name: str, endpoint: Endpoint, request: Request
 
     name: the answer's id, by which a stream that breaks is taken up; that of the K-th of several has -K behind it.
     """
-    carrier, tenant = dict(request.headers), tenant_in(request.scope)
+    carrier, tenant, host = dict(request.headers), tenant_in(request.scope), peer_of(request.scope)
     calls: list[Call] = []
     try:
         for k, sample in enumerate(asked.samples):
@@ -34,7 +35,7 @@ async def calls_of(asked: Asked, name: str, endpoint: Endpoint, request: Request
             # The generations of one prompt are tokenized once.
             encoded = calls[-1].prompt_ids if k % asked.each else None
             call = await endpoint.generate(
-                sample.request, deadline, carrier, sample.names, tenant=tenant, encoded=encoded
+                sample.request, deadline, carrier, sample.names, tenant=tenant, host=host, encoded=encoded
             )
             call.label({**labels_in(request.scope), **asked.labels})
             calls.append(call)

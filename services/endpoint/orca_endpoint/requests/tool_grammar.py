@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, TypedDict
 
-from orca_common.forms import WHITESPACE
+from orca_common.forms import JSON_OPTIONS
 
 from ..text.tool_calls import SYNTAXES, Syntax
 
@@ -94,7 +94,7 @@ def escaped(text: str) -> str:
 
 
 def as_json(schema: dict[str, Any] | bool) -> str:
-    """The schema as a rule, with our white space."""
+    """The schema as a rule, with our options. schema: as `kept` returns it."""
     if isinstance(schema, dict):
-        schema = {"x-guidance": {"whitespace_pattern": WHITESPACE}, **schema}
+        schema = {**schema, "x-guidance": {**JSON_OPTIONS, **schema.get("x-guidance", {})}}
     return f"%json {json.dumps(schema)}"

@@ -88,13 +88,14 @@ class Validator:
         names: Mapping[str, str] | None = None,
         encoded: Sequence[int] | None = None,
         room: int | None = None,
+        caller: str = "",
     ) -> Work:
         """The work of a valid request; the caller adds `record.trace`. Raises InvalidArgument, FailedPrecondition, and
         ResourceExhausted when too many long texts wait.
 
         names: the caller's names of fields, where they differ from orca.v1's. encoded: the tokens of the request's
         prompt, where another request had the same. room: tokens that prompt and answer may have together in an engine,
-        for a chat that does not say how long its answer may be.
+        for a chat that does not say how long its answer may be. caller: the tenant or host, whose turn it is.
         """
         check = Fields(names or {})
         request_id = self._request_id(request.request_id) if request.request_id else f"req-{secrets.token_hex(12)}"
@@ -111,7 +112,7 @@ class Validator:
         if new < 1 and not is_chat:
             raise check.error("max_new_tokens", "must be at least 1")
         tools = self._chats.tools(request.chat, check) if is_chat else None
-        grammar = await self._grammar(request, tools, check)
+        grammar = await self._grammar(request, tools, check, caller)
         if grammar is not None:
             sampling = sampling if sampling is not None else SamplingParams()
             sampling.grammar = grammar
@@ -204,7 +205,7 @@ class Validator:
         self._known(request.stop_token_ids, "stop_token_ids", check)
         return list(dict.fromkeys([*request.stop_token_ids, *special]))
 
-    async def _grammar(self, request: GenerateRequest, tools: Tools | None, check: "Fields") -> str | None:
+    async def _grammar(self, request: GenerateRequest, tools: Tools | None, check: "Fields", caller: str) -> str | None:
         """The grammar that the answer follows; None: it is free."""
         form, grammar = request.WhichOneof("form"), None
         if form is None and tools is None:
@@ -213,7 +214,7 @@ class Validator:
             field = check.name(form if form is not None else TOOLS)
             raise check.error("ignore_eos", f"must be false with {field}: the end of such an answer is such a token")
         if form is not None:
-            grammar = await self._forms.grammar(form, getattr(request, form), check)
+            grammar = await self._forms.grammar(form, getattr(request, form), check, caller)
         if tools is None or (tools.none and grammar is not None):
             return grammar
         schema = None
@@ -224,7 +225,7 @@ class Validator:
             if tools.syntax.leads:
                 raise check.error(form, f"is not allowed with {field}: this model's calls look like other JSON")
             schema = json.loads(request.json_schema)
-        return await self._forms.tools(tools.form(schema), check)
+        return await self._forms.tools(tools.form(schema), check, caller)
 
     async def _prompt(
         self,

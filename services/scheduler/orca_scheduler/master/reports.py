@@ -16,7 +16,7 @@ from .output import Held
 def problem_of(
     report: pb.IterationReport, members: Sequence[Member], held: Mapping[int, Held], vocabulary: int
 ) -> str | None:
-    """What is wrong with a report, as the end of a sentence; None: nothing.
+    """Returns the end of a sentence about a wrong report, None for a right one.
 
     members: those of the iteration. held: the requests by claim. vocabulary: tokens of the model.
     """
@@ -28,7 +28,7 @@ def problem_of(
         return f"has {len(report.logprobs)} logprobs for {places} requests"
     without = {*report.not_finite, *report.stuck}
     if without and max(without) >= places:
-        return f"tells of request {max(without)} of {places}"
+        return f"names request {max(without)} of {places}"
     if tokens and max(tokens) >= vocabulary and any(t >= vocabulary for n, t in enumerate(tokens) if n not in without):
         return f"has a token {max(tokens)} of a vocabulary of {vocabulary}"
     return _problem_of_tops(report, claims, held, without, vocabulary) or _problem_of_prompts(report, members, held)
@@ -50,7 +50,7 @@ def _problem_of_tops(
         if len(scores) != size:
             return f"has {len(scores)} bytes of top logprobs where {size} were asked for"
         if any(token >= vocabulary for token, _ in TOP.iter_unpack(scores)):
-            return f"has top logprobs of a token that is none of {vocabulary}"
+            return f"has top logprobs of a token beyond {vocabulary}"
     return None
 
 

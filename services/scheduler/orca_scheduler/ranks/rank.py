@@ -46,7 +46,7 @@ Told = (
 
 
 @dataclass(frozen=True, slots=True)
-class Hears:
+class Listener:
     """Who hears what a rank says: `post` takes events of the lifecycle, `answered` hears of each answered heartbeat,
     `returned` takes reports with tokens and the rank's index, `timed` the times of an iteration on one rank, `latest`
     tells the last iteration that was sent."""
@@ -61,9 +61,9 @@ class Hears:
 class Rank:
     """The connection to one rank in one life of its engine."""
 
-    def __init__(self, index: int, engine: str, term: int, life: int, transport: Transport, hears: Hears) -> None:
+    def __init__(self, index: int, engine: str, term: int, life: int, transport: Transport, listener: Listener) -> None:
         self.index, self._transport = index, transport
-        self._engine, self._term, self._life, self._hears = engine, term, life, hears
+        self._engine, self._term, self._life, self._hears = engine, term, life, listener
         self._loop = asyncio.get_running_loop()
         self._connection: LaneConnection | None = None
         self._lane: ClientCall | None = None
@@ -259,7 +259,7 @@ class Rank:
             self._loop.call_soon(self._hears.timed, report.number, report.times)  # the next batch does not wait for it
 
     def _ran(self, iteration: int) -> bool:
-        """Whether the rank may have run an iteration that it tells of. Some of an earlier life may be under way yet."""
+        """Whether the rank may have run an iteration that it names. Some of an earlier life may be under way yet."""
         if iteration > max(self._hears.latest(), self._began) + UNDER_WAY:
             self.wrong(f"iteration {iteration}, which it was never sent")
             return False

@@ -15,7 +15,7 @@ from ..lifecycle.places import Shape
 from ..lifecycle.progress import Progress
 from ..lifecycle.suspicions import Kind
 from .pods import Pod
-from .rank import Hears, Rank, Told
+from .rank import Listener, Rank, Told
 
 MOST_TIMES = 256  # iterations whose times have not come from all ranks
 
@@ -50,11 +50,11 @@ class Ranks:
         self._silence = timers.FORMING_SILENCE
         self._times: dict[int, list[pb.StageTimes]] = {}  # by iteration, until all ranks have told theirs
         self._asked: list[int] = []  # heartbeats, one a rank, that were sent at the last complaint about a neighbour
-        hears = Hears(self._told, self._answered, self._tokens_came, self._times_came, lambda: self._progress.latest)
+        told = Listener(self._told, self._answered, self._tokens_came, self._times_came, lambda: self._progress.latest)
         self._pods = [
             Pod(address, transport, partial(self._seen, n), partial(self._away, n)) for n, address in enumerate(pods)
         ]
-        self._ranks = [Rank(n, engine, term, life, transport, hears) for n in range(shape.ranks)]
+        self._ranks = [Rank(n, engine, term, life, transport, told) for n in range(shape.ranks)]
         self._fences: list[asyncio.Task[None]] = []
         self._tasks = [
             *(spawn(pod.watch()) for pod in self._pods),

@@ -1,0 +1,324 @@
+"""Answers by JSON schemas are what the schemas describe: those that are kept are kept whole, others refused by name."""
+
+import json
+import random
+import re
+import shutil
+import subprocess
+from collections import Counter
+from decimal import localcontext
+
+import jsonschema
+import numpy as np
+import pytest
+from checkpoints import make_gpt2
+from endpoint.any_schemas import a_schema, number, validator
+
+from orca_common.checkpoint import read_checkpoint
+from orca_common.forms import Forms
+from orca_endpoint.requests.form_compiler import compiled
+from orca_endpoint.requests.schemas.kept import FORMATS
+from orca_endpoint.requests.schemas.kept import MOMENTS as MOMENTS_OF_RFC3339
+
+END = 256
+LONGEST = 300  # tokens of a random answer
+SHAPE = {"heads": 1, "layers": 1, "hidden": 4, "vocab": 257, "positions": 16, "seed": 1}
+LIKELY = b'"{}[],:0123456789.-eE ab1kindxy\\u0061T/@'
+
+
+@pytest.fixture(scope="module")
+def forms(tmp_path_factory: pytest.TempPathFactory) -> Forms:
+    """The forms of a model whose tokens are the bytes, and an end."""
+    folder = make_gpt2(tmp_path_factory.mktemp("model"), **SHAPE, tokenizer=True, special=["</s>"], eos_token_id=END)
+    made = Forms(read_checkpoint(folder))
+    made.open()
+    return made
+
+
+@pytest.fixture(scope="module")
+def texts(forms: Forms) -> list[bytes]:
+    """The bytes of each token."""
+    assert forms._tokenizer is not None
+    return [forms._tokenizer.decode_bytes([i]) for i in range(END)]
+
+
+# -- random schemas
+
+
+def an_answer(draw: random.Random, forms: Forms, texts: list[bytes], grammar: str) -> bytes | None:
+    """Returns an answer of random weights, which like the marks of JSON; None: it did not end in time."""
+    matcher, said = forms.matcher(grammar), b""
+    for _ in range(LONGEST):
+        bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+        assert not matcher.is_error(), (said, matcher.get_error())
+        allowed = np.unpackbits(bits, count=END + 1, bitorder="little").nonzero()[0]
+        assert len(allowed), said
+        likely = [i for i in allowed if i == END or texts[i] in (LIKELY if len(said) < LONGEST / 2 else b'"]}0')]
+        token = int(draw.choice(likely if likely and draw.random() < 0.9 else allowed))
+        if token == END:
+            return said
+        assert matcher.consume_tokens([token])
+        said += texts[token]
+        if matcher.is_stopped():
+            return said
+    return None
+
+
+def rounds(forms: Forms, texts: list[bytes], seeds: range) -> Counter[str]:
+    """Counts what became of a schema of each seed, and of three answers to each that is kept."""
+    counts = Counter[str]()
+    for seed in seeds:
+        draw = random.Random(seed)
+        schema = a_schema(draw)
+        outcome = compiled(forms, "json_schema", schema)
+        if "problem" in outcome:
+            said = f"{outcome['place']}: {outcome['problem']}"
+            assert NAMED.search(said) or schema == "false", (seed, schema, said)
+            counts["refused"] += 1
+            continue
+        counts["kept"] += 1
+        validate = validator(schema)
+        for _ in range(3):
+            answer = an_answer(draw, forms, texts, outcome["grammar"])
+            if answer is None:
+                counts["long"] += 1
+                continue
+            with localcontext() as context:
+                context.prec = 400
+                try:
+                    validate(json.loads(answer, parse_float=number))
+                except (jsonschema.ValidationError, ValueError) as error:
+                    raise AssertionError((seed, schema, answer, str(error)[:300])) from None
+            counts["valid"] += 1
+    return counts
+
+
+# Keywords of JSON Schema, as a refusal names them.
+NAMED = re.compile(
+    r"\b(type|const|enum|allOf|anyOf|oneOf|ref|items|prefixItems|additionalItems|minItems|maxItems|properties|required"
+    r"|additionalProperties|patternPropert(y|ies)|minProperties|maxProperties|minLength|maxLength|pattern|format"
+    r"|minimum|maximum|exclusiveMinimum|exclusiveMaximum|multipleOf|not|if|then|else|contains|minContains|uniqueItems"
+    r"|propertyNames|dynamicRef|unevaluated(Properties|Items)|dependentRequired|dependentSchemas|dependencies)\b"
+)
+
+
+# Python's warnings about classes that another release may read in another way: today it reads them as ECMA-262 does.
+WARNINGS = pytest.mark.filterwarnings("ignore:Possible (set|nested)")
+
+
+@WARNINGS
+def test_random_answers_are_valid_by_a_second_validator(forms: Forms, texts: list[bytes]) -> None:
+    """The second one is jsonschema 4.26."""
+    counts = rounds(forms, texts, range(150))
+    assert counts["valid"] > 100, counts
+    assert counts["refused"] > 20, counts
+
+
+@WARNINGS
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_random_answers_to_5000_schemas(forms: Forms, texts: list[bytes]) -> None:
+    counts = rounds(forms, texts, range(1000, 6000))
+    print(counts)
+    assert counts["valid"] > 4000, counts
+
+
+# -- what llguidance 1.9.1 does not keep by itself
+
+
+def follows(forms: Forms, schema: str, answer: str) -> bool:
+    """Whether an answer is one of a schema."""
+    outcome = compiled(forms, "json_schema", schema)
+    assert "grammar" in outcome, outcome
+    assert forms._tokenizer is not None
+    matcher, ids = forms.matcher(outcome["grammar"]), forms._tokenizer.tokenize_str(answer)
+    return matcher.try_consume_tokens(ids) == len(answer.encode()) and matcher.is_accepting()
+
+
+OPEN = '{"type": "object", "properties": {"a": {"type": "string"}}'
+CAT = (
+    '{"type": "object", "properties": {"kind": {"const": "cat"}, "of": {"$ref": "#/$defs/pet"}}, "required": ["kind"]}'
+)
+DOG = '{"type": "object", "properties": {"kind": {"const": "dog"}}, "required": ["kind"]}'
+PETS = (
+    f'{{"$ref": "#/$defs/pet", "$defs": {{"cat": {CAT}, "dog": {DOG},'
+    ' "pet": {"oneOf": [{"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}]}}}'
+)
+KEPT = {  # a schema, an answer that fits it, and one that does not
+    "constant": ('{"const": 5.0}', "5", "5.1"),
+    "int64, low": (
+        '{"type": "integer", "minimum": -9223372036854775808, "maximum": 9223372036854775807}',
+        "-9223372036854774784",
+        "-9223372036854775809",
+    ),
+    "int64, high": (
+        '{"type": "integer", "maximum": 9223372036854775807}',
+        "9223372036854774784",
+        "9223372036854775808",
+    ),
+    "a bound that is no double": (
+        '{"type": "integer", "maximum": 9007199254740993}',
+        "9007199254740992",
+        "9007199254740994",
+    ),
+    "above a large number": (
+        '{"type": "integer", "exclusiveMinimum": 9007199254740993}',
+        "9007199254740996",
+        "9007199254740993",
+    ),
+    "above a whole number": ('{"exclusiveMinimum": 50, "exclusiveMaximum": 50.1, "type": "number"}', "50.05", "50"),
+    "above 0": ('{"exclusiveMinimum": 0, "exclusiveMaximum": 0.5, "type": "number"}', "0.001", "0"),
+    "below 0": ('{"exclusiveMinimum": -1, "exclusiveMaximum": 0, "type": "number"}', "-0.5", "-0"),
+    "two bounds": ('{"exclusiveMinimum": 0, "minimum": 0.5, "maximum": 0.9, "type": "number"}', "0.6", "0.1"),
+    "draft 4": ('{"exclusiveMinimum": true, "anyOf": [true], "minimum": 5, "type": "number"}', "5.5", "5"),
+    "an escaped member": (OPEN + "}", '{"b": 5}', '{"\\u0061": 5}'),
+    "a member of a pattern": (
+        OPEN + ', "patternProperties": {"^a": {"maxLength": 1}}}',
+        '{"a": "x", "a1": 5}',
+        '{"a": "xy"}',
+    ),
+    "a member twice": (OPEN + ', "patternProperties": {"^a": {"maxLength": 1}}}', '{"a": "x"}', '{"a": "x", "a": "y"}'),
+    "29 February": ('{"type": "string", "format": "date"}', '"2024-02-29"', '"2023-02-29"'),
+    "a century": ('{"type": "string", "format": "date"}', '"2000-02-29"', '"1900-02-29"'),
+    "a moment": (
+        '{"type": "string", "format": "date-time"}',
+        '"2024-02-29T23:59:59.5+01:00"',
+        '"2023-02-29T23:59:59Z"',
+    ),
+    "no second": ('{"type": "string", "format": "time"}', '"12:00:59Z"', '"12:00:60Z"'),
+    "no string": ('{"format": "date"}', "[1]", '"2023-02-29"'),
+    "a day and a pattern": ('{"type": "string", "format": "date", "pattern": "-02-"}', '"2024-02-01"', '"2024-03-01"'),
+    "a long host": ('{"type": "string", "format": "hostname"}', '"a.b"', f'"{"a." * 127}"'),
+    "POSIX": ('{"type": "string", "pattern": "^[[:alpha:]]$"}', '"l]"', '"x"'),
+    "sets": ('{"type": "string", "pattern": "^[a-z&&[^x]]$"}', '"&]"', '"y"'),
+    "punctuation": ('{"type": "string", "pattern": "^[!-/:-@[-`{-~]+$"}', '"[~!"', '"a"'),
+    "space": (r'{"type": "string", "pattern": "^\\s$"}', '"\ufeff"', '"\x85"'),
+    "any": ('{"type": "string", "pattern": "^.$"}', '"\x85"', '"\u2028"'),
+    "a word": (r'{"type": "string", "pattern": "^[\\w-.]$"}', '"-"', '"ж"'),
+    "union by references": (PETS, '{"kind": "cat", "of": {"kind": "dog"}}', '{"kind": "cat", "of": {"kind": "cow"}}'),
+    "beside a reference, in draft 7": (
+        '{"$schema": "http://json-schema.org/draft-07/schema#", "$ref": "#/definitions/a", "maxLength": 1,'
+        ' "definitions": {"a": {"type": "string"}}}',
+        '"xy"',
+        "5",
+    ),
+    "beside a reference, in later drafts": (
+        '{"$ref": "#/$defs/a", "maxLength": 1, "$defs": {"a": {"type": "string"}}}',
+        '"x"',
+        '"xy"',
+    ),
+    "prefixItems": (
+        '{"type": "array", "prefixItems": [{"type": "null"}], "items": {"type": "integer"}, "additionalItems": true}',
+        "[null, 5]",
+        "[5]",
+    ),
+    "additionalItems": (
+        '{"type": "array", "items": [{"type": "null"}], "allOf": [true], "additionalItems": false}',
+        "[null]",
+        "[null, 5]",
+    ),
+    "compact": ('{"type": "array", "x-guidance": {"whitespace_flexible": false}}', "[1,2]", "[1, 2]"),
+    "true": ("true", "[1, 2]", "[1,, 2]"),
+    "3.0 characters": ('{"type": "string", "maxLength": 3.0}', '"abc"', '"abcd"'),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_what_is_kept_by_another_spelling(forms: Forms, name: str) -> None:
+    schema, fits, wrong = KEPT[name]
+    assert follows(forms, schema, fits)
+    assert not follows(forms, schema, wrong)
+
+
+DEFAULTS = """{"oneOf": [
+ {"type": "object", "properties": {"kind": {"const": "cat", "default": "cat"}}},
+ {"type": "object", "properties": {"kind": {"const": "dog", "default": "dog"}}}]}"""
+REFUSED = {  # a schema, the place of the keyword, and what is said of it
+    "2^53 + 1": ('{"const": 9007199254740993}', ".const", "no double is: the next one is 9007199254740992"),
+    "2^64 - 1": ('{"enum": [1, 18446744073709551615]}', ".enum[1]", "numbers from -9223372036854774784 to"),
+    "digits": ('{"properties": {"a": {"const": 0.12345678901234567}}}', ".properties.a.const", "too many digits"),
+    "far": ('{"items": {"minimum": 100000000000000000000}}', ".items.minimum", "from -2^63 to below 10^18"),
+    "uint64": ('{"maximum": 18446744073709551615}', ".maximum", "from above -10^18 to 2^63 can be enforced"),
+    "too large for any double": ('{"maximum": 1e400}', ".maximum", "is 1E+400"),
+    "multiples": ('{"multipleOf": 0.07}', ".multipleOf", "is 0.07, which has too many digits"),
+    "common multiples": (
+        '{"allOf": [{"multipleOf": 70001}, {"multipleOf": 70000}]}',
+        ".allOf[1].multipleOf",
+        "too many digits in common",
+    ),
+    "of nothing": ('{"multipleOf": 0}', ".multipleOf", "must be above 0"),
+    "names twice": ('{"minProperties": 2}', ".minProperties", "names may come twice"),
+    "an unknown format": ('{"anyOf": [{"format": "iban"}]}', ".anyOf[0].format", "is 'iban', which cannot be enforced"),
+    "look-around": ('{"pattern": "^(?=a)"}', ".pattern", "look-around cannot be followed"),
+    "flags": ('{"patternProperties": {"(?i)a": true}}', ".patternProperties.(?i)a", "no group of ECMA-262"),
+    "an anchor inside": ('{"type": "string", "pattern": "a^b"}', ".pattern", "^ and $"),
+    "an unsayable text": ('{"const": {"a": ["\\u0000"]}}', ".const.a[0]", "holds U+0000, which answers cannot"),
+    "half a character": ('{"enum": ["\\ud800"]}', ".enum[0]", "holds U+D800"),
+    "not": ('{"properties": {"not": {"not": {}}}}', ".properties.not.not", "cannot be enforced"),
+    "an older keyword": ('{"dependencies": {"a": ["b"]}}', ".dependencies", "cannot be enforced"),
+    "a union by default": (DEFAULTS, ".oneOf", "write anyOf, or give each schema a property that is in its required"),
+    "elsewhere": ('{"$ref": "https://example.org/a"}', ".$ref", "must begin with #"),
+    "nowhere": ('{"$ref": "#/$defs/a"}', ".$ref", "which is not there"),
+    "a circle": ('{"$ref": "#/$defs/a", "$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}]}}}', ".$defs.a.$ref", "back"),
+    "an empty union": ('{"type": "null", "enum": [1]}', ".enum", "incompatible types"),
+    "leniency": ('{"x-guidance": {"lenient": true}}', ".x-guidance.lenient", "whitespace_pattern and"),
+    "white space": ('{"x-guidance": {"whitespace_pattern": "x"}}', ".x-guidance.whitespace_pattern", "JSON's white"),
+    "no answer": ("false", "", "no answer fits it"),
+    "NaN": ('{"const": NaN}', "", "NaN is no value of JSON"),
+    "an exponent": ('{"const": 1e-5000}', "", "exponent"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_by_its_keyword(forms: Forms, name: str) -> None:
+    schema, place, problem = REFUSED[name]
+    outcome = compiled(forms, "json_schema", schema)
+    assert outcome.get("place") == place, outcome
+    assert problem in outcome["problem"]
+
+
+def test_formats_that_are_enforced(forms: Forms) -> None:
+    """None of those that are accepted is unknown to the library."""
+    for one in FORMATS | MOMENTS_OF_RFC3339.keys():
+        assert "grammar" in compiled(forms, "json_schema", json.dumps({"type": "string", "format": one})), one
+
+
+# -- patterns, by JavaScript itself
+
+PIECES = [
+    *("a", "b", "[", "[a", "[^", "[a-c", "&&", "[^x]]", "]", ")", "(", "(?:", "(?<n>", "|", "*", "+", "?", "??", "{2}"),
+    *("{1,2}", "{1,}", "{,2}", "{", "}", "^", "$", ".", "-", r"\d", r"\w", r"\S", r"\s", r"\D", r"\-", r"\.", r"\["),
+    *(r"\]", r"\u0061", r"\x62", r"\t", r"\cJ", r"\0", r"\1", r"\b", "(?=", "(?i)", r"\p{L}", r"\z", "[:alpha:]"),
+    *(r"\<", r"\_", "😀", r"\u{1F600}", r"\uD83D\uDE00", "é", '"', "\\\\", "~", "--", "a-z", "/", "#", " "),
+]
+SAMPLES = [
+    "",
+    *'abx[]&-.\\^$ \u00a0\ufeff\x85\n\r\u2028é😀1_{}czA"/#~:=<!\t',
+    *["a]", "l]", "aa", "ab", "bb", "a-", "aab", "b2", "ba", "{,2}"],
+]
+JAVASCRIPT = """
+const [patterns, texts] = JSON.parse(require("fs").readFileSync(0));
+console.log(JSON.stringify(patterns.map(pattern => {
+  for (const flags of ["u", ""]) {
+    try { const read = new RegExp(pattern, flags); return texts.map(text => read.test(text)) } catch {}
+  }
+  return null;
+})))
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="no JavaScript here")
+def test_patterns_mean_what_they_mean_in_javascript(forms: Forms) -> None:
+    """With flag u, and where that is an error without. What is no regular expression there is refused."""
+    draw, compared = random.Random(1), 0
+    patterns = sorted({"".join(draw.choices(PIECES, k=draw.randint(1, 6))) for _ in range(1500)})
+    asked = json.dumps([patterns, SAMPLES])
+    said = subprocess.run(["node", "-e", JAVASCRIPT], input=asked, capture_output=True, text=True, check=True)
+    for pattern, theirs in zip(patterns, json.loads(said.stdout), strict=True):
+        schema = json.dumps({"type": "string", "pattern": pattern})
+        outcome = compiled(forms, "json_schema", schema)
+        if "grammar" in outcome:
+            ours = [follows(forms, schema, json.dumps(text, ensure_ascii=False)) for text in SAMPLES]
+            assert ours == theirs, pattern
+            compared += 1
+    assert compared > 200
