@@ -258,12 +258,13 @@ def said(line: str) -> str:
 class RedisChild(Child):
     """The embedded Redis of the stack. `url` is where its clients find it.
 
-    It has neither TLS nor a password, so it listens on a Unix socket in its folder alone, which only this user may open.
+    It has neither TLS nor a password, so it listens on a Unix socket in its folder alone, which only this user may
+    open.
     """
 
     def __init__(self, folder: Path, log: Path, lock: int, batch: bool) -> None:
-        """folder: of its append-only file. lock: the descriptor that says that the folder is in use. batch: as for every
-        child.
+        """folder: of its append-only file. lock: the descriptor that says that the folder is in use. batch: as for
+        every child.
 
         Raises FailedPrecondition when the socket's path is too long for the system."""
         self._where = folder.absolute() / "socket"

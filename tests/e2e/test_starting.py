@@ -89,8 +89,8 @@ def test_wrong_weights_and_foreign_modules(tmp_path: Path) -> None:
 
 
 async def test_a_frozen_redis_does_not_hold_up_the_end(tmp_path: Path) -> None:
-    """It took 110 s, because each role's processes had their whole bound. Also: names, slots, IPv6, file modes, and that
-    Redis listens on no port, where any user of the machine could read what it holds."""
+    """It took 110 s, because each role's processes had their whole bound. Also: names, slots, IPv6, file modes, and
+    that Redis listens on no port, where any user of the machine could read what it holds."""
     model = make_timed(tmp_path / "model", seconds=0.01)
     async with running(
         *(tmp_path / "run", model),

@@ -14,8 +14,8 @@ from .retry import reached
 async def check_reachable(
     redis_url: str, seconds: float, *, password: str | None = None, tls_dir: str | None = None
 ) -> None:
-    """Asks the Redis of an URL for an answer. Raises FailedPrecondition with a sentence when none comes in time, and when
-    it is too old.
+    """Asks the Redis of an URL for an answer. Raises FailedPrecondition with a sentence when none comes in time, and
+    when it is too old.
 
     seconds: how long it is asked again and again, because it may be starting. password, tls_dir: as for `Pool`.
     """
