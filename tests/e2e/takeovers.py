@@ -34,6 +34,7 @@ from orca_chaos.load import Load  # noqa: E402
 from orca_chaos.local_target import LocalTarget, local_target  # noqa: E402
 from orca_chaos.oracle import learn  # noqa: E402
 from orca_chaos.rounds import healed, nothing_left  # noqa: E402
+from orca_common.backoff import WORKED  # noqa: E402
 from orca_local.settings import ServeSettings  # noqa: E402
 from orca_pool.keys import Keys  # noqa: E402
 from orca_pool.link import Link  # noqa: E402
@@ -95,6 +96,7 @@ class Takeovers:
 
     async def deaths(self, rng: random.Random) -> str:
         """Kills a process of each role."""
+        await asyncio.sleep(WORKED)  # who dies sooner is started again later, as one that cannot stay up
         said: list[str] = []
         for role in ROLES:
             name = rng.choice([victim.name for victim in self._target.victims() if victim.role == role])
