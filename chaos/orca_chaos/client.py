@@ -31,7 +31,7 @@ OPTIONS = [
     ("grpc.http2.ping_timeout_ms", 1000),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1000),
-    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 300),
     ("grpc.enable_retries", 0),
 ]
 # What a caller answers with another call. DEADLINE_EXCEEDED is not among them: these calls have no deadline.

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+from orca_local.child import RedisChild
 from orca_local.settings import StackSettings
 from orca_local.stack import Stack, direct
 from orca_scheduler.master.journal import CoreStep, Heading, read, restored
@@ -82,9 +83,9 @@ class LocalTarget:
         self.engines, self.endpoints = settings.engines, settings.endpoints
         self.tp, self.pp = settings.tp, settings.pp
         self.pool: str = settings.model_dump()["pool"]
-        redis = next((child for child in stack.children if child.role == REDIS), None)  # None: it is the user's
+        redis = next((child for child in stack.children if isinstance(child, RedisChild)), None)  # None: the user's
         self._own_redis = redis is not None
-        self.redis_url: str | None = settings.redis_url if redis is None else f"redis://{redis.address}/0"
+        self.redis_url: str | None = settings.redis_url if redis is None else redis.url
 
     # -- who can be hit
 

@@ -24,8 +24,8 @@ class RedisProxy:
     """Listens on a free port of 127.0.0.1 and passes commands to a server, as its link lets it."""
 
     def __init__(self, link: Link, upstream: str) -> None:
-        """upstream: "host:port" of the server."""
-        self._link, self._upstream = link, split_address(upstream)
+        """upstream: "host:port" of the server, or "unix://" and the path of its socket."""
+        self._link, self._upstream = link, upstream
         self._server: asyncio.Server | None = None
 
     async def start(self) -> str:
@@ -44,12 +44,18 @@ class RedisProxy:
             try:
                 if self._link.broken:
                     raise Broken
-                answers, up = await asyncio.open_connection(*self._upstream)
+                answers, up = await self._connect()
                 await _first(self._exchanges(reader, writer, answers, up), self._link.breaks())
             finally:
                 for end in (writer, up):
                     if end is not None:
                         end.transport.abort()
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        path = self._upstream.removeprefix("unix://")
+        if path != self._upstream:
+            return await asyncio.open_unix_connection(path)
+        return await asyncio.open_connection(*split_address(self._upstream))
 
     async def _exchanges(
         self,

@@ -75,19 +75,13 @@ def _said(row: dict[str, Any]) -> dict[str, Any]:
         return {"reason": "is being started again"}
     try:
         if row["role"] == "redis":
-            well = embedded_pool.answers(_where(row["address"]))
+            well = embedded_pool.answers(Path(row["address"].removeprefix("unix://")))
             said: dict[str, Any] = {"reason": None if well else "does not answer"}
         else:
             said = status_port.ask(status) if status else {"reason": None}
     except OSError as error:
         said = {"reason": str(error)}
     return said if _started(pid) is not None else {"reason": "has ended"}
-
-
-def _where(address: str) -> int | Path:
-    """The port or the Unix socket of the embedded Redis."""
-    path = address.removeprefix("unix://")
-    return int(address.rpartition(":")[2]) if path == address else Path(path)
 
 
 def _age(pid: int | None) -> str:

@@ -121,6 +121,6 @@ def channel_options(keepalive: float) -> Options:
         ("grpc.http2.ping_timeout_ms", period // 2),
         ("grpc.min_reconnect_backoff_ms", 3000),  # also how long one connection attempt may take
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.max_reconnect_backoff_ms", 2000),
+        ("grpc.max_reconnect_backoff_ms", 300),  # an endpoint that starts again is found within this
         ("grpc.enable_retries", 0),  # Patience alone decides
     ]

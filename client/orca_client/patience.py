@@ -5,7 +5,9 @@ import random
 from .errors import DeadlineExceeded, OrcaError, Unavailable, Unreachable
 
 # Seconds to wait before a try. The wait doubles from try to try; its upper half is random.
-FIRST_WAIT, LONGEST_WAIT = 0.05, 2.0
+# An endpoint that dies is back in less than a second, so long waits were most of a stream's pause; a server that is too
+# busy names its own delay.
+FIRST_WAIT, LONGEST_WAIT = 0.05, 0.4
 # Seconds until a client that fails fast gives up where no address can be reached. One may be restarting, which takes an
 # endpoint 1 to 2.
 SURE = 3.0

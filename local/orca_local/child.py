@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import quote
 
 from orca_common.environment import child_environment
 from orca_common.errors import FailedPrecondition
@@ -255,21 +256,23 @@ def said(line: str) -> str:
 
 
 class RedisChild(Child):
-    """The embedded Redis of the stack. `url` is where its clients find it."""
+    """The embedded Redis of the stack. `url` is where its clients find it.
 
-    def __init__(self, folder: Path, log: Path, lock: int, port: int | None, batch: bool) -> None:
-        """folder: of its append-only file. lock: the descriptor that says that the folder is in use. port: None: it
-        listens on a Unix socket in its folder, which only this user may open, for it has no TLS. batch: as for every
-        child.
+    It has neither TLS nor a password, so it listens on a Unix socket in its folder alone, which only this user may
+    open.
+    """
+
+    def __init__(self, folder: Path, log: Path, lock: int, batch: bool) -> None:
+        """folder: of its append-only file. lock: the descriptor that says that the folder is in use. batch: as for
+        every child.
 
         Raises FailedPrecondition when the socket's path is too long for the system."""
-        self._where: int | Path = folder.absolute() / "socket" if port is None else port
-        if port is None and len(os.fsencode(str(self._where))) > LONGEST_SOCKET_PATH:
+        self._where = folder.absolute() / "socket"
+        if len(os.fsencode(str(self._where))) > LONGEST_SOCKET_PATH:
             raise FailedPrecondition(f"run_dir: {folder} is too long a path for a Unix socket; give a shorter one")
         super().__init__("redis", "redis", embedded_pool.command(folder, self._where), {}, log, [lock], batch)
-        address = f"unix://{self._where}" if port is None else f"127.0.0.1:{port}"
-        self.addresses = {"address": address}
-        self.url = address if port is None else f"redis://{address}/0"
+        self.addresses = {"address": f"unix://{self._where}"}
+        self.url = f"unix://{quote(str(self._where))}"
 
     async def start(self) -> None:
         """Starts the server and waits until it has read its file and answers."""

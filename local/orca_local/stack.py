@@ -31,7 +31,7 @@ from orca_worker.models.families import check_partition, check_type, check_weigh
 from orca_worker.processes.beginning import POD, Begun, begin
 from orca_worker.processes.forks import Forks
 
-from . import embedded_pool, serve_log
+from . import serve_log
 from .child import MODULE, Child, RedisChild
 from .keeping import keep
 from .log_rotation import keep_small
@@ -280,10 +280,7 @@ class Stack:
         if settings.redis_url is None:
             assert self._folder is not None
             log, folder = self._folder.log("redis"), self._folder.descriptor
-            port = None
-            if self._tls_dir is None:
-                port = self._kept.enter_context(embedded_pool.keep_port()).getsockname()[1]
-            self._redis = RedisChild(self._run_dir / "redis", log, folder, port, batch=self._yields("redis"))
+            self._redis = RedisChild(self._run_dir / "redis", log, folder, batch=self._yields("redis"))
             await self._start(self._redis)
         pods = [await self._pod(n) for n in range(settings.engines * settings.pp)]
         endpoints = [
@@ -429,7 +426,8 @@ class Stack:
         if self._redis is None:
             return str(self._settings.redis_url)
         address = self._redis.address
-        return self._redis.url.replace(address, await self._route(source, self._redis.name, address))
+        reached = await self._route(source, self._redis.name, address)
+        return self._redis.url if reached == address else f"redis://{reached}/0"
 
     async def _workers(self, number: int, supervisors: Sequence[Child]) -> str:
         """Where a scheduler reaches the supervisors, as its setting `workers`."""

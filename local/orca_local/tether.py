@@ -1,8 +1,9 @@
 """Runs a program that ends with its parent: `python -m orca_local.tether PARENT_PID PROGRAM ARGUMENT..`.
 
-The kernel sends SIGTERM to the program when the parent dies, however the parent dies. A process asks for that itself,
-before it becomes the program. Python could ask between fork and exec instead, but that runs gRPC's fork handlers in a
-parent that uses gRPC.
+The kernel kills the program when the parent dies, however the parent dies. An orderly end would be in vain: all others
+end, too, Redis among them, and a door that drains would be in the way of the next `orca serve` and its clients. A
+process asks for that itself, before it becomes the program. Python could ask between fork and exec instead, but that
+runs gRPC's fork handlers in a parent that uses gRPC.
 
 What the program writes is for its owner alone, because prompts are in it.
 """
@@ -16,7 +17,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(sys.argv[1]):
         raise SystemExit("the parent has ended already")
     os.umask(0o077)

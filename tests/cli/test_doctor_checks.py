@@ -569,7 +569,7 @@ def test_everything_is_asked() -> None:
 @pytest.mark.parametrize(
     ("fields", "check", "level", "says"),
     [
-        ({"version": "6.0.16"}, "redis", Level.FAULT, "redis 6.0.16 is too old"),
+        ({"version": "6.2.14"}, "redis", Level.FAULT, "redis 6.2.14 is too old"),
         ({"role": "slave"}, "redis", Level.FAULT, "it is a slave"),
         ({"loading": True}, "redis", Level.WARNING, "still loads"),
         ({"seconds": 0.05}, "redis", Level.WARNING, "answers orca-endpoint-0 in 50.0 ms"),

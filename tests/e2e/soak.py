@@ -102,7 +102,7 @@ async def soak(stack: Running, args: argparse.Namespace) -> bool:
     samples: list[Sample] = []
     begun = time.monotonic()
     url = next(child for child in stack.stack.children if child.name == "redis").address
-    async with Redis.from_url(f"redis://{url}/0") as redis:
+    async with Redis.from_url(url) as redis:
         coming = asyncio.create_task(load.open(best * args.factor, args.seconds))
         for n in range(1, SAMPLES + 1):
             await asyncio.sleep(max(0.0, begun + args.seconds * n / SAMPLES - time.monotonic()))

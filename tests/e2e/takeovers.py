@@ -1,10 +1,12 @@
 """Two schedulers and two engines under load: what a frozen master, a dead one, and an outage of Redis cost.
 
     python tests/e2e/takeovers.py --rounds 5 [--stopped 10] [--outage 20] [--only stopped]
+    python tests/e2e/takeovers.py --rounds 100 --only deaths [--endpoints 1] [--schedulers 1]
 
 stopped   A master is stopped for 10 s and wakes: another has its engine, and what it writes late is refused.
 outage    Redis stands still for 20 s: afterwards the same schedulers master the same engines in the same terms.
 killed    A scheduler dies while its engine is well: the engine keeps its epoch, and its ranks their processes.
+deaths    One process of each role is killed, one after the other. At the end a table has their pauses.
 
 In each, every stream must have the tokens of an undisturbed run.
 """
@@ -12,6 +14,9 @@ In each, every stream must have the tokens of an undisturbed run.
 import argparse
 import asyncio
 import json
+import math
+import random
+import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -29,13 +34,15 @@ from orca_chaos.load import Load  # noqa: E402
 from orca_chaos.local_target import LocalTarget, local_target  # noqa: E402
 from orca_chaos.oracle import learn  # noqa: E402
 from orca_chaos.rounds import healed, nothing_left  # noqa: E402
+from orca_common.backoff import WORKED  # noqa: E402
 from orca_local.settings import ServeSettings  # noqa: E402
 from orca_pool.keys import Keys  # noqa: E402
 from orca_pool.link import Link  # noqa: E402
 
-SCENARIOS = ("stopped", "outage", "killed")
+SCENARIOS = ("stopped", "outage", "killed", "deaths")
+ROLES = ("endpoint", "scheduler", "supervisor", "rank", "redis")
 ENGINES = ("engine-0", "engine-1")
-AIM = 2.5  # seconds: the pause that a dead scheduler should make
+AIM = 1.0  # seconds: the pause that a death should make
 REFUSED = "the lease is no longer this term's"  # in a scheduler's log, where the pool refused a write of an old term
 
 
@@ -53,6 +60,7 @@ class Takeovers:
     def __init__(self, target: LocalTarget, load: Load, run_dir: Path) -> None:
         self._target, self._load, self._run_dir = target, load, run_dir
         self._keys, self._link = Keys(target.pool), Link(str(target.redis_url))
+        self.pauses: dict[str, list[float]] = {role: [] for role in ROLES}  # of `deaths`
 
     async def close(self) -> None:
         await self._link.close()
@@ -85,6 +93,26 @@ class Takeovers:
         assert {e: held.epoch for e, held in after.items()} == {e: held.epoch for e, held in before.items()}
         assert self._pids() == pids, "a rank has another process"
         return f"pause {pause:.1f} s (the aim is {AIM} s); same epochs, same pids"
+
+    async def deaths(self, rng: random.Random) -> str:
+        """Kills a process of each role."""
+        await asyncio.sleep(WORKED)  # who dies sooner is started again later, as one that cannot stay up
+        said: list[str] = []
+        for role in ROLES:
+            name = rng.choice([victim.name for victim in self._target.victims() if victim.role == role])
+            pause = await self._harm(role, name, Kind.KILL, 0)
+            self.pauses[role].append(pause)
+            said.append(f"{name} {pause:.2f} s")
+        return ", ".join(said)
+
+    def table(self) -> str:
+        """The pauses of `deaths`, as a table in Markdown."""
+        lines = ["| killed | times | median | p99 | longest |", "| --- | --- | --- | --- | --- |"]
+        for role, pauses in self.pauses.items():
+            p99 = sorted(pauses)[math.ceil(0.99 * len(pauses)) - 1]
+            values = (statistics.median(pauses), p99, max(pauses))
+            lines.append(f"| {role} | {len(pauses)} | {' | '.join(f'{value:.2f} s' for value in values)} |")
+        return "\n".join(lines)
 
     async def _harm(self, role: str, name: str, kind: Kind, seconds: float) -> float:
         """Does one fault. Returns the longest pause of a stream until all was well again."""
@@ -136,24 +164,29 @@ class Takeovers:
         return count
 
 
-async def main(folder: Path, rounds: int, seed: int, stopped: float, outage: float, only: Sequence[str]) -> None:
+async def main(
+    folder: Path, rounds: int, seed: int, stopped: float, outage: float, only: Sequence[str], **counts: int
+) -> None:
     model = make_gpt2(folder / "model", heads=6, layers=4, hidden=36, vocab=211, positions=96, seed=7)
-    processes: dict[str, Any] = {"endpoints": 2, "schedulers": 2, "engines": len(ENGINES), "max_batch_size": 4}
+    processes: dict[str, Any] = {"engines": len(ENGINES), "max_batch_size": 4, **counts}
     settings = ServeSettings.load(
         model=str(model), device="cpu", slots=4096, threads=1, port=0, http_port=0, **processes
     )
     async with local_target(settings, folder / "run", print, links=False) as target:
         caller = Caller(target.addresses)
         async with Load(caller, await learn(caller, seed, 12), seed, streams=6) as load:
-            lab = Takeovers(target, load, folder / "run")
+            lab, rng = Takeovers(target, load, folder / "run"), random.Random(seed)
             work = {
                 "stopped": lambda: lab.stopped(stopped),
                 "outage": lambda: lab.outage(outage),
                 "killed": lab.killed,
+                "deaths": lambda: lab.deaths(rng),
             }
             for number in range(rounds):
                 for name in only or SCENARIOS:
                     print(f"round {number + 1}: {name}: {await work[name]()}", flush=True)
+            if "deaths" in (only or SCENARIOS):
+                print(lab.table())
             await lab.close()
         await caller.close()
         await nothing_left(target)
@@ -167,8 +200,12 @@ if __name__ == "__main__":
     parser.add_argument("--stopped", type=float, default=10.0, help="seconds")
     parser.add_argument("--outage", type=float, default=20.0, help="seconds")
     parser.add_argument("--only", action="append", choices=SCENARIOS, default=[])
+    parser.add_argument("--endpoints", type=int, default=2)
+    parser.add_argument("--schedulers", type=int, default=2, help="`deaths` alone can do with 1")
     parser.add_argument("--folder", type=Path, help="of the logs and journals; a temporary one if not given")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="orca-takeovers-", ignore_cleanup_errors=True) as temporary:
         folder = given.folder or Path(temporary)
-        asyncio.run(main(folder, given.rounds, given.seed, given.stopped, given.outage, given.only))
+        faults = given.stopped, given.outage, given.only
+        counts = {"endpoints": given.endpoints, "schedulers": given.schedulers}
+        asyncio.run(main(folder, given.rounds, given.seed, *faults, **counts))

@@ -10,6 +10,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 
 import psutil
@@ -133,6 +134,34 @@ def test_serve_keeps_its_ports_and_leaves_nothing(served: tuple[subprocess.Popen
     process.kill()
     _, alive = psutil.wait_procs(children, timeout=60)
     assert not alive
+
+
+def test_a_killed_serve_is_followed_by_another(served: tuple[subprocess.Popen[str], Path, str]) -> None:
+    """Its endpoint lived on beside the new one, on the same port, until it had drained: clients hung for 30 s."""
+    process, run_dir, said = served
+    grpc, http = (re.findall(rf"{door}\D+127.0.0.1:(\d+)", said)[0] for door in ("gRPC", "http:"))
+    with OrcaClient(f"127.0.0.1:{grpc}") as client:
+        before = client.generate("def main(", max_new_tokens=400, ignore_eos=True, seed=7)
+        next(before)
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        _, alive = psutil.wait_procs(children, timeout=2)
+        assert not alive
+        asked = client.generate("def main(", max_new_tokens=4, ignore_eos=True)  # while nobody is there
+        command = [ORCA, "serve", "--port", grpc, "--http-port", http, "--run-dir", str(run_dir)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=WIDE) as other:
+            try:
+                assert other.stdout is not None
+                told = list(takewhile(lambda line: "try: " not in line, other.stdout))
+                ready = time.monotonic()
+                assert "ready\n" in told, "".join(told)
+                asked.text()
+                assert time.monotonic() - ready < 2
+                whole = before.text()
+                again = client.generate("def main(", max_new_tokens=400, ignore_eos=True, seed=7)
+                assert whole == again.text()
+            finally:
+                other.kill()
 
 
 def test_demo_shows_mixed_batches(tmp_path: Path) -> None:

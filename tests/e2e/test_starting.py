@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from checkpoints import make_timed
 from stacks import generation, running
@@ -88,7 +89,8 @@ def test_wrong_weights_and_foreign_modules(tmp_path: Path) -> None:
 
 
 async def test_a_frozen_redis_does_not_hold_up_the_end(tmp_path: Path) -> None:
-    """It took 110 s, because each role's processes had their whole bound. Also: names, slots, IPv6, file modes."""
+    """It took 110 s, because each role's processes had their whole bound. Also: names, slots, IPv6, file modes, and
+    that Redis listens on no port, where any user of the machine could read what it holds."""
     model = make_timed(tmp_path / "model", seconds=0.01)
     async with running(
         *(tmp_path / "run", model),
@@ -103,6 +105,8 @@ async def test_a_frozen_redis_does_not_hold_up_the_end(tmp_path: Path) -> None:
         theirs = [path for path in stack.run_dir.rglob("*") if path.stat().st_mode & 0o077]
         assert not theirs, "only the owner may read a run's files"
         redis = next(row["pid"] for row in stack.processes() if row["role"] == "redis")
+        assert not psutil.Process(redis).net_connections("inet")
+        assert (stack.run_dir / "redis/socket").stat().st_mode & 0o777 == 0o600
         os.kill(redis, signal.SIGSTOP)
         async with asyncio.timeout(1 + LATE_SECONDS + 5):
             await stack.stack.stop()

@@ -46,7 +46,6 @@ def test_a_folder_with_too_long_a_path_for_a_socket(tmp_path: Path) -> None:
     with pytest.raises(
         FailedPrecondition, match=r"run_dir: .* is too long a path for a Unix socket; give a shorter one"
     ):
-        RedisChild(folder, tmp_path / "log", 0, None, batch=False)
-    RedisChild(folder, tmp_path / "log", 0, 6379, batch=False)  # it listens on a port
+        RedisChild(folder, tmp_path / "log", 0, batch=False)
     room = LONGEST_SOCKET_PATH - len(str(Path.cwd().parent / "/socket"))
-    assert RedisChild(Path("/tmp", "x" * (room - 5)), tmp_path / "log", 0, None, batch=False).url.startswith("unix:///")
+    assert RedisChild(Path("/tmp", "x" * (room - 5)), tmp_path / "log", 0, batch=False).url.startswith("unix:///")

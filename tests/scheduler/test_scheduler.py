@@ -24,6 +24,7 @@ from orca_pool.pool import Pool
 from orca_pool.records import EngineInfo
 from orca_scheduler import timers
 from orca_scheduler.discovery.candidates import Candidate
+from orca_scheduler.presence import Presence
 from orca_scheduler.scheduler import Scheduler
 from orca_scheduler.settings import SchedulerSettings
 
@@ -77,12 +78,12 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench(looks: bool = True) -> AsyncIterator[Bench]:
+async def bench(looks: bool = True, ended: Callable[[str], bool] = lambda name: False) -> AsyncIterator[Bench]:
     """looks: whether it looks at the leases by itself."""
     with redis_server() as redis:
         async with Pool(redis.url, "bench", patience=2) as pool:
             settings, pulse, metrics = SchedulerSettings(workers=NOWHERE), LoopPulse(), Metrics("scheduler")
-            scheduler = Scheduler("me", pool, Told(), settings, Telemetry("test"), pulse, Plaintext(), metrics)
+            scheduler = Scheduler("me", ended, pool, Told(), settings, Telemetry("test"), pulse, Plaintext(), metrics)
             engines = lambda: {"engines": scheduler.engines()}  # noqa: E731
             status = StatusPort("127.0.0.1", 0, scheduler.unready, pulse.alive, engines, metrics)
             running = asyncio.create_task(scheduler.run() if looks else asyncio.Event().wait())
@@ -188,6 +189,25 @@ async def test_an_engine_out_of_reach_is_given_up_to_another_scheduler(
         async with asyncio.timeout(timers.WITHDRAWN / 4):
             while not this.scheduler.engines():  # there is nobody else any more
                 await asyncio.sleep(0.05)
+
+
+async def test_the_leases_of_an_ended_scheduler_run_out_at_once() -> None:
+    """A dead scheduler's engines stood still for the 1.5 s of their leases, also where the kernel knew of its end."""
+    with Presence() as other, Presence() as own:
+        async with bench(ended=own.ended) as this:
+            for engine in ("engine-0", "engine-1"):
+                assert await this.pool.acquire(engine, other.name, None)
+            await this.pool.renew_scheduler(other.name)
+            this.scheduler.discovered([Candidate("engine-0", (NOWHERE,)), Candidate("engine-1", (NOWHERE,))])
+            async with asyncio.timeout(20):
+                while this.scheduler.unready() is not None:
+                    await asyncio.sleep(0.02)
+            assert await this.owner("engine-0") == other.name
+            other.close()
+            async with asyncio.timeout(1):
+                while {await this.owner("engine-0"), await this.owner("engine-1")} != {"me"}:
+                    await asyncio.sleep(0.02)
+            assert (await this.pool.renew_scheduler("observer"))[1] == 2, "it is not counted any more"
 
 
 async def test_streams_do_not_wait_for_a_scheduler_that_has_just_started() -> None:

@@ -173,10 +173,16 @@ class SchedulerProcess:
         self.scheduler: Scheduler | None = None
         self.process.start(self._run)
 
+    def _ended(self, name: str) -> bool:
+        """As the kernel says it of a process of the same machine: every other scheduler is on this one."""
+        same = int(name[-1], 36) % 2 == int(self.name[-1], 36) % 2
+        return same and not any(process.name == name for process in self.world.processes)
+
     async def _run(self) -> None:
         discovery = StaticDiscovery(self._pods, self._settings.shape.pods)
         self.scheduler = Scheduler(
             self.name,
+            self._ended,
             self._pool,
             discovery,
             self._settings,

@@ -2,13 +2,14 @@
 
 import re
 
+from orca_pool.link import NEEDED, too_old
+
 from .finding import Finding, counted, fault, listing, ok, unchecked, warning
 from .nodes import SKEW
 from .objects import at, by_component, containers, name_of, pod_template
 from .objects import replicas as pods_of
 from .snapshot import Redis, Snapshot, Unknown
 
-OLDEST = (6, 2)  # the first with XADD NOMKSTREAM, which our scripts use
 WAITS = (7, 2)  # the first Redis with WAITAOF
 SLOW = 0.01  # seconds: every iteration of an engine waits for one commit
 FULL = 0.8  # share of maxmemory
@@ -84,10 +85,8 @@ def version(snapshot: Snapshot) -> list[Finding]:
     redis = known(snapshot)
     said = f"{redis.server} {redis.version} answers {redis.asked_from} in {redis.seconds * 1e3:.1f} ms"
     findings = []
-    number = re.match(r"(\d+)\.(\d+)", redis.version)
-    if number and (int(number[1]), int(number[2])) < OLDEST:
-        text = ".".join(map(str, OLDEST))
-        findings.append(fault("redis", f"{redis.server} {redis.version} is too old", f"take {text} or newer"))
+    if too_old(redis.version):
+        findings.append(fault("redis", f"{redis.server} {redis.version} is too old", NEEDED))
     if redis.role != "master":
         advice = "let redis_url name the master: a replica takes no writes"
         findings.append(fault("redis", f"it is a {redis.role}", advice))

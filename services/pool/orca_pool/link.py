@@ -44,10 +44,23 @@ NOT_NOW_TEXTS = ("BUSY", "MISCONF", "NOREPLICAS", "UNBLOCKED")
 # The next answer follows the next question, or comes after a second.
 ASK_AGAIN = 20
 
+# The oldest Redis that reads the first line of our scripts (`#!lua`). Every Valkey says that it is one of 7.2 or newer.
+OLDEST = (7, 0)
+
 Argument = str | bytes | int
 
 # hiredis packs a commit of 32 rows in 40 us; the Python of the asyncio client takes 90. (Its stub takes tuples of one.)
 pack_command: Callable[[tuple[Argument, ...]], bytes] = cast(Any, hiredis).pack_command
+
+
+NEEDED = f"take {'.'.join(map(str, OLDEST))} or newer, or Valkey"
+
+
+def too_old(version: str) -> bool:
+    """Whether our scripts do not run on a Redis of this version. False where it names none."""
+    major, _, rest = version.partition(".")
+    minor = rest.partition(".")[0]
+    return major.isdecimal() and minor.isdecimal() and (int(major), int(minor)) < OLDEST
 
 
 class Connection(Protocol):
@@ -122,6 +135,7 @@ class Link:
         self._losses = 0  # of connections: those that were made before the last one are not used again
         self._closed = False
         self._server: list[bytes] | None = None  # the server process, and the history of its dataset
+        self._version = b""  # that the server named last
         self._away = False  # Redis was away, and no connection was made since
         self.generation = 0
 
@@ -134,6 +148,7 @@ class Link:
 
     async def run(self, script: Script, *args: Argument, renewal: bool = False, replicas: int = 0) -> Any:
         """Runs a script. args: the number of keys, the keys, the arguments. Sends the text only when Redis lacks it.
+        Raises FailedPrecondition where Redis is too old for it.
 
         renewal: waits for no turn. replicas: so many have what the script wrote on disk when this returns.
         """
@@ -149,7 +164,13 @@ class Link:
         try:
             return await self._exchange_twice(("EVALSHA", script.sha, *args), self._patience, replicas)
         except NoScriptError:
+            self.check_version()
             return await self._exchange_twice(("EVAL", script.text, *args), self._patience, replicas)
+
+    def check_version(self) -> None:
+        """Raises FailedPrecondition when the server that was reached last is too old for our scripts."""
+        if too_old(self._version.decode()):
+            raise FailedPrecondition(f"redis_url: Redis {self._version.decode()} is too old; {NEEDED}")
 
     async def command(self, *args: Argument, replicas: int = 0) -> Any:
         """Sends one command and returns its answer. replicas: as in `run`. Raises Unavailable."""
@@ -280,7 +301,9 @@ class Link:
         for section, name in (("server", b"run_id:"), ("replication", b"master_replid:")):
             await connection.send_command("INFO", section, check_health=False)
             info = cast(bytes, await connection.read_response())
-            server += [line for line in info.splitlines() if line.startswith(name)]
+            lines = info.splitlines()
+            server += [line for line in lines if line.startswith(name)]
+            self._version = next((line[14:] for line in lines if line.startswith(b"redis_version:")), self._version)
         if self._away or self._server not in (None, server):
             self.generation += 1
         self._away, self._server = False, server

@@ -14,7 +14,8 @@ from .retry import reached
 async def check_reachable(
     redis_url: str, seconds: float, *, password: str | None = None, tls_dir: str | None = None
 ) -> None:
-    """Asks the Redis of an URL for an answer. Raises FailedPrecondition with a sentence when none comes in time.
+    """Asks the Redis of an URL for an answer. Raises FailedPrecondition with a sentence when none comes in time, and
+    when it is too old.
 
     seconds: how long it is asked again and again, because it may be starting. password, tls_dir: as for `Pool`.
     """
@@ -30,6 +31,7 @@ async def check_reachable(
 
     try:
         await reached(ping, give_up=asyncio.get_running_loop().time() + seconds)
+        link.check_version()
     except (Unavailable, RedisError) as error:
         # A wrong password is refused at once, and a try after that may be late.
         why = next((one for one in reversed(told) if not isinstance(one, NoAnswer)), error)

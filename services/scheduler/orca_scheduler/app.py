@@ -3,8 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import secrets
-import socket
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,6 +22,7 @@ from orca_pool.retry import reached
 from .discovery.candidates import Discovery, Scaled
 from .discovery.static import StaticDiscovery
 from .explain.telling import as_json
+from .presence import Presence
 from .scaler import Scaler
 from .scaling import Bounds
 from .scheduler import Scheduler
@@ -38,7 +37,8 @@ class SchedulerApp:
 
     def __init__(self, settings: SchedulerSettings) -> None:
         """Raises FailedPrecondition when the list of workers holds a part of an engine, or tls_dir cannot be used."""
-        name = f"{socket.gethostname()}-{secrets.token_hex(4)}"
+        self._presence = Presence()
+        name = self._presence.name
         self._settings, self._loop = settings, asyncio.get_running_loop()
         self._telemetry = Telemetry("orca-scheduler", name, share=settings.trace_share, slow=settings.trace_slow)
         self._pulse = LoopPulse()
@@ -47,7 +47,8 @@ class SchedulerApp:
         self._discovery, scaled = discovery_of(settings, self._refusals)
         transport, metrics = transport_of(settings.tls_dir), Metrics("scheduler")
         self._scheduler = Scheduler(
-            name, self._pool, self._discovery, settings, self._telemetry, self._pulse, transport, metrics
+            *(name, self._presence.ended, self._pool, self._discovery, settings),
+            *(self._telemetry, self._pulse, transport, metrics),
         )
         self._scaler = self._scaler_of(settings, scaled, metrics)
         self._status = StatusPort(
@@ -146,6 +147,7 @@ class SchedulerApp:
     async def close(self) -> None:
         await self._discovery.close()
         await self._pool.close()
+        self._presence.close()
         self._status.close()
         self._pulse.close()
         self._telemetry.close()

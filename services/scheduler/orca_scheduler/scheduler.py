@@ -5,9 +5,9 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from orca_common.errors import Unavailable
 from orca_common.metrics import Metrics
@@ -51,6 +51,7 @@ class Scheduler:
     def __init__(
         self,
         name: str,
+        ended: Callable[[str], bool],
         pool: Pool,
         discovery: Discovery,
         settings: SchedulerSettings,
@@ -59,6 +60,8 @@ class Scheduler:
         transport: Transport,
         metrics: Metrics,
     ) -> None:
+        """ended: whether the scheduler of a name has ended for sure (`Presence`): nobody waits for its leases."""
+        self._ended = ended
         self._name, self._pool, self._discovery = name, pool, discovery
         self._settings, self._telemetry, self._pulse, self._transport = settings, telemetry, pulse, transport
         self._metrics, self._recent = metrics, Recent(RECENT)
@@ -197,6 +200,9 @@ class Scheduler:
             return
         known = sorted(engines.keys() | self._candidates.keys())
         others = [engine for engine in known if engine not in self._masters]
+        owners = {state.owner for state in engines.values()} - {None, self._name}
+        for owner in filter(self._ended, cast(set[str], owners)):
+            await self._pool.leave_scheduler(owner)  # so that the others count on it for no engine
         free = [engine for engine in others if self._free(engine, engines.get(engine))]
         held = Counter(filter(None, (engines[engine].owner for engine in others if engine not in free)))
         held[self._name] = len(self._masters)
@@ -254,8 +260,8 @@ class Scheduler:
         self._masters[self._releasing][0].leave()
 
     def _free(self, engine: str, state: EngineState | None) -> bool:
-        """Whether the lease is nobody's, or its owner has not renewed it for long enough."""
-        if state is None or state.owner is None or state.owner == self._name:
+        """Whether the lease is nobody's, or its owner has ended or not renewed it for long enough."""
+        if state is None or state.owner is None or state.owner == self._name or self._ended(state.owner):
             return True
         sight = self._sights.get(engine)
         if sight is None or sight.state != state:

@@ -43,7 +43,7 @@ def main(stack: int) -> None:
         raise SystemExit(0)
     os.setsid()
     os.umask(0o077)  # prompts are in what it writes
-    die_with_parent(stack, signal.SIGTERM)
+    die_with_parent(stack)
     name_process(NAME)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # before it serves there is nothing to leave in order
     environment.take(json.loads(told))

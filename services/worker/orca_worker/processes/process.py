@@ -17,12 +17,12 @@ def _prctl(what: int, value: int | bytes) -> None:
         raise OSError(ctypes.get_errno(), f"prctl({what})")
 
 
-def die_with_parent(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
-    """Has the kernel send this process a signal when its parent ends, however it ends.
+def die_with_parent(parent: int) -> None:
+    """Has the kernel kill this process when its parent ends, however it ends.
 
     Ends the process in silence if the parent has ended already: it has said why, if there was something to say.
     """
-    _prctl(PR_SET_PDEATHSIG, by)
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         raise SystemExit(0)
 
