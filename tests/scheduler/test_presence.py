@@ -1,4 +1,4 @@
-"""Whether a scheduler has ended: by the kernel's word, which a frozen process, or one elsewhere, gives nobody."""
+"""Whether a scheduler has ended: by the kernel's word, which it gives of no frozen process and of none elsewhere."""
 
 import signal
 import subprocess

@@ -1,8 +1,8 @@
 """Whether another scheduler of this machine still runs, by the kernel's word, without waiting for its lease to run out.
 
 A process binds an abstract Unix socket with its name (see unix(7)). The kernel takes the name back when the process
-ends, however it ends, and not while it is frozen: to connect to a name that nobody has is refused. Such names are those
-of a network namespace: all processes of `orca serve` share one, and so do a pod's container and the one that replaces
+ends, however it ends, and not while it is frozen: to connect to a name that no process has is refused. Such names are
+those of a network namespace: all processes of `orca serve` share one, and so do a pod's container and the one that replaces
 it. The name says which namespace it is of, so nothing is said of a process elsewhere: there its lease decides.
 """
 

@@ -60,7 +60,7 @@ class Scheduler:
         transport: Transport,
         metrics: Metrics,
     ) -> None:
-        """ended: whether the scheduler of a name has ended for sure (`Presence`): nobody waits for its leases."""
+        """ended: whether the scheduler of a name has ended for sure (`Presence`): its leases are not waited for."""
         self._ended = ended
         self._name, self._pool, self._discovery = name, pool, discovery
         self._settings, self._telemetry, self._pulse, self._transport = settings, telemetry, pulse, transport
@@ -260,7 +260,7 @@ class Scheduler:
         self._masters[self._releasing][0].leave()
 
     def _free(self, engine: str, state: EngineState | None) -> bool:
-        """Whether the lease is nobody's, or its owner has ended or not renewed it for long enough."""
+        """Whether the lease has no owner, or one that has ended or not renewed it for long enough."""
         if state is None or state.owner is None or state.owner == self._name or self._ended(state.owner):
             return True
         sight = self._sights.get(engine)
