@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import grpc
 import httpx2 as httpx
@@ -341,10 +342,10 @@ async def test_a_chat_goes_on_at_another_endpoint(orca: World, http: httpx.Async
         events = Events(answer)
         request = await orca.engine.claim()
         number, role = await events.next()
-        assert (number, role["choices"][0]["delta"]) == (0, {"role": "assistant", "content": ""})
+        assert (number, role["choices"][0]["delta"]) == ("0", {"role": "assistant", "content": ""})
         await orca.engine.commit(request, 0, ids[:3])
         number, first = await events.next()
-        assert (number, first["id"]) == (3, request.request_id)
+        assert (number, first["id"]) == ("3", request.request_id)
         path = f"/v1/chat/completions/{first['id']}"
         async with other.stream("GET", path, params={"include_usage": "true"}, headers={EVENT_ID: "3"}) as resumed:
             rest = Events(resumed)
@@ -358,6 +359,26 @@ async def test_a_chat_goes_on_at_another_endpoint(orca: World, http: httpx.Async
     scored = [token for one in found for token in (one["choices"][0]["logprobs"] or {"content": []})["content"]]
     assert [bytes(token["bytes"]) for token in scored] == [orca.serving.app.endpoint.token_bytes(i) for i in ids[3:]]
     assert usage["completion_tokens"] == len(ids)
+
+
+async def test_an_end_that_was_seen_does_not_come_again(orca: World, http: httpx.AsyncClient) -> None:
+    """A text that was held back comes behind the last token, and the end behind it; each has an id of its own."""
+    ids = encode(orca, "the pool")
+    body = {"messages": [USER], "max_tokens": len(ids), "stream": True, "stop": ["poolside"], "detach_grace": 60}
+    async with http.stream("POST", "/v1/chat/completions", json=body) as answer:
+        request = await orca.engine.claim()
+        await orca.engine.commit(request, 0, ids, Reason.LENGTH)
+        events = await Events(answer).rest()
+    held, end = events[-2:]
+    assert (held[0], held[1]["choices"][0]["delta"]["content"]) == (f"{len(ids)}.1", "pool")
+    assert (end[0], end[1]["choices"][0]["finish_reason"]) == (f"{len(ids)}.2", "length")
+    for number, left in ((held[0], [end]), (end[0], [])):
+        path = f"/v1/chat/completions/{request.request_id}"
+        async with http.stream("GET", path, headers={EVENT_ID: str(number)}) as again:
+            came = Events(again)
+            for name, data in left:
+                assert (await came.next()) == (name, data | {"created": ANY})
+            assert (await came.next())[1] == "[DONE]"
 
 
 async def test_the_defaults_of_the_model(redis_url: str, tmp_path: Path) -> None:

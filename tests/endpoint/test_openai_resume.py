@@ -16,11 +16,11 @@ class Events:
     def __init__(self, answer: httpx.Response) -> None:
         self._lines = answer.aiter_lines()
 
-    async def next(self) -> tuple[int | None, Any]:
+    async def next(self) -> tuple[str | None, Any]:
         number, data = None, None
         async for line in self._lines:
             if line.startswith("id: "):
-                number = int(line[4:])
+                number = line[4:]
             elif line.startswith("data: "):
                 data = line[6:]
             elif not line:
@@ -28,14 +28,14 @@ class Events:
         assert data is not None
         return number, data if data == "[DONE]" else json.loads(data)
 
-    async def rest(self) -> list[tuple[int | None, Any]]:
+    async def rest(self) -> list[tuple[str | None, Any]]:
         found = [await self.next()]
         while found[-1][1] != "[DONE]":
             found.append(await self.next())
         return found[:-1]
 
 
-def text_of(events: list[tuple[int | None, Any]]) -> str:
+def text_of(events: list[tuple[str | None, Any]]) -> str:
     return "".join(data["choices"][0]["text"] for _, data in events)
 
 
@@ -54,10 +54,10 @@ async def test_at_another_endpoint(orca: World, http: httpx.AsyncClient) -> None
         request = await orca.engine.claim()
         await orca.engine.commit(request, 0, ids[:3])
         number, first = await events.next()
-        assert number == 3
+        assert number == "3"
         assert first["id"] == request.request_id
         path = f"/v1/completions/{first['id']}"
-        async with other.stream("GET", path, params={"from": 1}, headers={"Last-Event-ID": str(number)}) as resumed:
+        async with other.stream("GET", path, params={"from": 1}, headers={"Last-Event-ID": number}) as resumed:
             assert resumed.headers["content-type"].startswith("text/event-stream")
             again = Events(resumed)
             _, aborted = await events.next()
@@ -65,7 +65,7 @@ async def test_at_another_endpoint(orca: World, http: httpx.AsyncClient) -> None
             await orca.engine.commit(request, 3, ids[3:], Reason.LENGTH)
             rest = await again.rest()
         assert first["choices"][0]["text"] + text_of(rest) == "the pool 東京 😺 holds"
-        assert rest[-1][0] == len(ids)
+        assert rest[-1][0] == f"{len(ids)}.2"
         assert rest[-1][1]["choices"][0]["finish_reason"] == "length"
         shown = rest[0][1]["choices"][0]["logprobs"]
         assert len(shown["top_logprobs"][0]) == 2
@@ -88,6 +88,27 @@ async def test_after_the_client_lost_its_connection(orca: World, http: httpx.Asy
     assert text_of(rest) == orca.serving.app.endpoint.spell(11)
 
 
+async def test_an_end_that_was_seen_does_not_come_again(orca: World, http: httpx.AsyncClient) -> None:
+    """A client that saw the text that was held back, and not [DONE], got it again: `**av` became `**av*av`."""
+    assert orca.serving.app.vocabulary is not None
+    ids = orca.serving.app.vocabulary.encode("the pool")
+    body = {"prompt": [5], "max_tokens": len(ids), "stop": ["poolside"], "stream": True, "detach_grace": 60}
+    async with http.stream("POST", "/v1/completions", json=body) as answer:
+        request = await orca.engine.claim()
+        assert answer.headers["x-orca-request"] == request.request_id, "before the first token"
+        await orca.engine.commit(request, 0, ids, Reason.LENGTH)
+        events = await Events(answer).rest()
+    (seen, _), (end, last) = events[-2:]
+    assert (seen, end, last["choices"][0]["text"]) == (str(len(ids)), f"{len(ids)}.2", "pool")
+    for number, text in ((seen, "pool"), (end, None)):
+        headers = {"Last-Event-ID": str(number)}
+        async with http.stream("GET", f"/v1/completions/{request.request_id}", headers=headers) as again:
+            came = Events(again)
+            if text is not None:
+                assert (await came.next())[1]["choices"][0]["text"] == text
+            assert (await came.next())[1] == "[DONE]"
+
+
 CASES = {
     "an unknown id": ("/v1/completions/cmpl-nobody", {}, 404, None),
     "a bad id": ("/v1/completions/a%20b", {}, 400, "request_id"),
@@ -96,6 +117,8 @@ CASES = {
     "an unknown name": ("/v1/completions/a?form=1", {}, 400, "form"),
     "a name twice": ("/v1/completions/a?from=1&from=2", {}, 400, "from"),
     "usage": ("/v1/completions/a?include_usage=yes", {}, 400, "include_usage"),
+    "an end that is none": ("/v1/completions/a?from=1.3", {}, 400, "from"),
+    "an end twice": ("/v1/completions/a?from=1.1.1", {}, 400, "from"),
     "Last-Event-ID": ("/v1/completions/a", {"Last-Event-ID": "x"}, 400, "Last-Event-ID"),
 }
 

@@ -138,6 +138,7 @@ BREAKS: list[Callable[[random.Random, pb.IterationReport], object]] = [
     ),
     lambda chance, report: report.tops.pop(),
     lambda chance, report: setattr(report.tops[0], "scores", report.tops[0].scores[: chance.randrange(16)]),
+    lambda chance, report: report.prompts.add(index=0, scores=report.prompts[0].scores),
     lambda chance, report: report.prompts.add(index=chance.randrange(1, 1 << 32), scores=chance.randbytes(4)),
     lambda chance, report: setattr(
         report.prompts[0], "scores", report.prompts[0].scores + chance.randbytes(chance.randint(1, 99))

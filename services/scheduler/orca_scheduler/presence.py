@@ -2,8 +2,8 @@
 
 A process binds an abstract Unix socket with its name (see unix(7)). The kernel takes the name back when the process
 ends, however it ends, and not while it is frozen: to connect to a name that no process has is refused. Such names are
-those of a network namespace: all processes of `orca serve` share one, and so do a pod's container and the one that replaces
-it. The name says which namespace it is of, so nothing is said of a process elsewhere: there its lease decides.
+those of a network namespace: all processes of `orca serve` share one, and so do a pod's container and the one that
+replaces it. The name says which namespace it is of, so nothing is said of a process elsewhere: there its lease decides.
 """
 
 import hashlib

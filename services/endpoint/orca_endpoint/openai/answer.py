@@ -2,12 +2,15 @@
 
 import math
 from collections.abc import AsyncIterator, Sequence
+from typing import NamedTuple
 
 from orca_common.errors import Cancelled
 from orca_pool.records import Reason
 
 from ..calls.events import Accepted, Event, Finished, Prompted, PromptToken, Token
 from ..text.tool_calls import CallPart
+
+ID_HEADER = "X-Orca-Request"
 
 Numbered = AsyncIterator[tuple[int, list[Event]]]  # events that are there together, with the number of their choice
 
@@ -26,6 +29,17 @@ def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
     }
 
 
+class SeenTo(NamedTuple):
+    """How far a client has seen a stream: the id of an event, and where a stream is taken up. Behind the last token
+    come one or two events more: a text that was held back, as the beginning of a stop string, and the end."""
+
+    tokens: int
+    end: int = 0  # of these events
+
+    def __str__(self) -> str:
+        return f"{self.tokens}.{self.end}" if self.end else str(self.tokens)
+
+
 class Choice:
     """One generation for a prompt, as it grows."""
 
@@ -38,6 +52,7 @@ class Choice:
         self.input_tokens = self.output_tokens = 0
         self.finish: str | None = None
         self.shown_tokens = 0  # tokens that a stream has shown, and so what it resumes from
+        self.seen_end = 0  # events behind them that the client has seen before
 
     @property
     def mean_logprob(self) -> float:
@@ -79,7 +94,7 @@ async def gather(events: Numbered, choices: Sequence[Choice], name: str, keep: b
                     choice.tokens.append(event)
             elif isinstance(event, Accepted):
                 choice.input_tokens = event.input_tokens
-                headers = queue_headers(event)
+                headers = headers_of(name, event)
             elif isinstance(event, Prompted):
                 choice.tokens += event.tokens
             else:
@@ -88,9 +103,10 @@ async def gather(events: Numbered, choices: Sequence[Choice], name: str, keep: b
     return headers
 
 
-def queue_headers(accepted: Accepted) -> dict[str, str]:
-    """Where a request stands when it is accepted: requests before it, and seconds until it begins, if that is known."""
-    headers = {"X-Queue-Position": str(accepted.queue_position)}
+def headers_of(name: str, accepted: Accepted) -> dict[str, str]:
+    """The answer's id, by which its stream is taken up again, and where it stands when it is accepted: requests before
+    it, and seconds until it begins, if that is known."""
+    headers = {ID_HEADER: name, "X-Queue-Position": str(accepted.queue_position)}
     if accepted.starts_in is not None:
         headers["X-Queue-Seconds"] = f"{accepted.starts_in:.1f}"
     return headers

@@ -89,7 +89,7 @@ def parameter(name: str, where: str, description: str, schema: Schema, required:
 REQUEST_ID = parameter("X-Request-Id", "header", "Your name of this request; it is given back.", STRING)
 POSITIVE = {"type": "number", "exclusiveMinimum": 0}
 TIMEOUT = parameter("X-Request-Timeout", "header", "The request's deadline, in seconds.", POSITIVE)
-EVENT_ID = parameter("Last-Event-ID", "header", "The id of the last event seen; counts before `from`.", INTEGER)
+EVENT_ID = parameter("Last-Event-ID", "header", "The id of the last event seen; counts before `from`.", STRING)
 FROM = parameter("from", "query", "Tokens that were seen; 0 when absent.", {"type": "integer", "minimum": 0})
 USAGE = parameter("include_usage", "query", "A last chunk with the usage.", BOOLEAN)
 MODEL = parameter("model", "query", "The answer's model, for proxies that choose a release by it.", STRING)

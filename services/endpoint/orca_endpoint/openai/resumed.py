@@ -1,8 +1,8 @@
 """`GET .../{id}`: takes the stream of an answer up where it broke, at any endpoint. Ours, not OpenAI's.
 
-`from` is the number of tokens that the client has seen. `Last-Event-ID`, which a browser's EventSource sends by itself,
-is the same and counts before it. `model` is for a proxy that chooses the release by it. The older stream of the
-answer ends with an error.
+`from` is the number of tokens that the client has seen, or the id of the last event (`answer.SeenTo`). `Last-Event-ID`,
+which a browser's EventSource sends by itself, is the same and counts before it. `model` is for a proxy that chooses the
+release by it. The older stream of the answer ends with an error.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from ..http.access import tenant_in
 from ..http.bodies import body_in
 from ..http.exchange import Answer, Exchange, deadline_of, until
 from ..http.request_ids import labels_in
-from .answer import Choice
+from .answer import Choice, SeenTo
 from .body import check_names, whole
 from .generations import Single
 from .stream import Chunks, Stream
@@ -34,15 +34,15 @@ class Resumed(Exchange):
 
     async def _serve(self, request: Request, answer: Answer) -> None:
         endpoint, deadline = self._endpoint, deadline_of(request)
-        from_index, include_usage = asked_in(request)
+        seen, include_usage = asked_in(request)
         model = request.query_params.get("model")
         if model is not None:
             endpoint.check_model(model)
-        wanted = ResumeRequest(request_id=request.path_params["id"], from_index=from_index)
+        wanted = ResumeRequest(request_id=request.path_params["id"], from_index=seen.tokens)
         call = endpoint.resume(wanted, deadline, dict(request.headers), tenant=tenant_in(request.scope))
         call.label(labels_in(request.scope))
         choice = Choice()
-        choice.shown_tokens = from_index
+        choice.shown_tokens, choice.seen_end = seen
         stream = Stream(answer, self._chunks(wanted.request_id, include_usage))
         async with Single(call, body_in(request.scope).held) as events, until(deadline):
             try:
@@ -54,8 +54,8 @@ class Resumed(Exchange):
             await stream.end((choice.input_tokens, choice.output_tokens) if include_usage else None)
 
 
-def asked_in(request: Request) -> tuple[int, bool]:
-    """From which token on, and whether the usage is wanted. Raises InvalidArgument."""
+def asked_in(request: Request) -> tuple[SeenTo, bool]:
+    """From where on, and whether the usage is wanted. Raises InvalidArgument."""
     given = request.query_params.multi_items()
     names = [name for name, _ in given]
     check_names(names, {"from", "include_usage", "model"})
@@ -68,7 +68,8 @@ def asked_in(request: Request) -> tuple[int, bool]:
         raise InvalidArgument("include_usage", "must be true or false")
     seen = request.headers.get(EVENT_ID)
     field, text = ("from", values.get("from", "0")) if seen is None else (EVENT_ID, seen)
-    index = whole(text)
-    if index is None:
-        raise InvalidArgument(field, "must be a number of tokens")
-    return index, usage == "true"
+    tokens, _, end = text.partition(".")
+    index = whole(tokens)
+    if index is None or text not in (tokens, f"{tokens}.1", f"{tokens}.2"):
+        raise InvalidArgument(field, "must be a number of tokens, or the id of an event")
+    return SeenTo(index, int(end or 0)), usage == "true"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ..calls.events import Accepted, Event, Finished
 from ..http.exchange import Answer
-from .answer import Choice, Numbered, check_whole, queue_headers, usage
+from .answer import Choice, Numbered, SeenTo, check_whole, headers_of, usage
 
 
 class Chunks(ABC):
@@ -17,8 +17,8 @@ class Chunks(ABC):
     """
 
     def __init__(self, name: str, kind: str, model: str, include_usage: bool, numbered: bool) -> None:
-        """name: the answer's id. kind: OpenAI's `object`. numbered: each event has an id, the number of tokens that the
-        stream has shown by then; only of a single choice."""
+        """name: the answer's id. kind: OpenAI's `object`. numbered: each event has an id (`SeenTo`); only of a single
+        choice."""
         head = {"id": name, "object": kind, "created": int(time.time()), "model": model}
         self._head = json.dumps(head)[:-1]
         self._usage = ',"usage":null' if include_usage else ""
@@ -40,9 +40,9 @@ class Chunks(ABC):
         counts = json.dumps(usage(prompt_tokens, completion_tokens))
         return f'data: {self._head},"choices":[],"usage":{counts}}}\n\n'.encode()
 
-    def chunk(self, choice: Choice, body: str) -> bytes:
-        """The chunk of a choice. body: the choice as JSON."""
-        number = f"id: {choice.shown_tokens}\n" if self._numbered else ""
+    def chunk(self, choice: Choice, body: str, end: int = 0) -> bytes:
+        """The chunk of a choice. body: the choice as JSON. end: which of the events behind the last token it is."""
+        number = f"id: {SeenTo(choice.shown_tokens, end)}\n" if self._numbered else ""
         return f'{number}data: {self._head},"choices":[{body}]{self._usage}}}\n\n'.encode()
 
 
@@ -60,7 +60,7 @@ class Stream:
             if isinstance(first, Accepted):
                 choice.input_tokens = first.input_tokens
                 if not self._answer.started:
-                    await self._answer.start_stream(queue_headers(first))
+                    await self._answer.start_stream(headers_of(name, first))
                 sent = self._chunks.begun(n, choice)
             sent += self._chunks.shown(n, choice, piece)
             if isinstance(last := piece[-1], Finished):

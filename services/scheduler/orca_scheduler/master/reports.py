@@ -55,9 +55,11 @@ def _problem_of_tops(
 
 
 def _problem_of_prompts(report: pb.IterationReport, members: Sequence[Member], held: Mapping[int, Held]) -> str | None:
+    seen = set[int]()
     for part in report.prompts:
-        if part.index >= len(members):
-            return f"has the logprobs of prompt {part.index} of {len(members)}"
+        if part.index >= len(members) or part.index in seen:
+            return f"has the logprobs of prompt {part.index} of {len(members)}, or twice"
+        seen.add(part.index)
         member = members[part.index]
         if (one := held.get(member.claim)) is None:
             continue

@@ -61,9 +61,9 @@ class ChatChunks(Chunks):
         return self._delta(n, choice, delta or {"content": ""}, logprobs)
 
     def finished(self, n: int, choice: Choice, event: Finished) -> bytes:
-        delta = delta_of([event])
-        held = self._delta(n, choice, delta) if delta else b""
-        return held + self._delta(n, choice, {}, reason=finish_reason(event))
+        delta, seen = delta_of([event]), choice.seen_end
+        held = self._delta(n, choice, delta, end=1) if delta and seen < 1 else b""
+        return held + (self._delta(n, choice, {}, reason=finish_reason(event), end=2) if seen < 2 else b"")
 
     def _delta(
         self,
@@ -72,9 +72,10 @@ class ChatChunks(Chunks):
         delta: dict[str, Any],
         logprobs: dict[str, Any] | None = None,
         reason: str | None = None,
+        end: int = 0,
     ) -> bytes:
         body = {"index": n, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
-        return self.chunk(choice, json.dumps(body))
+        return self.chunk(choice, json.dumps(body), end)
 
 
 def delta_of(events: Sequence[Token | Finished]) -> dict[str, Any]:

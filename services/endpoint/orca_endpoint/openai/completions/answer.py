@@ -71,7 +71,11 @@ class CompletionChunks(Chunks):
         return sent + self._text(n, choice, "".join([token.text for token in tokens]), of_tokens)
 
     def finished(self, n: int, choice: Choice, event: Finished) -> bytes:
-        return self._chunk(n, choice, event.text, "null", json.dumps(finish_reason(event)))
+        return (
+            self._chunk(n, choice, event.text, "null", json.dumps(finish_reason(event)), 2)
+            if choice.seen_end < 2
+            else b""
+        )
 
     def _text(self, n: int, choice: Choice, text: str, logprobs: dict[str, Any] | None) -> bytes:
         """The chunk of a text; empty when it has nothing to show."""
@@ -80,9 +84,9 @@ class CompletionChunks(Chunks):
         choice.offset += len(text)
         return self._chunk(n, choice, text, "null" if logprobs is None else json.dumps(logprobs), "null")
 
-    def _chunk(self, n: int, choice: Choice, text: str, logprobs: str, reason: str) -> bytes:
+    def _chunk(self, n: int, choice: Choice, text: str, logprobs: str, reason: str, end: int = 0) -> bytes:
         body = f'{{"index":{n},"text":{json.dumps(text)},"logprobs":{logprobs},"finish_reason":{reason}}}'
-        return self.chunk(choice, body)
+        return self.chunk(choice, body, end)
 
 
 def completion(
