@@ -1,10 +1,13 @@
 """A process of the stack: how it is started, where it listens, how it ends."""
 
 import asyncio
+import hashlib
 import json
 import os
 import signal
+import stat
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -255,6 +258,20 @@ def said(line: str) -> str:
         return line.strip()
 
 
+def place_of_socket(folder: Path) -> Path:
+    """The path of a Unix socket in a folder or, where that is too long for the system, in one of this user's own in the
+    folder for temporary files. Raises FailedPrecondition where another user has that."""
+    if len(os.fsencode(str(folder / "socket"))) <= LONGEST_SOCKET_PATH:
+        return folder / "socket"
+    name = hashlib.sha256(os.fsencode(str(folder))).hexdigest()[:16]
+    short = Path(tempfile.gettempdir()) / f"orca-{os.getuid()}-{name}"
+    short.mkdir(mode=0o700, exist_ok=True)
+    found = short.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) != 0o700:
+        raise FailedPrecondition(f"run_dir: {folder} is too long for a Unix socket, and {short} is another user's")
+    return short / "socket"
+
+
 class RedisChild(Child):
     """The embedded Redis of the stack. `url` is where its clients find it.
 
@@ -264,12 +281,8 @@ class RedisChild(Child):
 
     def __init__(self, folder: Path, log: Path, lock: int, batch: bool) -> None:
         """folder: of its append-only file. lock: the descriptor that says that the folder is in use. batch: as for
-        every child.
-
-        Raises FailedPrecondition when the socket's path is too long for the system."""
-        self._where = folder.absolute() / "socket"
-        if len(os.fsencode(str(self._where))) > LONGEST_SOCKET_PATH:
-            raise FailedPrecondition(f"run_dir: {folder} is too long a path for a Unix socket; give a shorter one")
+        every child. Raises FailedPrecondition where there is no place for the socket."""
+        self._where = place_of_socket(folder.absolute())
         super().__init__("redis", "redis", embedded_pool.command(folder, self._where), {}, log, [lock], batch)
         self.addresses = {"address": f"unix://{self._where}"}
         self.url = f"unix://{quote(str(self._where))}"

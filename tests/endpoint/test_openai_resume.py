@@ -117,7 +117,7 @@ CASES = {
     "an unknown name": ("/v1/completions/a?form=1", {}, 400, "form"),
     "a name twice": ("/v1/completions/a?from=1&from=2", {}, 400, "from"),
     "usage": ("/v1/completions/a?include_usage=yes", {}, 400, "include_usage"),
-    "an end that is none": ("/v1/completions/a?from=1.3", {}, 400, "from"),
+    "no such end": ("/v1/completions/a?from=1.3", {}, 400, "from"),
     "an end twice": ("/v1/completions/a?from=1.1.1", {}, 400, "from"),
     "Last-Event-ID": ("/v1/completions/a", {"Last-Event-ID": "x"}, 400, "Last-Event-ID"),
 }

@@ -77,6 +77,31 @@ def test_a_sentencepiece_vocabulary(tmp_path: Path) -> None:
     assert stream.flush() == ""
 
 
+def test_the_first_space_of_a_text_that_follows_another(tmp_path: Path) -> None:
+    """The decoder takes the first space of a text away: not that of an answer, whose text is the whole's without the
+    prompt's, as with transformers. A stop string that begins with a space is found at once."""
+    names = ["<unk>", "<s>", "▁Orca", "▁all", *(f"<0x{byte:02X}>" for byte in range(256))]
+    tokenizer = Tokenizer(models.BPE({name: i for i, name in enumerate(names)}, [], byte_fallback=True))
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(parts)  # type: ignore[arg-type]
+    tokenizer.add_special_tokens(["<s>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    vocabulary, first = Vocabulary(tmp_path / "tokenizer.json"), 4
+    for before, answer in (
+        ([1, 2], [3, 3]),
+        ([2] * 40, [3]),
+        ([1], [3, 3]),
+        ([], [3, 3]),
+        ([2, first + 0xC3], [first + 0xA9, 3]),  # a character that begins in the prompt
+    ):
+        stream = TextStream(vocabulary, (), before=before)
+        text = "".join([stream.push(i)[0] for i in answer]) + stream.flush()
+        if before[-1:] != [first + 0xC3]:
+            assert tokenizer.decode(before) + text == tokenizer.decode([*before, *answer])
+    stream = TextStream(vocabulary, [" all"], before=[1, 2])
+    assert stream.push(3) == ("", True)
+
+
 SENTENCEPIECE = ["the pool", "  the pool", " the", "東京 😀 the é", "😺😺", "naïve\n\n the", "the</s>pool", "a\u0000b"]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from orca_common.errors import FailedPrecondition
-from orca_local.child import LONGEST_SOCKET_PATH, Child, RedisChild
+from orca_local.child import LONGEST_SOCKET_PATH, Child, RedisChild, place_of_socket
 
 LISTENS = """echo '{"status": "127.0.0.1:1"}'; exec sleep 60"""
 
@@ -40,12 +40,19 @@ async def test_an_earlier_process_is_not_quoted(tmp_path: Path) -> None:
         await child.end(5)
 
 
-def test_a_folder_with_too_long_a_path_for_a_socket(tmp_path: Path) -> None:
-    """Redis would say it in its log, in words of its own."""
+def test_a_folder_with_too_long_a_path_for_a_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The socket is in a folder of this user alone, and in the same one again; one that others may enter is refused."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     folder = tmp_path / ("x" * LONGEST_SOCKET_PATH)
+    found = place_of_socket(folder)
+    assert len(str(found)) <= LONGEST_SOCKET_PATH
+    assert found.parent.stat().st_mode & 0o777 == 0o700
+    assert place_of_socket(folder) == found != place_of_socket(folder / "y")
+    found.parent.chmod(0o755)
     with pytest.raises(
-        FailedPrecondition, match=r"run_dir: .* is too long a path for a Unix socket; give a shorter one"
+        FailedPrecondition, match=r"run_dir: .* is too long for a Unix socket, and .* is another user's"
     ):
         RedisChild(folder, tmp_path / "log", 0, batch=False)
-    room = LONGEST_SOCKET_PATH - len(str(Path.cwd().parent / "/socket"))
-    assert RedisChild(Path("/tmp", "x" * (room - 5)), tmp_path / "log", 0, batch=False).url.startswith("unix:///")
+    room = LONGEST_SOCKET_PATH - len("/tmp//socket")
+    for size, within in ((room, True), (room + 1, False)):
+        assert (place_of_socket(Path("/tmp", "x" * size)).parent == Path("/tmp", "x" * size)) == within

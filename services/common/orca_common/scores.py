@@ -23,6 +23,11 @@ def size_of_tops(asked: SamplingParams) -> int:
     return asked.top_logprobs * TOP.size
 
 
+def size_of_prompt(asked: SamplingParams) -> int:
+    """The bytes that come with each token of a request's prompt; 0: it asks for none."""
+    return SCORE.size + size_of_tops(asked) if asked.prompt_logprobs else 0
+
+
 def unpack_tops(data: bytes, count: int) -> list[Top]:
     """The tops of consecutive places with `count` entries each."""
     entries = list(TOP.iter_unpack(data))

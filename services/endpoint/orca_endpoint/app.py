@@ -127,7 +127,7 @@ class EndpointApp:
     def _read_model(self) -> tuple[Checkpoint, Vocabulary | None, ChatTemplate | None, Defaults]:
         checkpoint = read_checkpoint(resolve_model(self._settings.model))
         tokenizer, folder = checkpoint.tokenizer_file, checkpoint.folder
-        vocabulary = Vocabulary(tokenizer) if tokenizer else None
+        vocabulary = Vocabulary(tokenizer, follows=not checkpoint.has_encoder) if tokenizer else None
         if vocabulary is not None:
             vocabulary.check_fits(checkpoint.vocab_size)
             if (

@@ -84,7 +84,9 @@ class Transcript:
             self.accepted = True
             self.record = PoolRequest.FromString(attached.record)
             syntax = SYNTAXES.get(self.record.tool_syntax)
-            self._text = TextStream(self._vocabulary, self.record.stop, syntax.marks if syntax is not None else ())
+            before = self.record.prompt_ids if self._vocabulary is not None and self._vocabulary.follows else ()
+            marks = syntax.marks if syntax is not None else ()
+            self._text = TextStream(self._vocabulary, self.record.stop, marks, before)
             self._calls = CallReader(syntax, self.request_id) if syntax is not None else None
             asked = self.record.sampling
             self._top_count = asked.top_logprobs

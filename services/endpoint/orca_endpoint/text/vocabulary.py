@@ -32,8 +32,11 @@ class Detokenizer(Protocol):
 class Vocabulary:
     """A model's tokenizer. Special tokens have no text."""
 
-    def __init__(self, path: Path) -> None:
-        """Raises FailedPrecondition when the file is no tokenizer."""
+    def __init__(self, path: Path, follows: bool = True) -> None:
+        """follows: an answer goes on from its prompt, as with every model that has no encoder.
+
+        Raises FailedPrecondition when the file is no tokenizer."""
+        self.follows = follows
         self._path, folder = path, TokenizerFolder(path.parent)
         self._tokenizer = open_tokenizer(path, folder.added)
         self.end = self._tokenizer.token_to_id(folder.named.get("eos_token", ""))  # None: the folder names none
@@ -110,10 +113,11 @@ class Vocabulary:
         with panics("decode tokens"):
             return self._tokenizer.decode(ids, skip_special_tokens=False)
 
-    def detokenizer(self, marks: tuple[str, ...] = ()) -> Detokenizer:
-        """Makes the text of one stream. marks: special tokens that have a text in it."""
+    def detokenizer(self, marks: tuple[str, ...] = (), before: Sequence[int] = ()) -> Detokenizer:
+        """Makes the text of one stream. marks: special tokens that have a text in it. before: the tokens that it
+        follows, the last of which decide whether its first word has a space."""
         if self._pieces is None:
-            return WindowDetokenizer(self._decode_with(marks) if marks else self.decode)
+            return WindowDetokenizer(self._decode_with(marks) if marks else self.decode, before[-WINDOW:])
         return ByteDetokenizer(self._with(self._pieces, marks) if marks else self._pieces)
 
     def _with(self, pieces: list[bytes], marks: tuple[str, ...]) -> list[bytes]:
@@ -166,11 +170,14 @@ class WindowDetokenizer:
     back.
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+    def __init__(self, decode: Callable[[Sequence[int]], str], before: Sequence[int] = ()) -> None:
+        """before: tokens whose text comes before this one. A character that is not whole there begins with it."""
         self._decode = decode
-        self._window: list[int] = []
-        self._read = 0  # tokens of the window whose text is given out
-        self._prefix = ""  # their text
+        self._window = list(before)
+        self._prefix = decode(self._window) if before else ""  # the text of the tokens of the window that is given out
+        if self._prefix.endswith(BROKEN):
+            self._window, self._prefix = [], ""
+        self._read = len(self._window)  # these tokens
 
     def push(self, token_id: int) -> str:
         self._window.append(token_id)
@@ -254,9 +261,15 @@ class StopMatcher:
 class TextStream:
     """The text of one request from token 0 on: a detokenizer and a stop matcher together."""
 
-    def __init__(self, vocabulary: Vocabulary | None, stops: Sequence[str], marks: tuple[str, ...] = ()) -> None:
-        """marks: special tokens that have a text."""
-        self._detokenizer: Detokenizer = vocabulary.detokenizer(marks) if vocabulary else NoDetokenizer()
+    def __init__(
+        self,
+        vocabulary: Vocabulary | None,
+        stops: Sequence[str],
+        marks: tuple[str, ...] = (),
+        before: Sequence[int] = (),
+    ) -> None:
+        """marks: special tokens that have a text. before: the prompt, where the text goes on from it."""
+        self._detokenizer: Detokenizer = vocabulary.detokenizer(marks, before) if vocabulary else NoDetokenizer()
         self._matcher = StopMatcher(stops) if stops else None
 
     def push(self, token_id: int) -> tuple[str, bool]:

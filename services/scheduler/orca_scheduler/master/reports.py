@@ -7,7 +7,7 @@ wrong report is a verdict on that rank, and its engine forms again.
 from collections.abc import Mapping, Sequence
 
 from orca.v1 import worker_pb2 as pb
-from orca_common.scores import SCORE, TOP
+from orca_common.scores import TOP, size_of_prompt
 
 from ..core.core import Member
 from .output import Held
@@ -63,8 +63,8 @@ def _problem_of_prompts(report: pb.IterationReport, members: Sequence[Member], h
         member = members[part.index]
         if (one := held.get(member.claim)) is None:
             continue
-        size = SCORE.size + one.top_size
-        if not one.record.sampling.prompt_logprobs or len(part.scores) > member.count * size or len(part.scores) % size:
+        size = size_of_prompt(one.record.sampling)
+        if not size or len(part.scores) > member.count * size or len(part.scores) % size:
             return (
                 f"has {len(part.scores)} bytes of a prompt's logprobs, {size} for each of {member.count} tokens at most"
             )
