@@ -9,7 +9,7 @@ from endpoint.harness import World, encode
 from openai import AsyncOpenAI
 
 from orca.v1.pool_pb2 import PoolRequest
-from orca_endpoint.calls.events import Token, TopToken
+from orca_endpoint.calls.events import PromptToken, Token, TopToken
 from orca_endpoint.openai.answer import Choice
 from orca_endpoint.openai.completions.answer import Logprobs
 from orca_endpoint.openai.completions.method import best
@@ -113,10 +113,37 @@ async def test_top_logprobs(orca: World, client: AsyncOpenAI, wanted: int) -> No
 
 def test_the_chosen_token_is_one_more_when_it_is_not_among_the_best() -> None:
     token = Token(0, 7, "c", -4.0, 1, "e", (TopToken(5, "a", -0.5), TopToken(6, "b", -float("inf"))))
-    found = Logprobs({7: "c"}.__getitem__).of([token], 3)
+    found = Logprobs({5: "a", 6: "b", 7: "c"}.__getitem__).of([token], 3)
     assert found["top_logprobs"] == [{"a": -0.5, "b": -9999.0, "c": -4.0}]
     assert found["text_offset"] == [3]
     json.dumps(found, allow_nan=False)
+
+
+def test_offsets_count_what_stands_in_the_text() -> None:
+    """Neither a token that the tokenizer puts before a prompt, nor the space that it puts before its first word."""
+    places = [PromptToken(1, "<s>", None, ()), PromptToken(2, " Orca", -1.0, ()), Token(0, 3, " all", -2.0, 1, "e")]
+    names = {1: "<s>", 2: " Orca", 3: " all"}
+    found = Logprobs(names.__getitem__).of(places, 0, "Orca all")
+    assert (found["tokens"], found["text_offset"]) == (["<s>", " Orca", " all"], [0, 0, 4])
+
+
+async def test_a_part_of_a_character_is_spelled_as_openai_does(orca: World, client: AsyncOpenAI) -> None:
+    """The chosen token is among the keys of its most probable ones, by which evaluations see whether it was greedy."""
+    ids = encode(orca, "東京 😀")
+    async with orca.background(lambda record: ids):
+        answer = await client.completions.create(model="tiny", prompt="a", max_tokens=len(ids), logprobs=2)
+    logprobs = answer.choices[0].logprobs
+    assert answer.choices[0].text == "東京 😀"
+    assert logprobs is not None
+    assert logprobs.top_logprobs is not None
+    assert logprobs.tokens == [spell(orca, i) for i in ids]
+    assert any(token.startswith("bytes:\\x") for token in logprobs.tokens)
+    assert all(token in top for token, top in zip(logprobs.tokens, logprobs.top_logprobs, strict=True))
+    shown = [
+        b"".join(orca.serving.app.endpoint.token_bytes(i) for i in ids[:n]).decode(errors="ignore")
+        for n in range(len(ids))
+    ]
+    assert logprobs.text_offset == [len(text) for text in shown]
 
 
 @pytest.mark.parametrize("as_ids", [False, True])

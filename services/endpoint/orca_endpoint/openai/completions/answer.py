@@ -18,14 +18,15 @@ class Logprobs:
     def __init__(self, spell: Callable[[int], str]) -> None:
         self._spell = spell
 
-    def of(self, places: Sequence[PromptToken | Token], offset: int) -> dict[str, Any]:
-        """Of tokens whose text begins at `offset`."""
+    def of(self, places: Sequence[PromptToken | Token], offset: int, within: str | None = None) -> dict[str, Any]:
+        """Of tokens whose text begins at `offset`. within: the whole text, where some tokens have no text in it, as one
+        that the tokenizer puts before every prompt."""
         offsets = []
         for place in places:
             offsets.append(offset)
-            offset += len(place.text)
+            offset += len(place.text) if within is None else length_in(within, place.text, offset)
         return {
-            "tokens": [place.text for place in places],
+            "tokens": [self._spell(place.token_id) for place in places],
             "token_logprobs": [None if place.logprob is None else finite(place.logprob) for place in places],
             "top_logprobs": [self._top(place) for place in places],
             "text_offset": offsets,
@@ -37,10 +38,19 @@ class Logprobs:
             return None  # the first token of a prompt
         top: dict[str, float] = {}
         for one in place.top:
-            top.setdefault(one.text, finite(one.logprob))
+            top.setdefault(self._spell(one.token_id), finite(one.logprob))
         if all(one.token_id != place.token_id for one in place.top):
             top.setdefault(self._spell(place.token_id), finite(place.logprob))
         return top
+
+
+def length_in(text: str, piece: str, at: int) -> int:
+    """The characters of a token's text that stand at a place of the whole text: without the space that a tokenizer puts
+    before a text's first word, and none of a special token."""
+    for found in (piece, piece.lstrip(" ")):
+        if text.startswith(found, at):
+            return len(found)
+    return 0
 
 
 class CompletionChunks(Chunks):
@@ -61,7 +71,7 @@ class CompletionChunks(Chunks):
         if logprobs is not None and choice.echoed is not None:
             for event in piece:
                 if isinstance(event, Prompted):
-                    sent = self._text(n, choice, choice.echoed, logprobs.of(event.tokens, 0))
+                    sent = self._text(n, choice, choice.echoed, logprobs.of(event.tokens, 0, choice.echoed))
         tokens = [event for event in piece if type(event) is Token]
         if not tokens:
             return sent
@@ -102,7 +112,7 @@ def completion(
             {
                 "index": n,
                 "text": "".join(choice.texts),
-                "logprobs": logprobs.of(choice.tokens, 0) if logprobs is not None else None,
+                "logprobs": logprobs.of(choice.tokens, 0, "".join(choice.texts)) if logprobs is not None else None,
                 "finish_reason": choice.finish,
             }
             for n, choice in enumerate(shown)
