@@ -426,7 +426,7 @@ def chats_of(template: str) -> Chats:
 async def test_a_template_that_walks_parts_gets_parts(name: str) -> None:
     """It made nothing of a text, without a word. transformers makes the same of parts."""
     chat = Chat(messages=[ChatMessage(role="user", content="Who is there?")])
-    made = await chats_of(WALKING[name]).text(chat, None, Fields({}))
+    made, _ = await chats_of(WALKING[name]).text(chat, None, Fields({}))
     assert "Who is there?" in made
     parts = [{"role": "user", "content": [{"type": "text", "text": "Who is there?"}]}]
     assert made == theirs(WALKING[name], parts)
@@ -435,7 +435,7 @@ async def test_a_template_that_walks_parts_gets_parts(name: str) -> None:
 @pytest.mark.parametrize("name", NOT_WALKING)
 async def test_other_templates_get_texts(name: str) -> None:
     chat = Chat(messages=[ChatMessage(role="user", content="Who is there?")])
-    made = await chats_of(NOT_WALKING[name]).text(chat, None, Fields({}))
+    made, _ = await chats_of(NOT_WALKING[name]).text(chat, None, Fields({}))
     assert made == theirs(NOT_WALKING[name], [{"role": "user", "content": "Who is there?"}])
 
 

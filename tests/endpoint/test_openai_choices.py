@@ -136,6 +136,7 @@ async def test_a_part_of_a_character_is_spelled_as_openai_does(orca: World, clie
     assert answer.choices[0].text == "東京 😀"
     assert logprobs is not None
     assert logprobs.top_logprobs is not None
+    assert logprobs.tokens is not None
     assert logprobs.tokens == [spell(orca, i) for i in ids]
     assert any(token.startswith("bytes:\\x") for token in logprobs.tokens)
     assert all(token in top for token, top in zip(logprobs.tokens, logprobs.top_logprobs, strict=True))

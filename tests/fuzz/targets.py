@@ -168,8 +168,9 @@ def _endpoint(folder: Path) -> tuple[Validator, EndpointSettings]:
     settings = EndpointSettings(model=str(folder))
     checkpoint: Checkpoint = read_checkpoint(folder)
     threads = Threads("tokenizing", 1, 8)
-    chats = Chats(read_chat_template(folder), threads, settings.max_prompt_bytes, settings.chat_tokens)
     vocabulary = Vocabulary(folder / "tokenizer.json")
+    template, special = read_chat_template(folder), vocabulary.special_tokens
+    chats = Chats(template, threads, settings.max_prompt_bytes, settings.chat_tokens, special)
     return Validator(settings, checkpoint, vocabulary, threads, chats, FormCompiler(checkpoint)), settings
 
 

@@ -59,6 +59,8 @@ class EndpointSettings(ServiceSettings, PoolSettings):
     """Prompts of one HTTP request, each counted `best_of` or `n` times."""
     chat_tokens: int = Field(default=1024, ge=1)
     """Tokens of a chat's answer where neither the request nor the model's generation_config.json says."""
+    control_tokens_in_chats: bool = False
+    """Whether special tokens in the texts of a chat's messages are control tokens; otherwise they are text."""
     cors_origins: str = ""
     """Origins whose pages may call the HTTP door from a browser, separated by commas; `*`: all; empty: none."""
 

@@ -86,7 +86,8 @@ class Endpoint:
         self.tokenizing = Threads("tokenizing", TOKENIZING, WAITING)
         self.forms = FormCompiler(checkpoint)
         chat_tokens = defaults.max_new_tokens or settings.chat_tokens
-        self._chats = Chats(template, self.large, settings.max_prompt_bytes, chat_tokens)
+        special = () if vocabulary is None or settings.control_tokens_in_chats else vocabulary.special_tokens
+        self._chats = Chats(template, self.large, settings.max_prompt_bytes, chat_tokens, special)
         self._validator = Validator(settings, checkpoint, vocabulary, self.tokenizing, self._chats, self.forms)
         self.arrivals = Arrivals()
         self._engines = Recent(pool.engine_infos, ENGINES_SECONDS)

@@ -1,5 +1,7 @@
 """Conversations as prompts: checked, and made a text by the model's chat template in a thread."""
 
+import re
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -26,10 +28,20 @@ class Names(Protocol):
 class Chats:
     """Makes texts of conversations, for a model with a chat template or without one."""
 
-    def __init__(self, template: ChatTemplate | None, threads: Threads, max_bytes: int, tokens: int) -> None:
+    def __init__(
+        self,
+        template: ChatTemplate | None,
+        threads: Threads,
+        max_bytes: int,
+        tokens: int,
+        special: Sequence[str] = (),
+    ) -> None:
         """threads: render. max_bytes: of a prompt's text, and so characters of what a template may make. tokens: of the
-        answer to a chat that does not say how long it may be."""
+        answer to a chat that does not say how long it may be. special: tokens that are text in messages."""
         self._template, self._threads, self._max_bytes = template, threads, max_bytes
+        self._special = (
+            re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True)))) if special else None
+        )
         self.tokens = tokens
 
     @property
@@ -59,8 +71,9 @@ class Chats:
             )
         return tools_of(chat, template.syntax, names.error)
 
-    async def text(self, chat: Chat, tools: Tools | None, names: Names) -> str:
-        """The text of a prompt. Raises InvalidArgument, FailedPrecondition without a template, ResourceExhausted.
+    async def text(self, chat: Chat, tools: Tools | None, names: Names) -> tuple[str, str]:
+        """The text of a prompt, and the mark in it (`Vocabulary.encode_marked`), empty without one. Raises
+        InvalidArgument, FailedPrecondition without a template, ResourceExhausted.
 
         tools: those of the chat.
         """
@@ -71,15 +84,31 @@ class Chats:
             raise names.error("chat.messages", "is missing: a chat has at least one message")
         return await self._threads.run(partial(self._rendered, chat, tools, template, names))
 
-    def _rendered(self, chat: Chat, tools: Tools | None, template: ChatTemplate, names: Names) -> str:
+    def _rendered(self, chat: Chat, tools: Tools | None, template: ChatTemplate, names: Names) -> tuple[str, str]:
         variables = variables_of(chat.template_kwargs, names)
         if tools is not None:
             variables["tools"] = tools.given
         messages = [message_of(chat, n, template, names) for n in range(len(chat.messages))]
+        mark = ""
+        if self._special is not None and any(map(self._special.search, texts_in([messages, variables]))):
+            mark = unused_in("".join(texts_in([messages, variables])))
+            messages = [one if one["role"] == "assistant" else self._marked(one, mark) for one in messages]
+            variables = self._marked(variables, mark)
         try:
-            return template.render(messages, variables, self._max_bytes)
+            return template.render(messages, variables, self._max_bytes), mark
         except CannotRender as refusal:
             raise names.error("chat.messages", str(refusal)) from None
+
+    def _marked(self, value: Any, mark: str) -> Any:
+        """A value of JSON with a mark behind the first character of each special token's name in its texts."""
+        if isinstance(value, str):
+            assert self._special is not None
+            return self._special.sub(lambda found: found[0][0] + mark + found[0][1:], value)
+        if isinstance(value, list):
+            return [self._marked(one, mark) for one in value]
+        if isinstance(value, dict):
+            return {name: self._marked(one, mark) if name != "role" else one for name, one in value.items()}
+        return value
 
     def _given(self, names: Names, needed_for: str) -> ChatTemplate:
         """The model's template. Raises FailedPrecondition without one."""
@@ -88,6 +117,20 @@ class Chats:
             problem = f"{field}: this model has no chat template; give the prompt as text"
             raise FailedPrecondition(problem, field, reason=ErrorReason.NO_CHAT_TEMPLATE)
         return self._template
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    """The texts of a value of JSON."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | dict):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from texts_in(one)
+
+
+def unused_in(text: str) -> str:
+    """A character for private use (Unicode's U+E000 to U+F8FF) that a text does not have."""
+    return next(mark for mark in map(chr, range(0xE000, 0xF900)) if mark not in text)
 
 
 def message_of(chat: Chat, n: int, template: ChatTemplate, names: Names) -> dict[str, Any]:

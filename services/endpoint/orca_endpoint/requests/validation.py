@@ -246,8 +246,8 @@ class Validator:
             case "chat":
                 field, chat = "chat.messages", request.chat
                 self._spelled(field, check)
-                text = "" if encoded else await self._chats.text(chat, tools, check)
-                ids = await self._encoded(text, field, check, encoded, new, special=False)
+                text, mark = ("", "") if encoded else await self._chats.text(chat, tools, check)
+                ids = await self._encoded(text, field, check, encoded, new, special=False, mark=mark)
             case _:
                 raise check.error("prompt", "is missing: give text, token ids, or messages")
         self._fits(len(ids), new, field, check)
@@ -262,8 +262,10 @@ class Validator:
         encoded: Sequence[int] | None,
         new: int,
         special: bool = True,
+        mark: str = "",
     ) -> Sequence[int]:
-        """The tokens of a text. special: with those that the tokenizer puts around it."""
+        """The tokens of a text. special: with those that the tokenizer puts around it. mark: in special tokens' names
+        that are text."""
         if encoded:
             return encoded
         size, limit = len(text.encode()), self._limits.max_prompt_bytes
@@ -272,7 +274,7 @@ class Validator:
         vocabulary = self._spelled(field, check)
         if vocabulary.longest_token:
             self._fits(-(-size // vocabulary.longest_token), new, field, check, "at least ")
-        encode = partial(vocabulary.encode, text, special)
+        encode = partial(vocabulary.encode_marked, text, mark) if mark else partial(vocabulary.encode, text, special)
         ids = encode() if size <= TEXT_IN_LOOP else await self._threads.run(encode)
         if not ids:
             raise check.error(field, "the prompt is empty" if not text else "the prompt has no tokens")

@@ -7,6 +7,8 @@ from encodings.utf_8 import IncrementalDecoder
 from pathlib import Path
 from typing import Protocol
 
+from tokenizers import Tokenizer
+
 from orca_common.errors import FailedPrecondition
 
 from .tokenizer_file import open_tokenizer, panics
@@ -48,7 +50,9 @@ class Vocabulary:
             special = {i for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
             self._pieces = [b"" if i in special else piece for i, piece in enumerate(self._spelled)]
         self._marked: dict[tuple[str, ...], list[bytes]] = {}  # `_pieces` with the texts of some special tokens
+        self._flags = {t.content: t for t in self._tokenizer.get_added_tokens_decoder().values() if t.special}
         self._special = {t.content: i for i, t in self._tokenizer.get_added_tokens_decoder().items() if t.special}
+        self._plain: Tokenizer | None = None  # to which special tokens are text; made when it is needed
         self._falls_back = '"ByteFallback"' in json.dumps(parts["decoder"])  # to tokens of single bytes
         # Bytes of the longest token: a text of n bytes has at least n / longest_token tokens. None: not certain here.
         exact = self._pieces is not None and parts["normalizer"] is None
@@ -70,6 +74,11 @@ class Vocabulary:
         found = self._special.get(text)
         return found, None if found is not None else next((one for one in self._special if one in text), None)
 
+    @property
+    def special_tokens(self) -> Sequence[str]:
+        """The texts of the special tokens."""
+        return list(self._special)
+
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Token ids. About half a second for 1 MiB of text, without the interpreter's lock.
 
@@ -77,6 +86,31 @@ class Vocabulary:
         """
         with panics("encode the text"):
             return self._tokenizer.encode(text, add_special_tokens=special).ids
+
+    def encode_marked(self, text: str, mark: str) -> list[int]:
+        """Token ids of a text in which a mark within the name of a special token says that it is text and no token.
+
+        Marks are no part of the text. The tokenizer, too, cuts at special tokens before it does anything else.
+        """
+        if self._plain is None:
+            with panics("read the tokenizer"):
+                plain = Tokenizer.from_str(self._tokenizer.to_str())
+            plain.encode_special_tokens = True  # as text
+            self._plain = plain
+        names = sorted(self._special, key=len, reverse=True)
+        ids, strip = list[int](), False
+        parts = re.split(f"({'|'.join(map(re.escape, names))})", text)
+        for n in range(0, len(parts), 2):
+            token = self._flags[parts[n + 1]] if n + 1 < len(parts) else None
+            part = parts[n].replace(mark, "")
+            part = part.lstrip() if strip else part
+            part = part.rstrip() if token is not None and token.lstrip else part
+            with panics("encode the text"):
+                ids += self._plain.encode(part, add_special_tokens=False).ids if part else []
+            if token is not None:
+                ids.append(self._special[token.content])
+                strip = token.rstrip
+        return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         with panics("decode tokens"):
