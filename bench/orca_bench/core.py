@@ -43,7 +43,7 @@ class Engine:
     def turn(self) -> tuple[BatchReturned, Sequence[Action]]:
         """Returns the oldest batch. The event, and what followed."""
         back = self._flying.popleft()
-        event = BatchReturned(0.0, back.iteration, (5,) * len(back.members))
+        event = BatchReturned(0.0, back.iteration, ((5,),) * len(back.members))
         actions = self.core.step(event)
         self._flying.extend(a for a in actions if isinstance(a, ScheduleBatch))
         return event, actions

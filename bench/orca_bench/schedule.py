@@ -59,7 +59,7 @@ class Schedule:
     def returned(self, token_ids: Sequence[int]) -> None:
         """The batch came back with these tokens. `batch` is now the next one, or None when all requests have ended."""
         assert self.batch is not None
-        self.batch = self._take(self._core.step(BatchReturned(0.0, self.batch.iteration, tuple(token_ids))))
+        self.batch = self._take(self._core.step(BatchReturned(0.0, self.batch.iteration, tuple(zip(token_ids)))))
 
     def _take(self, actions: Sequence[Action]) -> ScheduleBatch | None:
         batch = None

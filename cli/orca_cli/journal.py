@@ -164,7 +164,7 @@ def value_words(value: Any, names: dict[int, str]) -> str:
         case Arrived(_, requests):
             return f"arrived: {named(one.claim for one in requests)}"
         case BatchReturned():
-            return f"iteration {value.iteration} returned, {len(value.token_ids)} tokens"
+            return f"iteration {value.iteration} returned, {sum(map(len, value.made))} tokens"
         case Cancelled(_, claims):
             return f"ended elsewhere: {named(claims)}"
         case ScheduleBatch():

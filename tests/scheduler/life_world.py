@@ -245,7 +245,7 @@ class Term:
             case Returned(life, iteration):
                 if life == self.lifecycle.life and iteration in self.in_flight:
                     del_claims = self.in_flight[iteration]
-                    self.step_core(BatchReturned(self.now, iteration, tuple(7 for _ in del_claims)))
+                    self.step_core(BatchReturned(self.now, iteration, ((7,),) * len(del_claims)))
                     self.in_flight.pop(iteration, None)
             case EndedElsewhere(claims):
                 for claim in claims:

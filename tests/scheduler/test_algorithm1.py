@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from scheduler.world import made
 
 from orca_scheduler.core.core import (
     Action,
@@ -46,7 +47,7 @@ def arrive(core: Core, *arrivals: Arrival) -> list[list[int]]:
 def back(core: Core, *tokens: int) -> list[Action]:
     """The oldest batch returns, with these tokens or WORD for everyone."""
     flight = core.in_flight[0]
-    return core.step(BatchReturned(0.0, flight.iteration, tokens or (WORD,) * len(flight.requests)))
+    return core.step(BatchReturned(0.0, flight.iteration, made(*(tokens or (WORD,) * len(flight.requests)))))
 
 
 def batches(actions: list[Action]) -> list[list[int]]:
@@ -410,7 +411,7 @@ def test_a_deadline_ends_the_waiting_at_the_tick_and_the_running_at_its_return()
     assert core.step(Tick(0.9)) == []
     assert core.step(Tick(1.0)) == [Commit(None, (Outcome(2, 0, None, Reason.DEADLINE),))]
     assert core.memory.reserved == 8
-    assert core.step(BatchReturned(1.1, 1, (WORD,))) == [Commit(1, (Outcome(1, 0, None, Reason.DEADLINE),))]
+    assert core.step(BatchReturned(1.1, 1, made(WORD))) == [Commit(1, (Outcome(1, 0, None, Reason.DEADLINE),))]
     assert core.memory.reserved == 0
 
 
@@ -443,7 +444,7 @@ def test_a_return_out_of_order_is_our_own_mistake() -> None:
     core = formed(max_bs=1, n_workers=2)
     arrive(core, ask(1), ask(2))
     with pytest.raises(AssertionError, match="iteration 2 returned before 1"):
-        core.step(BatchReturned(0.0, 2, (WORD,)))
+        core.step(BatchReturned(0.0, 2, made(WORD)))
 
 
 # -- run-ahead: one batch more, of requests whose tokens are not back
@@ -655,10 +656,10 @@ def test_a_deadline_of_a_request_in_two_batches() -> None:
     core = ahead(max_bs=1)
     assert arrive(core, replace(ask(1), deadline=1.0)) == [[1], [1]]
     assert core.step(Tick(1.0)) == []
-    assert core.step(BatchReturned(1.0, 1, (11,))) == [Commit(1, (Outcome(1, 0, None, Reason.DEADLINE),))]
+    assert core.step(BatchReturned(1.0, 1, made(11))) == [Commit(1, (Outcome(1, 0, None, Reason.DEADLINE),))]
     assert core.memory.reserved == 8
     assert core.step(Tick(2.0)) == []
-    assert core.step(BatchReturned(2.0, 2, (12,))) == []
+    assert core.step(BatchReturned(2.0, 2, made(12))) == []
     assert core.memory.reserved == 0
 
 
@@ -668,17 +669,17 @@ def test_a_member_without_a_token(stuck: tuple[int, ...], reason: Reason) -> Non
     core = ahead(max_bs=2)
     assert arrive(core, ask(1), ask(2)) == [[1, 2], [1, 2]]
     ended, goes_on = Outcome(1, 0, None, reason), Outcome(2, 0, 12, None)
-    assert core.step(BatchReturned(0.0, 1, (None, 12), stuck))[-1] == Commit(1, (ended, goes_on))
-    assert core.step(BatchReturned(0.0, 2, (13, 14)))[-1] == Commit(2, (Outcome(2, 1, 14, None),))
+    assert core.step(BatchReturned(0.0, 1, made(None, 12), stuck))[-1] == Commit(1, (ended, goes_on))
+    assert core.step(BatchReturned(0.0, 2, made(13, 14)))[-1] == Commit(2, (Outcome(2, 1, 14, None),))
     assert [request.claim for request in core.requests] == [2]
 
 
 def test_a_deadline_between_two_returns() -> None:
     core = ahead(max_bs=1)
     assert arrive(core, replace(ask(1), deadline=1.0)) == [[1], [1]]
-    assert core.step(BatchReturned(0.9, 1, (11,)))[1:] == [Commit(1, (Outcome(1, 0, 11, None),))]
-    assert core.step(BatchReturned(1.1, 2, (12,))) == [Commit(2, (Outcome(1, 1, None, Reason.DEADLINE),))]
-    assert core.step(BatchReturned(1.2, 3, (13,))) == []
+    assert core.step(BatchReturned(0.9, 1, made(11)))[1:] == [Commit(1, (Outcome(1, 0, 11, None),))]
+    assert core.step(BatchReturned(1.1, 2, made(12))) == [Commit(2, (Outcome(1, 1, None, Reason.DEADLINE),))]
+    assert core.step(BatchReturned(1.2, 3, made(13))) == []
     assert core.memory.reserved == 0
 
 
@@ -780,7 +781,7 @@ def test_select_changes_nothing() -> None:
 
 def begun(slots: Slots, tokens: int) -> tuple[int, tuple[int, ...]]:
     """A row with blocks for this many tokens."""
-    row = slots.admit()
+    row = slots.new_row()
     return row, slots.grow(row, tokens)
 
 
@@ -813,7 +814,7 @@ def test_a_row_grows_behind_what_it_has() -> None:
 def test_a_shared_block_is_free_when_its_last_row_ends() -> None:
     slots = Slots(32, 8)
     one, first = begun(slots, 16)
-    two, three = slots.admit(), slots.admit()
+    two, three = slots.new_row(), slots.new_row()
     slots.share(two, first)
     slots.share(three, first[:1])
     own = slots.grow(two, 8)

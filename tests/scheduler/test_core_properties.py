@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from scheduler.world import EOS, STOP, WORD, Asked, World, storm
+from scheduler.world import EOS, STOP, WORD, Asked, World, made, storm
 
 from orca_scheduler.core.core import Arrived, BatchReturned, Commit, Core, EngineReady, Flight, GiveBack
 from orca_scheduler.core.invariants import violations
@@ -232,13 +232,13 @@ def a_busy_core(run_ahead: int = 0) -> Core:
     core.step(EngineReady(0.0, 32, 1))
     core.step(Arrived(0.0, tuple(Arrival(n, n, 4, 4) for n in (1, 2, 3))))
     core.step(Arrived(0.0, (Arrival(4, 4, 4, 12),)))
-    core.step(BatchReturned(0.0, 1, (WORD, WORD)))
+    core.step(BatchReturned(0.0, 1, made(WORD, WORD)))
     return core
 
 
 def flying(core: Core, n: int, *requests: Request) -> Flight:
     """The n-th batch in flight with other requests."""
-    return Flight(core.in_flight[n].iteration, requests, (True,) * len(requests))
+    return Flight(core.in_flight[n].iteration, requests, (1,) * len(requests))
 
 
 def a_batch_too_many(core: Core) -> None:
@@ -286,7 +286,7 @@ def released_too_early(core: Core) -> None:
 
 
 def never_released(core: Core) -> None:
-    core.memory.grow(core.memory.admit(), 4)
+    core.memory.grow(core.memory.admit(core.requests[0]).row, 4)
 
 
 def a_block_with_two_holders(core: Core) -> None:

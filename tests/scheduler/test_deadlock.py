@@ -54,7 +54,7 @@ def run(core: Core, n_slots: int, requests: list[Arrival]) -> tuple[dict[int, in
     tokens: dict[int, int] = {}
     finished: set[int] = set()
 
-    def hear(actions: list[Action]) -> None:
+    def take(actions: list[Action]) -> None:
         for action in actions:
             if isinstance(action, Commit):
                 for claim, _, token, finish in action.outcomes:
@@ -62,12 +62,12 @@ def run(core: Core, n_slots: int, requests: list[Arrival]) -> tuple[dict[int, in
                     if finish is not None:
                         finished.add(claim)
 
-    hear(core.step(EngineReady(0.0, n_slots, 1)))
-    hear(core.step(Arrived(0.0, tuple(requests))))
+    take(core.step(EngineReady(0.0, n_slots, 1)))
+    take(core.step(Arrived(0.0, tuple(requests))))
     iterations = 0
     while core.in_flight:
         flight = core.in_flight[0]
-        hear(core.step(BatchReturned(0.0, flight.iteration, (WORD,) * len(flight.requests))))
+        take(core.step(BatchReturned(0.0, flight.iteration, ((WORD,),) * len(flight.requests))))
         iterations += 1
         assert iterations < 10_000, "iterations return and requests do not advance"
     return {claim: tokens[claim] for claim in finished}, iterations

@@ -208,7 +208,7 @@ def first_token(lines: list[dict[str, Any]]) -> dict[str, Any]:
     """The first return whose tokens were all committed: none is void."""
     for line in lines:
         if line.get("event", [""])[0] == "BatchReturned":
-            tokens = line["event"][1]["token_ids"]
+            tokens = [token for made in line["event"][1]["made"] for token in made or [None]]
             for name, fields in line["actions"]:
                 if name == "Commit" and None not in tokens and fields["outcomes"].get("token") == tokens:
                     return line
@@ -216,7 +216,7 @@ def first_token(lines: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def change_a_token(lines: list[dict[str, Any]]) -> None:
-    first_token(lines)["event"][1]["token_ids"][0] += 100
+    first_token(lines)["event"][1]["made"][0][0] += 100
 
 
 def change_an_action(lines: list[dict[str, Any]]) -> None:
@@ -468,15 +468,15 @@ EVENTS: list[Event] = [
     EngineReady(1.5, 100, 1 << 60),
     Arrived(0.1, ()),
     Arrived(0.1, (Arrival(1 << 50, 2, 3, 4), Arrival(5, 6, 7, 8, 2, (9, 10), (11,), 12.25))),
-    BatchReturned(0.1 + 0.2, 7, (1, 2, 3)),
+    BatchReturned(0.1 + 0.2, 7, ((1,), (), (2, 3)), (1,)),
     Cancelled(1e9 + 1e-7, (1, 2)),
     EngineLost(0.25),
     Drain(0.25),
     Tick(0.25),
 ]
 MEMBERS = (
-    Member(1 << 50, 3, 0, 9, samples=False, new_blocks=(5, 6), token=None),
-    Member(2, 0, 4, 1, samples=True, new_blocks=(), token=1234),
+    Member(1 << 50, 3, 4, 9, outputs=0, new_blocks=(5, 6), token=None, shared=1),
+    Member(2, 0, 4, 3, outputs=3, new_blocks=(), token=1234, drafts=(7, 8)),
 )
 ACTIONS: list[Action] = [
     ScheduleBatch(1 << 60, MEMBERS, 1, (1, 2), 32, Stop.SLOTS.value),

@@ -37,8 +37,8 @@ def journal(recent: Recent, engine: str = "engine-0", term: int = 1) -> Journal:
 
 
 def returned(iteration: int) -> tuple[BatchReturned, list[Action]]:
-    event = BatchReturned(1.0, iteration, (SECRET, None))
-    member = Member(4, 0, 3, 1, True, (), SECRET)
+    event = BatchReturned(1.0, iteration, ((SECRET,), ()))
+    member = Member(4, 0, 3, 2, 2, (), SECRET, drafts=(SECRET,))
     outcomes = Outcome(4, 0, SECRET, Reason.EOS), Outcome(5, 0, None, Reason.NOT_FINITE)
     return event, [Commit(iteration, outcomes), ScheduleBatch(iteration + 1, (member,), 0, (), 16, Stop.POOL)]
 

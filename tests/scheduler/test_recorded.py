@@ -1,7 +1,9 @@
-"""Twenty journals from before a member was (start, count, samples): their events give the same actions now.
+"""Journals of earlier forms: their events give the same actions now.
 
 `recorded/11-..` to `15-..` are of real stacks under `orca chaos` (losses, cancels, drains, run-ahead), `storm-..` of
-random events, at commit 21d5a0c, without notes. Their form was fields by position; this test converts it.
+random events, at commit 21d5a0c, from before a member was (start, count, samples), without notes. Their form was
+fields by position. `long-..` are of 2,000 random events each (`storm` of world.py), at commit 38f77b39, from before an
+iteration could give a member several tokens. This test converts both.
 """
 
 import gzip
@@ -14,7 +16,9 @@ from typing import Any
 import pytest
 
 from orca_scheduler.core.core import ScheduleBatch
-from orca_scheduler.master.journal import KINDS, CoreStep, replay
+from orca_scheduler.lifecycle.lifecycle import Lifecycle
+from orca_scheduler.lifecycle.places import Shape
+from orca_scheduler.master.journal import KINDS, CoreStep, lifecycle_state, replay
 
 FOLDER = Path(__file__).parent / "recorded"
 ARRIVAL = (
@@ -42,7 +46,18 @@ def converted(line: dict[str, Any]) -> dict[str, Any]:
         line["lifecycle"]["state"] = named(line["lifecycle"]["state"])
         return line
     event = "event" if "event" in line else "life"
-    return {event: named(line[event]), "actions": [named(action) for action in line["actions"]]}
+    return of_runs({event: named(line[event]), "actions": [named(action) for action in line["actions"]]})
+
+
+def of_runs(step: dict[str, Any]) -> dict[str, Any]:
+    """A member samples or does not -> how many outputs it has; a token or none -> a list of tokens."""
+    for name, values in [step.get("event", ["", {}]), *step["actions"]]:
+        if name == "BatchReturned":
+            tokens = values.pop("token_ids", values.get("made"))
+            values["made"] = [[] if token is None else [token] for token in tokens]
+        if "samples" in values.get("members", {}):
+            values["members"]["outputs"] = list(map(int, values["members"].pop("samples")))
+    return step
 
 
 def named(encoded: list[Any]) -> list[Any]:
@@ -75,13 +90,20 @@ def named(encoded: list[Any]) -> list[Any]:
             return [name, dict(zip(names, values, strict=True))]
 
 
-def test_there_are_twenty() -> None:
-    assert len(list(FOLDER.iterdir())) == 20
+def headed(line: dict[str, Any]) -> dict[str, Any]:
+    """With a lifecycle, which has no steps here."""
+    life = lifecycle_state(Lifecycle("engine-0", Shape(1, 1, 1, block_size=4), None))
+    return line | {"lifecycle": life, "term": 1, "clock": {"now": 0.0, "wall": 0}, "claims": {}}
+
+
+def test_there_are_thirty() -> None:
+    assert len(list(FOLDER.iterdir())) == 30
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in FOLDER.iterdir()))
 def test_it_replays_to_the_same_actions(tmp_path: Path, name: str) -> None:
-    lines = [converted(json.loads(line)) for line in gzip.decompress((FOLDER / name).read_bytes()).splitlines()]
+    lines = [json.loads(line) for line in gzip.decompress((FOLDER / name).read_bytes()).splitlines()]
+    lines = [headed(lines[0]), *map(of_runs, lines[1:])] if name.startswith("long") else list(map(converted, lines))
     path = tmp_path / "journal.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     kinds: Counter[str] = Counter()

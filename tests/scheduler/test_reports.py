@@ -17,7 +17,7 @@ from orca_pool.records import Claimed
 from orca_scheduler import timers
 from orca_scheduler.core.core import Member
 from orca_scheduler.master.output import Held
-from orca_scheduler.master.reports import problem_of
+from orca_scheduler.master.reports import first_tokens, made_of, problem_of
 
 VOCABULARY = 256
 
@@ -39,13 +39,13 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a token of no vocabulary": ({"token_ids": [VOCABULARY]}, "has a token 256 of a vocabulary of 256"),
     "the largest token": ({"token_ids": [(1 << 32) - 1]}, "has a token 4294967295"),
     "more logprobs": ({"logprobs": [-0.5, -0.5]}, "has 2 logprobs for 1 requests"),
-    "not finite": ({"not_finite": [1]}, "names request 1 of 1"),
-    "stuck": ({"stuck": [(1 << 32) - 1]}, "names request 4294967295 of 1"),
+    "not finite": ({"not_finite": [1]}, "names token 1 of 1"),
+    "stuck": ({"stuck": [(1 << 32) - 1]}, "names token 4294967295 of 1"),
     "tops that were not asked for": (
         {"tops": [pb.Scores(index=0, scores=TOP.pack(5, -1.0))]},
         "has 8 bytes of top logprobs",
     ),
-    "tops of another request": ({"tops": [pb.Scores(index=7, scores=b"")]}, "has the top logprobs of request 7 of 1"),
+    "tops of another request": ({"tops": [pb.Scores(index=7, scores=b"")]}, "has the top logprobs of token 7 of 1"),
     "a prompt of another request": ({"prompts": [pb.Scores(index=1)]}, "has the logprobs of prompt 1 of 1"),
     "a prompt that was not asked for": (
         {"prompts": [pb.Scores(index=0, scores=SCORE.pack(-1.0))]},
@@ -108,7 +108,7 @@ def held_of(claim: int, **sampling: Any) -> Held:
     return Held(claimed, record, None, bytearray(), 0, top_size=record.sampling.top_logprobs * TOP.size)
 
 
-MEMBERS = [Member(claim, claim, 0, 3, samples, (), None) for claim, samples in ((1, True), (2, False), (3, True))]
+MEMBERS = [Member(claim, claim, 0, 3, int(samples), (), None) for claim, samples in ((1, True), (2, False), (3, True))]
 HELD = {1: held_of(1, top_logprobs=2, prompt_logprobs=True), 2: held_of(2), 3: held_of(3)}
 TOPS = TOP.pack(5, -1.0) + TOP.pack(255, math.nan)
 RIGHT: dict[str, Any] = {
@@ -157,6 +157,46 @@ def test_ten_thousand_wrong_reports() -> None:
             with suppress(IndexError):  # another one took it away
                 broken(chance, report)
         problem_of(report, MEMBERS, HELD, VOCABULARY)
+
+
+GUESSED = [
+    Member(1, 1, 0, 3, 1, (), None),
+    Member(2, 2, 5, 4, 4, (), 9, drafts=(10, 11, 12)),
+    Member(3, 3, 5, 2, 2, (), 9, drafts=(7,)),
+]
+PLAIN = {claim: held_of(claim) for claim in (1, 2, 3)}
+WITH_DRAFTS: dict[str, Any] = {"token_ids": [5, 10, 11, 99, 8], "made": [1, 3, 1]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({}, None),
+        ({"token_ids": [5, 10, 11, 12, 13, 7, 1], "made": [1, 4, 2]}, None),
+        ({"token_ids": [5, 4, 8], "made": []}, None),
+        ({"token_ids": [5, 4, 8], "made": [], "stuck": [1]}, None),
+        ({"made": [1, 3]}, "has numbers of tokens of 2 requests, not of 3"),
+        ({"made": [1, 3, 2]}, "has 5 tokens for 3 requests"),
+        ({"token_ids": [5, 10, 8], "made": [1, 0, 2]}, "has 0 tokens of a request that makes 1 to 4"),
+        ({"token_ids": [5, 10, 11, 12, 13, 7], "made": [2, 3, 1]}, "has 2 tokens of a request that makes 1 to 1"),
+        ({"token_ids": [5, 10, 12, 99, 8]}, "has tokens behind a draft that was wrong"),
+        ({"not_finite": [2]}, "has tokens beside a place that has no token"),
+        ({"stuck": [5]}, "names token 5 of 5"),
+        ({"token_ids": [5, 10, 11, 256, 8]}, "has a token 256 of a vocabulary of 256"),
+        ({"tops": [pb.Scores(index=5, scores=b"")]}, "has the top logprobs of token 5 of 5, or twice"),
+    ],
+)
+def test_reports_of_drafts(fields: dict[str, Any], problem: str | None) -> None:
+    assert problem_of(pb.IterationReport(**(WITH_DRAFTS | fields)), GUESSED, PLAIN, VOCABULARY) == problem
+
+
+def test_the_tokens_of_a_report() -> None:
+    report = pb.IterationReport(**WITH_DRAFTS)
+    firsts = first_tokens(report, GUESSED)
+    assert firsts == {1: 0, 2: 1, 3: 4}
+    assert made_of(report, firsts.values()) == (((5,), (10, 11, 99), (8,)), ())
+    report.stuck.append(4)
+    assert made_of(report, firsts.values()) == (((5,), (10, 11, 99), ()), (2,))
 
 
 async def test_random_bytes_from_a_rank_end_no_scheduler() -> None:

@@ -35,6 +35,11 @@ from orca_scheduler.core.selection import Stop
 EOS, STOP, WORD = 0, 1, 2  # tokens: of the end, of a stop, and the first of all others
 
 
+def made(*tokens: int | None) -> tuple[tuple[int, ...], ...]:
+    """A token of each member of a batch, as it returns; None: it has none."""
+    return tuple(() if token is None else (token,) for token in tokens)
+
+
 class Asked(NamedTuple):
     """What a client asks for."""
 
@@ -139,7 +144,7 @@ class World:
         iteration, claims = self.in_flight[0]
         assert len(tokens) >= len(claims), "the test gave too few tokens"
         without = tuple(n for n, token in enumerate(tokens[: len(claims)]) if token is None)
-        self.step(BatchReturned(self.now, iteration, tokens[: len(claims)], without if iteration % 2 else ()))
+        self.step(BatchReturned(self.now, iteration, made(*tokens[: len(claims)]), without if iteration % 2 else ()))
 
     def cancel(self, *claims: int) -> None:
         self.step(Cancelled(self.now, claims))
@@ -268,8 +273,8 @@ class World:
     def _batch_returned(self, event: BatchReturned) -> None:
         iteration, claims = self.in_flight.popleft()
         assert iteration == event.iteration
-        for n, (claim, token) in enumerate(zip(claims, event.token_ids, strict=True)):
-            life = self.lives[claim]
+        for n, (claim, tokens) in enumerate(zip(claims, event.made, strict=True)):
+            life, token = self.lives[claim], tokens[0] if tokens else None
             life.in_flight -= 1
             if life.over:
                 self._end(life)
@@ -356,7 +361,8 @@ class World:
         self.freed.clear()
         for n, member in enumerate(batch.members):
             life = self.lives[member.claim]
-            assert member.samples, "Algorithm 1 cuts no prompt"
+            assert member.outputs == 1, "Algorithm 1 cuts no prompt, and guesses nothing"
+            assert not member.shared
             if n < batch.admitted:
                 assert life.row is None
                 assert member.phase is Phase.of(0, member.count)

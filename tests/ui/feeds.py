@@ -83,7 +83,7 @@ def arrived(*claims: int, actions: Sequence[Action] = (), made: int = 0) -> dict
 
 def batch(number: int, *members: tuple[int, int, int, int, tuple[int, ...]]) -> ScheduleBatch:
     """An iteration. Members: claim, row, start, count, new blocks."""
-    found = tuple(Member(claim, row, start, count, True, blocks, None) for claim, row, start, count, blocks in members)
+    found = tuple(Member(claim, row, start, count, 1, blocks, None) for claim, row, start, count, blocks in members)
     return ScheduleBatch(number, found, 0, (), 0, Stop.POOL)
 
 
@@ -94,7 +94,7 @@ def returned(
     reasons = dict(ended)
     outcomes = [Outcome(claim, index, 0, reasons.pop(claim, None)) for claim in made]
     outcomes += [Outcome(claim, index, None, reason) for claim, reason in reasons.items()]
-    return step(BatchReturned(0.0, 1, (0,) * len(made)), Commit(1, tuple(outcomes)), *actions)
+    return step(BatchReturned(0.0, 1, ((0,),) * len(made)), Commit(1, tuple(outcomes)), *actions)
 
 
 def lost(*claims: int) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,11 +45,28 @@ def make_stage(
     return stage
 
 
+def no_guess(request: Sampled) -> Sequence[int]:
+    return ()
+
+
+def drafted(member: Member, drafts: Sequence[int]) -> Member:
+    """An increment with drafts behind its token."""
+    return member._replace(count=1 + len(drafts), outputs=1 + len(drafts), drafts=tuple(drafts))
+
+
 class TinyEngine:
     """Runs requests on a stage. It gives out rows and blocks in random order, and reuses those of ended requests."""
 
-    def __init__(self, stage: Stage, slots: int, block_size: int, seed: int = 0) -> None:
-        self.stage, self.block_size = stage, block_size
+    def __init__(
+        self,
+        stage: Stage,
+        slots: int,
+        block_size: int,
+        seed: int = 0,
+        guess: Callable[[Sampled], Sequence[int]] = no_guess,
+    ) -> None:
+        """guess: drafts for the next tokens of a request; those beyond its end are left out."""
+        self.stage, self.block_size, self.guess = stage, block_size, guess
         self.chance = random.Random(seed)
         self.free_blocks = list(range(slots // block_size))
         self.free_rows = list(range(100))
@@ -79,7 +96,8 @@ class TinyEngine:
         return initiation(row, len(request.prompt) + len(request.made), blocks)
 
     def goes_on(self, request: Sampled) -> Member:
-        return increment(self.rows[id(request)][0], len(request.prompt) + len(request.made) - 1, request.made[-1])
+        member = increment(self.rows[id(request)][0], len(request.prompt) + len(request.made) - 1, request.made[-1])
+        return drafted(member, self.guess(request)[: request.new_tokens - len(request.made) - 1])
 
     def free(self, request: Sampled) -> None:
         """Gives a request's row and blocks back."""
@@ -101,16 +119,20 @@ class TinyEngine:
         put_members(iteration, [*map(self.begins, initiations), *map(self.goes_on, increments)])
         self.mixed += bool(initiations) and bool(increments)
         output = self.stage.run(iteration)
-        for request, token, logprob in zip([*initiations, *increments], output.token_ids, output.logprobs, strict=True):
+        members = [*initiations, *increments]
+        owners = [
+            one for one, made in zip(members, output.made or [1] * len(members), strict=True) for _ in range(made)
+        ]
+        for request, token, logprob in zip(owners, output.token_ids, output.logprobs, strict=True):
             request.made.append(token)
             assert math.isnan(logprob) != bool(request.sampling.get("logprobs"))
             request.logprobs.append(logprob)
         for n in output.stuck:
-            [*initiations, *increments][n].stuck = True
+            owners[n].stuck = True
         for n, scores in output.tops.items():
-            [*initiations, *increments][n].tops.append(scores)
+            owners[n].tops.append(scores)
         for n, scores in output.prompts.items():
-            [*initiations, *increments][n].scored_prompt += scores
+            members[n].scored_prompt += scores
 
     def run(self, requests: Sequence[Sampled], max_batch: int = 6) -> None:
         """Runs requests to their ends, in random batches."""

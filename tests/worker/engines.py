@@ -8,7 +8,7 @@ import asyncio
 import math
 import random
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 
 import grpc
 import torch
-from worker.driver import Sampled
+from worker.driver import Sampled, drafted, no_guess
 
 from orca.v1 import worker_pb2 as pb
 from orca.v1 import worker_pb2_grpc
@@ -61,6 +61,8 @@ class Master:
         self.addresses, self.tp, self.pp, self.slots = list(addresses), tp, pp, slots
         self.term, self.epoch, self.number = 1, 0, 0
         self.chance = random.Random(seed)
+        self.guess: Callable[[Sampled], Sequence[int]] = no_guess  # drafts for a request's next tokens
+        self.silent = False  # iterations carry no tokens, as of a scheduler that runs ahead
         self.times: dict[tuple[int, int], pb.StageTimes] = {}  # (rank, iteration)
         self.messages = 0  # that carried only times
         self.heartbeats = asyncio.Queue[pb.Heartbeat]()  # that came back
@@ -175,7 +177,9 @@ class Master:
             members.append(initiation(row, len(request.prompt) + len(request.made), blocks))
         for request in increments:
             start = len(request.prompt) + len(request.made) - 1 + ahead
-            members.append(increment(self.held[id(request)][0], start, None if ahead else request.made[-1]))
+            member = increment(self.held[id(request)][0], start, None if ahead or self.silent else request.made[-1])
+            guessed = self.guess(request)[: request.new_tokens - len(request.made) - 1 - ahead]
+            members.append(drafted(member, guessed))
         put_members(iteration, members)
         batch = Batch([*new, *increments], asyncio.get_running_loop().create_future())
         self.waiting[self.number] = batch.tokens
@@ -189,12 +193,14 @@ class Master:
     async def collect(self, batch: Batch) -> None:
         """Waits for a batch's tokens."""
         report = await batch.tokens
-        for request, token, logprob in zip(batch.requests, report.token_ids, report.logprobs, strict=True):
+        made = report.made or [1] * len(batch.requests)
+        owners = [one for one, count in zip(batch.requests, made, strict=True) for _ in range(count)]
+        for request, token, logprob in zip(owners, report.token_ids, report.logprobs, strict=True):
             request.made.append(token)
             assert math.isnan(logprob) != bool(request.sampling.get("logprobs"))
             request.logprobs.append(logprob)
         for one in report.tops:
-            batch.requests[one.index].tops.append(one.scores)
+            owners[one.index].tops.append(one.scores)
         for one in report.prompts:
             batch.requests[one.index].scored_prompt += one.scores
 

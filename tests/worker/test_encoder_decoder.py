@@ -225,7 +225,7 @@ def test_a_part_of_a_prompt_is_refused() -> None:
     """No request can ask for it: only a policy that cuts prompts would."""
     requests = np.zeros(1, [("prompt", "i8")])
     requests["prompt"] = 5
-    for start, count, sampled in ((0, 3, [0]), (3, 2, [0]), (0, 5, [])):
+    for start, count, out in ((0, 3, [0]), (3, 2, [0]), (0, 5, []), (5, 2, [0, 0])):
         batch = Batch(
             rows=np.array([0]),
             query_lengths=[count],
@@ -235,8 +235,10 @@ def test_a_part_of_a_prompt_is_refused() -> None:
             slots=np.arange(count),
             starts=np.array([0, count]),
             ends=np.array([start + count]),
-            sampled=np.array(sampled),
-            requests=requests[sampled],
+            out_at=np.arange(count)[count - len(out) :],
+            out_member=np.array(out),
+            out_ends=np.arange(start + count)[start + count - len(out) :] + 1,
+            requests=requests[out],
         )
         with pytest.raises(FailedPrecondition, match="a part of a prompt"):
             parts.parts(batch, None, 0)  # type: ignore[arg-type]

@@ -269,7 +269,7 @@ def test_figure_4_and_5(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         assert not isinstance(head, Tensor)
 
         def at(indexes: np.ndarray) -> Tensor:
-            assert indexes.tolist() == batch.last.tolist()  # logits of each request's last token alone
+            assert indexes.tolist() == batch.out_at.tolist()  # logits of each request's last token alone
             return head(indexes)
 
         return at
@@ -282,7 +282,7 @@ def test_figure_4_and_5(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert batch.query_lengths == [2, 3, 1, 1]
     assert batch.contexts == [0, 0, 3, 1]
     assert batch.positions.tolist() == [0, 1, 0, 1, 2, 3, 1]
-    assert batch.last.tolist() == [1, 4, 5, 6]
+    assert batch.out_at.tolist() == [1, 4, 5, 6]
     assert len(set(batch.slots.tolist())) == 7
     for request in (x1, x2, x3, x4):
         assert request.made == greedy(folder, request.prompt, len(request.made))
@@ -303,7 +303,7 @@ def test_an_increment_without_token_goes_on_from_the_last(tmp_path: Path) -> Non
 
 def wrong(b: int = 1, **fields: Any) -> dict[str, Any]:
     """Fields of an iteration of row 7, or of b rows from 7 on, of which some are wrong."""
-    rows = {"rows": range(7, 7 + b), "starts": [2] * b, "counts": [1] * b, "samples": [True] * b, "tokens": [1] * b}
+    rows = {"rows": range(7, 7 + b), "starts": [2] * b, "counts": [1] * b, "outputs": [1] * b, "tokens": [1] * b}
     return rows | fields
 
 
@@ -316,13 +316,19 @@ def wrong(b: int = 1, **fields: Any) -> dict[str, Any]:
         (wrong(starts=[3]), "not come as far"),
         (wrong(starts=[2, 3]), "1 rows have 2 starts"),
         (wrong(counts=[1, 1]), "1 rows have 1 starts, 2 counts"),
-        (wrong(samples=[]), "1 counts, 0 samples"),
-        (wrong(tokens=[1, 2]), "1 samples and 2 tokens"),
-        (wrong(counts=[2]), "2 positions of which one token is known"),
+        (wrong(outputs=[]), "1 counts, 0 outputs"),
+        (wrong(tokens=[1, 2]), "1 outputs and 2 tokens"),
+        (wrong(counts=[2]), "has not the tokens of 2 positions from 2 on"),
         (wrong(starts=[0]), "has not the tokens of 1 positions from 0 on"),
+        (wrong(counts=[0]), "has not the tokens of 0 positions from 2 on"),
+        (wrong(outputs=[2]), "0 drafts for outputs"),
+        (wrong(drafts=[1]), "1 drafts for outputs"),
+        (wrong(outputs=[2], drafts=[1]), "1 drafts in 1 positions"),
+        (wrong(outputs=[3], counts=[2], drafts=[1, 1]), "2 drafts in 2 positions"),
+        (wrong(outputs=[2], counts=[3], drafts=[1]), "has not the tokens of 2 positions from 2 on"),
+        (wrong(outputs=[2], counts=[2], drafts=[97]), "vocabulary"),
         (wrong(tokens=[97]), "vocabulary"),
         (wrong(b=2, rows=[7, 7]), "a row twice"),
-        (wrong(starts=[1], tokens=[]), "has not the tokens"),
         (wrong(free_rows=[7]), "is not held"),
     ],
     ids=str,
@@ -362,7 +368,11 @@ def test_a_row_that_has_come_farther_does_not_go_back_without_its_token(tmp_path
     folder = make_gpt2(tmp_path, heads=1, layers=1, hidden=8, vocab=97, positions=48, seed=9)
     stage = make_stage(folder, 64, 4)
     stage.run(iteration_of([begins(7, [1, 2], [3])]))
-    stage.run(iteration_of(rows=[7], starts=[2], tokens=[5]))
+    made = stage.run(iteration_of(rows=[7], starts=[2], tokens=[5])).token_ids
+    assert stage.run(iteration_of(rows=[7], starts=[2], tokens=[5])).token_ids == made, "with it, it does"
+    with pytest.raises(FailedPrecondition, match="has not the tokens of 1 positions from 2 on"):
+        stage.run(iteration_of(rows=[7], starts=[2]))
+    stage.rows.table["known"][7] = 2  # as where the tokens are on a device alone
     with pytest.raises(FailedPrecondition, match="have come farther"):
         stage.run(iteration_of(rows=[7], starts=[2]))
 

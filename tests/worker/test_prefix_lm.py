@@ -96,7 +96,7 @@ async def test_cuts(tmp_path: Path, tp: int, pp: int) -> None:
 
 def test_a_part_of_a_prompt_is_refused(tmp_path: Path) -> None:
     iteration = iteration_of([begins(7, [1, 2, 3, 4], [3])])
-    iteration.counts[0], iteration.samples[0] = 2, False
+    iteration.counts[0], iteration.outputs[0] = 2, 0
     with pytest.raises(FailedPrecondition, match="a part of a prompt, to a prefix LM"):
         make_stage(make(tmp_path, "llama, 2 K/V heads"), 64, 4).run(iteration)
 

@@ -18,7 +18,7 @@ class HelloRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., engine: _Optional[str] = ..., term: _Optional[int] = ...) -> None: ...
 
 class HelloResponse(_message.Message):
-    __slots__ = ("protocol", "incarnation", "host", "pid", "epoch", "iteration", "slots", "rows", "model_digest", "max_positions", "vocab_size", "formation", "weights")
+    __slots__ = ("protocol", "incarnation", "host", "pid", "epoch", "iteration", "slots", "rows", "model_digest", "max_positions", "vocab_size", "formation", "weights", "can")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
@@ -32,6 +32,7 @@ class HelloResponse(_message.Message):
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     FORMATION_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    CAN_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     incarnation: str
     host: str
@@ -45,7 +46,8 @@ class HelloResponse(_message.Message):
     vocab_size: int
     formation: Formation
     weights: str
-    def __init__(self, protocol: _Optional[int] = ..., incarnation: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., epoch: _Optional[int] = ..., iteration: _Optional[int] = ..., slots: _Optional[int] = ..., rows: _Optional[_Iterable[_Union[HeldRow, _Mapping]]] = ..., model_digest: _Optional[str] = ..., max_positions: _Optional[int] = ..., vocab_size: _Optional[int] = ..., formation: _Optional[_Union[Formation, _Mapping]] = ..., weights: _Optional[str] = ...) -> None: ...
+    can: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, protocol: _Optional[int] = ..., incarnation: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., epoch: _Optional[int] = ..., iteration: _Optional[int] = ..., slots: _Optional[int] = ..., rows: _Optional[_Iterable[_Union[HeldRow, _Mapping]]] = ..., model_digest: _Optional[str] = ..., max_positions: _Optional[int] = ..., vocab_size: _Optional[int] = ..., formation: _Optional[_Union[Formation, _Mapping]] = ..., weights: _Optional[str] = ..., can: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class HeldRow(_message.Message):
     __slots__ = ("row", "claim", "length")
@@ -138,7 +140,7 @@ class ControlMessage(_message.Message):
     def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
 class Iteration(_message.Message):
-    __slots__ = ("term", "epoch", "number", "free_rows", "admissions", "rows", "starts", "counts", "samples", "tokens", "growths", "trace")
+    __slots__ = ("term", "epoch", "number", "free_rows", "admissions", "rows", "starts", "counts", "outputs", "tokens", "growths", "drafts", "trace")
     class TraceEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -154,9 +156,10 @@ class Iteration(_message.Message):
     ROWS_FIELD_NUMBER: _ClassVar[int]
     STARTS_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
-    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     GROWTHS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
     term: int
     epoch: int
@@ -166,25 +169,28 @@ class Iteration(_message.Message):
     rows: _containers.RepeatedScalarFieldContainer[int]
     starts: _containers.RepeatedScalarFieldContainer[int]
     counts: _containers.RepeatedScalarFieldContainer[int]
-    samples: _containers.RepeatedScalarFieldContainer[bool]
+    outputs: _containers.RepeatedScalarFieldContainer[int]
     tokens: _containers.RepeatedScalarFieldContainer[int]
     growths: _containers.RepeatedCompositeFieldContainer[Growth]
+    drafts: _containers.RepeatedScalarFieldContainer[int]
     trace: _containers.ScalarMap[str, str]
-    def __init__(self, term: _Optional[int] = ..., epoch: _Optional[int] = ..., number: _Optional[int] = ..., free_rows: _Optional[_Iterable[int]] = ..., admissions: _Optional[_Iterable[_Union[Admission, _Mapping]]] = ..., rows: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[int]] = ..., counts: _Optional[_Iterable[int]] = ..., samples: _Optional[_Iterable[bool]] = ..., tokens: _Optional[_Iterable[int]] = ..., growths: _Optional[_Iterable[_Union[Growth, _Mapping]]] = ..., trace: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    def __init__(self, term: _Optional[int] = ..., epoch: _Optional[int] = ..., number: _Optional[int] = ..., free_rows: _Optional[_Iterable[int]] = ..., admissions: _Optional[_Iterable[_Union[Admission, _Mapping]]] = ..., rows: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[int]] = ..., counts: _Optional[_Iterable[int]] = ..., outputs: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., growths: _Optional[_Iterable[_Union[Growth, _Mapping]]] = ..., drafts: _Optional[_Iterable[int]] = ..., trace: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Admission(_message.Message):
-    __slots__ = ("row", "claim", "token_ids", "generated", "sampling")
+    __slots__ = ("row", "claim", "token_ids", "generated", "sampling", "computed")
     ROW_FIELD_NUMBER: _ClassVar[int]
     CLAIM_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     GENERATED_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_FIELD_NUMBER: _ClassVar[int]
     row: int
     claim: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     generated: int
     sampling: _sampling_pb2.SamplingParams
-    def __init__(self, row: _Optional[int] = ..., claim: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., generated: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ...) -> None: ...
+    computed: int
+    def __init__(self, row: _Optional[int] = ..., claim: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., generated: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., computed: _Optional[int] = ...) -> None: ...
 
 class Growth(_message.Message):
     __slots__ = ("row", "blocks", "shared")
@@ -219,10 +225,11 @@ class Times(_message.Message):
     def __init__(self, stages: _Optional[_Iterable[_Union[StageTimes, _Mapping]]] = ...) -> None: ...
 
 class IterationReport(_message.Message):
-    __slots__ = ("epoch", "number", "token_ids", "logprobs", "times", "error", "peer_lost", "not_finite", "stuck", "tops", "prompts")
+    __slots__ = ("epoch", "number", "token_ids", "made", "logprobs", "times", "error", "peer_lost", "not_finite", "stuck", "tops", "prompts")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    MADE_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TIMES_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
@@ -234,6 +241,7 @@ class IterationReport(_message.Message):
     epoch: int
     number: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
+    made: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _containers.RepeatedScalarFieldContainer[float]
     times: StageTimes
     error: str
@@ -242,7 +250,7 @@ class IterationReport(_message.Message):
     stuck: _containers.RepeatedScalarFieldContainer[int]
     tops: _containers.RepeatedCompositeFieldContainer[Scores]
     prompts: _containers.RepeatedCompositeFieldContainer[Scores]
-    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., times: _Optional[_Union[StageTimes, _Mapping]] = ..., error: _Optional[str] = ..., peer_lost: _Optional[bool] = ..., not_finite: _Optional[_Iterable[int]] = ..., stuck: _Optional[_Iterable[int]] = ..., tops: _Optional[_Iterable[_Union[Scores, _Mapping]]] = ..., prompts: _Optional[_Iterable[_Union[Scores, _Mapping]]] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., made: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., times: _Optional[_Union[StageTimes, _Mapping]] = ..., error: _Optional[str] = ..., peer_lost: _Optional[bool] = ..., not_finite: _Optional[_Iterable[int]] = ..., stuck: _Optional[_Iterable[int]] = ..., tops: _Optional[_Iterable[_Union[Scores, _Mapping]]] = ..., prompts: _Optional[_Iterable[_Union[Scores, _Mapping]]] = ...) -> None: ...
 
 class Scores(_message.Message):
     __slots__ = ("index", "scores")

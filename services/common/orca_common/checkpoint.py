@@ -10,6 +10,7 @@ from typing import Any
 
 from .bounded_file import SHOWN, json_object, read_bounded, shown
 from .errors import FailedPrecondition
+from .protocol import OUTPUTS, PARTS, SHARED
 
 INDEX = "model.safetensors.index.json"
 WEIGHT_NAMES = ("model.safetensors", INDEX)
@@ -59,6 +60,14 @@ class Checkpoint:
             problem = f"gives {PREFIX_LM} {shown(given)}, not true or false"
             raise FailedPrecondition(f"model: config.json of {self.name} {problem}")
         return bool(given)
+
+    @property
+    def can(self) -> tuple[str, ...]:
+        """Returns what a policy may need of its ranks. The tokens of a prompt that see each other run together, and their keys
+        and values depend on all of it. An encoder makes one token an iteration."""
+        if self.has_encoder:
+            return ()
+        return (OUTPUTS,) if self.prefix_lm else (PARTS, OUTPUTS, SHARED)
 
     @property
     def random_weights(self) -> int | None:

@@ -71,7 +71,8 @@ def told(kept: Kept, show_prompts: bool) -> dict[str, Any]:
     line = DECODER.decode(kept.line)
     if not show_prompts:
         for _, fields in [line.get("event", ["", {}]), *line.get("actions", [])]:
-            fields.pop("token_ids", None)
+            fields.pop("made", None)
+            fields.get("members", {}).pop("drafts", None)
             for columns in (fields.get("members", {}), fields.get("outcomes", {})):
                 if "token" in columns:
                     columns["token"] = [None if token is None else 0 for token in columns["token"]]

@@ -150,7 +150,7 @@ def test_an_iteration_is_launched_before_the_tokens_of_the_one_before_are_read()
     with stage_with(recorder) as (stage, _):
         launched = [stage.launch(initiations(0, 1, 2))]
         for position in (3, 4, 5):
-            stage.rows.table["last_token"] = 1  # the host knows nothing
+            stage.rows.table["known"][:3] = 3  # the host knows nothing more
             launched.append(stage.launch(iteration_of(rows=[0, 1, 2], starts=[position] * 3)))
         assert all(one.output.later is not None for one in launched)
         assert [one.read().token_ids for one in launched] == right

@@ -54,7 +54,7 @@ class Both(TorchStage):
         every = np.arange(len(batch.token_ids))
         torch.testing.assert_close(fused(None), plain(every), rtol=1e-4, atol=1e-4)
         if inputs.last is not None:
-            torch.testing.assert_close(fused(inputs.last), plain(batch.last), rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(fused(inputs.last), plain(batch.out_at), rtol=1e-4, atol=1e-4)
         return plain
 
 

@@ -1,6 +1,6 @@
 """`orca serve`: its processes, its Redis, its start."""
 
-from mutations.changes import drop, instead, never, passes, sets
+from mutations.changes import always, drop, instead, passes, sets
 from mutations.mutation import Mutation
 
 LOCAL = "local/orca_local"
@@ -51,8 +51,8 @@ MUTATIONS = [
     Mutation(
         "too long a socket's path has no sentence",
         f"{LOCAL}/child.py",
-        "RedisChild.__init__",
-        never("LONGEST_SOCKET_PATH"),
+        "place_of_socket",
+        always("LONGEST_SOCKET_PATH"),
         "tests/local/test_child.py::test_a_folder_with_too_long_a_path_for_a_socket",
     ),
     Mutation(

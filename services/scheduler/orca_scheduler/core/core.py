@@ -55,13 +55,13 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True)
 class BatchReturned:
-    """The oldest batch in flight came back, with one token for each of its members that samples, in their order; None
-    for one whose logits were not finite, or which is stuck."""
+    """The oldest batch in flight came back, with the tokens of each of its members that has outputs, in their order:
+    none of a member whose logits were not finite, or which is stuck."""
 
     now: float
     iteration: int
-    token_ids: tuple[int | None, ...]
-    stuck: tuple[int, ...] = ()  # positions in token_ids of None: no token can follow by the form of the answer
+    made: tuple[tuple[int, ...], ...]
+    stuck: tuple[int, ...] = ()  # places in `made` without a token: none can follow by the form of the answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +87,20 @@ class Member(NamedTuple):
     """One request's part in an iteration: `count` positions from `start` on.
 
     Ranks have the tokens of an admission; `token` is that of a later position. With a run-ahead it is None, and they
-    take it from their own memory.
+    take it from their own memory. Drafts are guesses for the positions behind those whose tokens are known. The
+    iteration makes a token at each of them, and those count that follow right drafts alone: the stream is the one that
+    there is without drafts.
     """
 
     claim: int
     row: int
     start: int
     count: int  # pyright: ignore[reportIncompatibleMethodOverride] - a tuple's method, which is not called here
-    samples: bool  # it makes a token: the positions reach the last one that is known
+    outputs: int  # how many tokens it may make. 0: a part of a prompt; 1: it reaches the last known one; more: drafts
     new_blocks: tuple[int, ...]  # that the row gets, behind those that it has
     token: int | None
+    shared: int = 0  # how many of `new_blocks`, the first ones, other rows have: a new row begins behind them
+    drafts: tuple[int, ...] = ()  # of its last positions
 
     @property
     def phase(self) -> Phase:
@@ -145,7 +149,7 @@ Action = ScheduleBatch | Commit | GiveBack
 NOTHING = Plan((), Stop.POOL)
 
 # One of each is made for each row of an iteration, so from a tuple: in 0.15 us, where Member(..) itself takes 0.4.
-_member: Callable[[tuple[int, int, int, int, bool, tuple[int, ...], int | None]], Member]
+_member: Callable[[tuple[int, int, int, int, int, tuple[int, ...], int | None, int, tuple[int, ...]]], Member]
 _member = partial(cast(Any, tuple).__new__, Member)
 _outcome: Callable[[tuple[int, int, int | None, Reason | None]], Outcome]
 _outcome = partial(cast(Any, tuple).__new__, Outcome)
@@ -160,11 +164,11 @@ class Room:
 
 
 class Flight(NamedTuple):
-    """A batch in flight: its requests, and which of them get a token."""
+    """A batch in flight: its requests, and how many tokens each of them may get."""
 
     iteration: int
     requests: tuple[Request, ...]
-    samples: tuple[bool, ...]
+    outputs: tuple[int, ...]
 
 
 class Core:
@@ -244,7 +248,7 @@ class Core:
             "memory": self.memory.state(),
             "requests": [asdict(request) for request in self._pool],
             "in_flight": [
-                (number, [r.claim for r in requests], samples) for number, requests, samples in self.in_flight
+                (number, [r.claim for r in requests], outputs) for number, requests, outputs in self.in_flight
             ],
             "free_rows": list(self._free_rows),
             "iteration": self._iteration,
@@ -259,8 +263,8 @@ class Core:
         self._pool = [Request.restored(values) for values in state["requests"]]
         self._claims = {request.claim: request for request in self._pool}
         self.in_flight = deque(
-            Flight(iteration, tuple(self._claims[claim] for claim in claims), tuple(samples))
-            for iteration, claims, samples in state["in_flight"]
+            Flight(iteration, tuple(self._claims[claim] for claim in claims), tuple(outputs))
+            for iteration, claims, outputs in state["in_flight"]
         )
         self._free_rows, self._iteration = list(state["free_rows"]), state["iteration"]
         self._last_arrival = state["last_arrival"]
@@ -281,10 +285,10 @@ class Core:
             self._preempt(request)
         new = [part for part in plan.batch if part[0].row is None]
         going_on = plan.batch if not new else [part for part in plan.batch if part[0].row is not None]
-        members = [*(self._member(*part) for part in new), *(self._member(*part) for part in going_on)]
-        requests = tuple([part[0] for part in (*new, *going_on)])
-        samples = tuple([member.samples for member in members])
-        self.in_flight.append(Flight(self._iteration, requests, samples))  # line 7: n_scheduled grows by one batch
+        parts, drafts = [*new, *going_on], plan.drafts
+        members = [self._member(request, count, drafts.get(request.claim, ())) for request, count in parts]
+        requests, outputs = tuple([part[0] for part in parts]), tuple([member.outputs for member in members])
+        self.in_flight.append(Flight(self._iteration, requests, outputs))  # line 7: n_scheduled grows by one batch
         action = ScheduleBatch(
             self._iteration, tuple(members), len(new), tuple(self._free_rows), self.memory.reserved, str(plan.stop)
         )
@@ -297,26 +301,40 @@ class Core:
         return (request for request in self._pool if not request.in_flight)
 
     def _returning(self) -> Iterator[Request]:
-        """The same, as if the oldest batch had returned and none of its requests had ended by its token."""
-        oldest = set(self.in_flight[0].requests if self.in_flight else ())
+        """The same, as if the oldest batch had returned and none of its requests had ended by its token. How far a
+        request with drafts comes is not known before."""
+        oldest = {r for r, outputs in zip(*self.in_flight[0][1:], strict=True) if outputs < 2} if self.in_flight else ()
         return (r for r in self._pool if not r.in_flight or (r.in_flight == 1 and r in oldest and r.goes_on))
 
-    def _member(self, request: Request, count: int) -> Member:
+    def _member(self, request: Request, count: int, drafts: tuple[int, ...]) -> Member:
         """The request's part in the batch that is being made; gives it the slots that it needs."""
-        memory, start, row = self.memory, request.computed, request.row
-        need = memory.need(request, count)
+        memory, row, shared = self.memory, request.row, ()
+        need = memory.need(request, count + len(drafts))
         if row is None:
-            request.row = row = memory.admit()
+            request.row, request.computed, shared = memory.admit(request)
+            row = request.row
         new_blocks = memory.grow(row, need) if need else ()
+        start = request.computed
         end = start + count
         assert start < end <= request.known, "a plan runs a position whose token is not known"
-        samples = end == request.known
-        request.computed = end
-        request.known += samples
+        outputs = 1 + len(drafts) if end == request.known else 0
+        assert not drafts or 1 < outputs <= request.arrived.max_tokens - request.known, "a plan has drafts too many"
+        request.computed = end + len(drafts)
+        request.known += outputs
         request.in_flight += 1  # line 6
         request.iterations += 1
         token = None if self.run_ahead else request.last_token
-        return _member((request.arrived.claim, row, start, count, samples, new_blocks, token))
+        return _member((
+            request.arrived.claim,
+            row,
+            start,
+            count + len(drafts),
+            outputs,
+            (*shared, *new_blocks) if shared else new_blocks,
+            token,
+            len(shared),
+            drafts,
+        ))  # fmt: skip
 
     def _preempt(self, request: Request) -> None:
         """Takes a waiting request's row. It starts again, with its prompt and all tokens that it has made."""
@@ -349,33 +367,37 @@ class Core:
 
     def _returned(self, event: BatchReturned) -> list[Action]:
         """Lines 9 to 14: the requests of a returned batch go on as INCREMENT, or end and release their slots."""
-        iteration, requests, samples = self.in_flight.popleft()
+        iteration, requests, outputs = self.in_flight.popleft()
         assert event.iteration == iteration, f"iteration {event.iteration} returned before {iteration}"
-        assert len(event.token_ids) == sum(samples), "a batch returned with another number of tokens"
+        assert len(event.made) == len(outputs) - outputs.count(0), "a batch returned with tokens of other members"
         outcomes: list[Outcome] = []
-        tokens = iter(enumerate(event.token_ids))
-        for request, sampled in zip(requests, samples, strict=True):
+        made = iter(enumerate(event.made))
+        for request, most in zip(requests, outputs, strict=True):
             request.in_flight -= 1
-            position, token = next(tokens) if sampled else (-1, None)
+            place, tokens = next(made) if most else (-1, ())
             if request.ended:
                 self._end(request)  # what it generated after its end is void
             elif request.overdue(event.now):
                 outcomes.append(Outcome(request.claim, request.generated, None, Reason.DEADLINE))
                 self._end(request)
-            elif not sampled:
+            elif not most:
                 continue  # a part of its prompt
-            elif token is None:
-                reason = Reason.STUCK if position in event.stuck else Reason.NOT_FINITE
+            elif not tokens:
+                reason = Reason.STUCK if place in event.stuck else Reason.NOT_FINITE
                 outcomes.append(Outcome(request.claim, request.generated, None, reason))
                 self._end(request)
             else:
-                index = request.generated
-                request.generated += 1
-                request.last_token = token
-                finish = request.end_by(token)
-                outcomes.append(_outcome((request.arrived.claim, index, token, finish)))
-                if finish is not None:
-                    self._end(request)
+                if most > 1:
+                    request.fall_back(most - len(tokens))
+                for token in tokens:
+                    index = request.generated
+                    request.generated += 1
+                    request.last_token = token
+                    finish = request.end_by(token)
+                    outcomes.append(_outcome((request.arrived.claim, index, token, finish)))
+                    if finish is not None:
+                        self._end(request)
+                        break  # tokens behind its end are void
         return [Commit(iteration, tuple(outcomes))] if outcomes else []
 
     def _expire(self, now: float) -> list[Action]:

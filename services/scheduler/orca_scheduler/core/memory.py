@@ -6,11 +6,19 @@ engine, and has blocks in the order of its tokens. Ranks only follow these numbe
 
 import heapq
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from orca_common.reservation import Reservation
 
 from .request import Request
+
+
+class Admitted(NamedTuple):
+    """Where a request begins: in a row, behind positions whose keys and values are in blocks of other rows."""
+
+    row: int
+    computed: int  # those positions: they fill the blocks
+    blocks: tuple[int, ...]
 
 
 class Memory(Protocol):
@@ -40,16 +48,12 @@ class Memory(Protocol):
         """Slots that are left for more requests when these have begun."""
         ...
 
-    def admit(self) -> int:
-        """A row for a request."""
+    def admit(self, request: Request) -> Admitted:
+        """A row for a request, with the blocks of other rows that have what it begins with."""
         ...
 
     def grow(self, row: int, slots: int) -> tuple[int, ...]:
         """Gives a row blocks behind those that it has. The caller has seen that they are free."""
-        ...
-
-    def share(self, row: int, blocks: Sequence[int]) -> None:
-        """Gives a row blocks that other rows have: their tokens are the same. They are free when no row has them."""
         ...
 
     def release(self, row: int) -> None:
@@ -105,7 +109,10 @@ class Slots:
     def room(self, waiting: Iterable[Request]) -> int:
         return self.free - sum(self.need(request, request.remaining) for request in waiting)
 
-    def admit(self) -> int:
+    def admit(self, request: Request) -> Admitted:
+        return Admitted(self.new_row(), 0, ())
+
+    def new_row(self) -> int:
         if self._free_rows:
             row = heapq.heappop(self._free_rows)
         else:
@@ -121,6 +128,7 @@ class Slots:
         return blocks
 
     def share(self, row: int, blocks: Sequence[int]) -> None:
+        """Gives a row blocks that other rows have: their tokens are the same. They are free when no row has them."""
         for block in blocks:
             self._owners[block] = self._owners.get(block, 1) + 1
         self._rows[row] += tuple(blocks)

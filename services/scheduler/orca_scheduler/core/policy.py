@@ -22,6 +22,11 @@ class Policy(Protocol):
     def name(self) -> str: ...
 
     @property
+    def needs(self) -> frozenset[str]:
+        """Words of orca_common.protocol for all that it asks of a model's ranks beyond the paper's iterations."""
+        ...
+
+    @property
     def reserves_output(self) -> bool:
         """Whether a request begins only where slots for its input and all its new tokens are free.
 
@@ -53,6 +58,7 @@ class Paper:
     """Algorithm 1 of the paper: first come, first served by iterations; slots for all tokens are reserved at first."""
 
     name = "paper"
+    needs = frozenset[str]()
     reserves_output = True
 
     def order(self, request: Request) -> tuple[float, ...]:

@@ -40,6 +40,7 @@ class Arrival:
     eos_token_ids: tuple[int, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     deadline: float | None = None  # on the clock of the events' `now`
+    prefix: tuple[str, ...] = ()  # keys of its full blocks of input tokens (prefix.py), where the policy shares blocks
 
     @property
     def max_tokens(self) -> int:
@@ -89,6 +90,11 @@ class Request:
         """Whether there are iterations left to schedule, as far as is known before its batches return."""
         return not self.ended and self.known < self.arrived.max_tokens
 
+    def fall_back(self, tokens: int) -> None:
+        """Takes back this number of tokens that its last iteration might have made: the drafts for them were wrong."""
+        self.known -= tokens
+        self.computed -= tokens
+
     def end_by(self, token: int) -> Reason | None:
         """Why the request ends with this token, its newest; None: it goes on."""
         if token in self.arrived.stop_token_ids:
@@ -104,7 +110,7 @@ class Request:
     def restored(cls, values: dict[str, Any]) -> "Request":
         """From its fields by name, which may have gone through JSON."""
         fields, arrived = dict(values), dict[str, Any](values["arrived"])
-        for name in {"eos_token_ids", "stop_token_ids"} & arrived.keys():
+        for name in {"eos_token_ids", "stop_token_ids", "prefix"} & arrived.keys():
             arrived[name] = tuple(arrived[name])
         fields["arrived"] = Arrival(**arrived)
         return cls(**fields)

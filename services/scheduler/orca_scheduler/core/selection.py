@@ -1,7 +1,7 @@
 """Select of Algorithm 1 (paper section 4.2). The numbers are the paper's lines."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from .memory import Memory
@@ -30,6 +30,8 @@ class Plan:
     batch: tuple[tuple[Request, int], ...]
     stop: str  # why it holds no more: a `Stop`, or a sentence of another policy
     preempt: tuple[Request, ...] = ()  # first give up their rows, and start again later; none of them is RUNNING
+    # Drafts by claim, of requests that run all their `remaining` positions: tokens that may follow the last known one.
+    drafts: Mapping[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
 
 
 def select(pool: Iterable[Request], limits: Limits, memory: Memory) -> Plan:

@@ -290,8 +290,8 @@ class History:
         for member in action.members:
             stay = self._live.get(member.claim)
             if stay is not None:
-                stay.turns.append(Turn(batch, member.phase, member.count, member.samples))
-                stay.slots += len(member.new_blocks) * self._block
+                stay.turns.append(Turn(batch, member.phase, member.count, member.outputs > 0))
+                stay.slots += (len(member.new_blocks) - member.shared) * self._block
 
     def _end(self, claim: int, at: int, why: str) -> None:
         stay = self._live.pop(claim, None)

@@ -105,6 +105,7 @@ class Model(NamedTuple):
     digest: str
     max_positions: int
     vocab_size: int
+    can: tuple[str, ...] = ()  # of what a policy may need (orca_common.protocol)
 
 
 @dataclass(frozen=True, slots=True)

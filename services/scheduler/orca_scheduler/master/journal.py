@@ -249,7 +249,7 @@ class Columns(NamedTuple):
 
 
 COLUMNS = {
-    "members": Columns(Member, {"count": 1, "samples": True, "new_blocks": (), "token": None}),
+    "members": Columns(Member, {"count": 1, "outputs": 1, "new_blocks": (), "token": None, "shared": 0, "drafts": ()}),
     "outcomes": Columns(Outcome, {"token": None, "finish": None}),
 }
 

@@ -9,7 +9,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from orca.v1 import worker_pb2 as pb
 from orca_common.errors import FailedPrecondition, Unavailable
 from orca_common.metrics import Metrics
+from orca_common.protocol import SHARED
 from orca_common.reservation import Reservation
 from orca_common.service import LoopPulse
 from orca_common.telemetry import Telemetry
@@ -43,7 +44,8 @@ from ..core.core import (
     ScheduleBatch,
 )
 from ..core.invariants import violations
-from ..core.policy import policy_named
+from ..core.policy import Policy, policy_named
+from ..core.prefix import keys_of
 from ..core.request import Arrival
 from ..discovery.candidates import Candidate, Discovery
 from ..lifecycle.events import (
@@ -93,7 +95,7 @@ from .metrics import EngineMetrics
 from .output import Held
 from .pace import Pace
 from .recent import EngineRecent
-from .reports import problem_of
+from .reports import first_tokens, made_of, problem_of
 from .tracing import GIVEN_BACK, Tracing
 
 log = logging.getLogger(__name__)
@@ -113,6 +115,8 @@ TIME_FIELDS = (
     "waited",
 )
 times_of = attrgetter(*TIME_FIELDS)
+
+NO_TOKENS: Mapping[int, int] = {}
 
 
 class Returned(NamedTuple):
@@ -340,7 +344,10 @@ class EngineMaster:
             running = len(self.core.requests)
             for part in report.prompts:
                 self._ledger.outputs.scored(members[part.index].claim, part.scores)
-            event = BatchReturned(now, report.number, self._tokens_of(report), tuple(report.stuck))
+            firsts = first_tokens(report, members)
+            if report.not_finite:
+                self._note_not_finite(report, firsts)
+            event = BatchReturned(now, report.number, *made_of(report, firsts.values()))
             late = self._now - now if held_up else 0.0
             began = time.perf_counter()
             actions = self.core.step(event)
@@ -349,7 +356,7 @@ class EngineMaster:
                 stepped = time.perf_counter() - began
                 # What was sent leaves as this turn of the loop ends: 0.15 ms before the books are kept.
                 await asyncio.sleep(0)
-                self._settle(actions, report)
+                self._settle(actions, report, firsts)
             finally:
                 self._record_step(event, actions, late)
             self._stepped()
@@ -357,19 +364,11 @@ class EngineMaster:
             self._metrics.returned(report.number, self._now - now, stepped, now)
             del self._in_flight[report.number]
 
-    def _tokens_of(self, report: pb.IterationReport) -> tuple[int | None, ...]:
-        """One a member that samples; None where its logits were not finite, which is counted and logged, and where the
-        member is stuck, which its rank logs."""
-        if not report.not_finite and not report.stuck:
-            return tuple(report.token_ids)
-        tokens: list[int | None] = list(report.token_ids)
-        for position in report.stuck:
-            tokens[position] = None
-        claims = self._sampling(report.number)
-        for position in report.not_finite:
-            tokens[position] = None
+    def _note_not_finite(self, report: pb.IterationReport, firsts: Mapping[int, int]) -> None:
+        """Counts and logs the requests whose logits were not finite. Who is stuck, its rank logs."""
+        for claim in (claim for claim, first in firsts.items() if first in report.not_finite):
             self.not_finite += 1
-            held = self._ledger.outputs.held.get(claims[position])
+            held = self._ledger.outputs.held.get(claim)
             log.error(
                 "logits are not finite: the request ends without this token",
                 extra={
@@ -378,11 +377,6 @@ class EngineMaster:
                     "request": held.claimed.request_id if held is not None else None,
                 },
             )
-        return tuple(tokens)
-
-    def _sampling(self, iteration: int) -> list[int]:
-        """The claims of the members that make a token, in the order of their tokens."""
-        return [member.claim for member in self._in_flight[iteration] if member.samples]
 
     def _step_core(self, event: core.Event) -> None:
         """Steps the core and does what it says."""
@@ -400,12 +394,17 @@ class EngineMaster:
             if isinstance(action, ScheduleBatch):
                 self._schedule(action)
 
-    def _settle(self, actions: Iterable[core.Action], report: pb.IterationReport | None = None) -> None:
+    def _settle(
+        self,
+        actions: Iterable[core.Action],
+        report: pb.IterationReport | None = None,
+        firsts: Mapping[int, int] = NO_TOKENS,
+    ) -> None:
         """What an event has ended. report: that of the iteration that has returned."""
         for action in actions:
             match action:
                 case Commit():
-                    self._commit(action, report)
+                    self._commit(action, report, firsts)
                 case GiveBack():
                     self._give_back(action)
                 case ScheduleBatch():
@@ -515,7 +514,8 @@ class EngineMaster:
     async def _identify(self, life: int, models: tuple[Model, ...]) -> None:
         try:
             for model in models:
-                await reached(lambda model=model: self._pool.identify(*model))
+                check_needs(self.core.policy, model.can)
+                await reached(lambda of=model: self._pool.identify(of.digest, of.max_positions, of.vocab_size))
         except FailedPrecondition as refusal:
             self._post(Refused(self._now, life, None, str(refusal)))
         else:
@@ -594,7 +594,8 @@ class EngineMaster:
             texts = {one.claimed.claim: one.text() for one in held}
             self._journal.remember(texts=texts)
         if held:
-            self._step_core(Arrived(self._now, tuple(arrival(request) for request in held)))
+            size = self.shape.block_size if SHARED in self.core.policy.needs else 0
+            self._step_core(Arrived(self._now, tuple(arrival(request, size) for request in held)))
 
     def _give_back(self, action: GiveBack) -> None:
         """Every request that goes back to the queue goes this way."""
@@ -643,24 +644,27 @@ class EngineMaster:
                 token_ids=[*record.prompt_ids, *generated],
                 generated=len(generated),
                 sampling=record.sampling if record.HasField("sampling") else None,
+                computed=member.start,
             )
         put_members(message, action.members)
         if self._tracing is not None:
             message.trace.update(self._tracing.scheduled(action, self.core.memory.n_slots, self._epoch))
         return message
 
-    def _commit(self, action: Commit, report: pb.IterationReport | None) -> None:
-        """Tokens and ends for the next commit to the pool."""
-        logprobs: dict[int, float] = {}
+    def _commit(self, action: Commit, report: pb.IterationReport | None, firsts: Mapping[int, int]) -> None:
+        """Tokens and ends for the next commit to the pool. firsts: where a request's tokens begin in the report."""
+        logprobs: Sequence[float] = ()
         tops: dict[int, bytes] = {}
-        if action.iteration is not None and report is not None and report.logprobs:
-            claims = self._sampling(action.iteration)
-            logprobs = dict(zip(claims, report.logprobs, strict=True))
-            tops = {claims[one.index]: one.scores for one in report.tops}
-        append, pack, iteration = self._ledger.outputs.append, TOKEN.pack, action.iteration
+        if report is not None:
+            logprobs, tops = list(report.logprobs), {one.index: one.scores for one in report.tops}
+        append, pack, iteration, at = self._ledger.outputs.append, TOKEN.pack, action.iteration, dict(firsts)
         for claim, _, token, finish in action.outcomes:
-            packed = b"" if token is None else pack(token, logprobs.get(claim, math.nan), iteration)
-            append(claim, packed, None if finish is None else Reason[finish.name], tops.get(claim, b""))
+            packed, top = b"", b""
+            if token is not None:
+                n = at[claim]
+                at[claim] = n + 1
+                packed, top = pack(token, logprobs[n] if logprobs else math.nan, iteration), tops.get(n, b"")
+            append(claim, packed, None if finish is None else Reason[finish.name], top)
             if finish is not None and self._tracing is not None:
                 self._tracing.ends(claim, finish.name)
         self._ledger.committable()
@@ -727,8 +731,15 @@ def _of_candidate(candidate: Candidate | None) -> tuple[tuple[str, ...] | None, 
     return candidate.pods, candidate.absent, candidate.replace, candidate.other_model, candidate.ending
 
 
-def arrival(held: Held) -> Arrival:
-    """A claimed request as the core knows it."""
+def check_needs(policy: Policy, can: Collection[str]) -> None:
+    """Raises FailedPrecondition where a model's ranks cannot do what the policy asks of them."""
+    if lacking := sorted(policy.needs.difference(can)):
+        needs = " and ".join(lacking)
+        raise FailedPrecondition(f"policy: {policy.name} needs {needs}, which ranks of this model cannot do")
+
+
+def arrival(held: Held, block_size: int = 0) -> Arrival:
+    """A claimed request as the core knows it. block_size: of blocks that requests may share; 0: they do not."""
     claimed, record = held.claimed, held.record
     stops = tuple(record.stop_token_ids)
     return Arrival(
@@ -740,4 +751,5 @@ def arrival(held: Held) -> Arrival:
         eos_token_ids=tuple(i for i in record.end_token_ids if i not in stops),
         stop_token_ids=stops,
         deadline=held.deadline,
+        prefix=keys_of([*record.prompt_ids, *held.token_ids()], block_size) if block_size else (),
     )

@@ -4,7 +4,8 @@ A scheduler drives many engines. What a rank tells is checked against the batch 
 wrong report is a verdict on that rank, and its engine forms again.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from itertools import accumulate, count
 
 from orca.v1 import worker_pb2 as pb
 from orca_common.scores import TOP, size_of_prompt
@@ -20,18 +21,59 @@ def problem_of(
 
     members: those of the iteration. held: the requests by claim. vocabulary: tokens of the model.
     """
-    claims = [member.claim for member in members if member.samples]
-    tokens, places = report.token_ids, len(claims)
+    ends = [member for member in members if member.outputs]
+    claims = [member.claim for member in ends]
+    if len(report.made) not in (0, len(ends)):
+        return f"has numbers of tokens of {len(report.made)} requests, not of {len(ends)}"
+    tokens, places = report.token_ids, sum(report.made) if report.made else len(ends)
     if len(tokens) != places:
-        return f"has {len(tokens)} tokens for {places} requests"
+        return f"has {len(tokens)} tokens for {len(ends)} requests"
     if report.logprobs and len(report.logprobs) != places:
-        return f"has {len(report.logprobs)} logprobs for {places} requests"
+        return f"has {len(report.logprobs)} logprobs for {len(ends)} requests"
     without = {*report.not_finite, *report.stuck}
     if without and max(without) >= places:
-        return f"names request {max(without)} of {places}"
+        return f"names token {max(without)} of {places}"
+    if report.made:
+        if problem := _problem_of_drafts(report, ends, without):
+            return problem
+        claims = [member.claim for member, made in zip(ends, report.made, strict=True) for _ in range(made)]
     if tokens and max(tokens) >= vocabulary and any(t >= vocabulary for n, t in enumerate(tokens) if n not in without):
         return f"has a token {max(tokens)} of a vocabulary of {vocabulary}"
     return _problem_of_tops(report, claims, held, without, vocabulary) or _problem_of_prompts(report, members, held)
+
+
+def first_tokens(report: pb.IterationReport, members: Sequence[Member]) -> dict[int, int]:
+    """Where in a right report the tokens begin of each claim that has outputs, in the order of the iteration."""
+    claims = [member.claim for member in members if member.outputs]
+    return dict(zip(claims, accumulate(report.made, initial=0) if report.made else count(), strict=False))
+
+
+def made_of(report: pb.IterationReport, firsts: Collection[int]) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
+    """The tokens of a right report and who is stuck, as `BatchReturned` has them. firsts: of `first_tokens`."""
+    tokens = tuple(report.token_ids)
+    made: list[tuple[int, ...]] = list(zip(tokens, strict=True))
+    if report.made:
+        made = [tokens[first : first + size] for first, size in zip(firsts, report.made, strict=True)]
+    if not report.not_finite and not report.stuck:
+        return tuple(made), ()
+    for place, first in enumerate(firsts):
+        if first in report.not_finite or first in report.stuck:
+            made[place] = ()
+    return tuple(made), tuple(place for place, first in enumerate(firsts) if first in report.stuck)
+
+
+def _problem_of_drafts(report: pb.IterationReport, ends: Sequence[Member], without: set[int]) -> str | None:
+    """Each of these members has at least one token, and further ones behind drafts that were right."""
+    at = 0
+    for member, made in zip(ends, report.made, strict=True):
+        if not 1 <= made <= member.outputs:
+            return f"has {made} tokens of a request that makes 1 to {member.outputs}"
+        if tuple(report.token_ids[at : at + made - 1]) != member.drafts[: made - 1]:
+            return "has tokens behind a draft that was wrong"
+        if made > 1 and not without.isdisjoint(range(at, at + made)):
+            return "has tokens beside a place that has no token"
+        at += made
+    return None
 
 
 def _problem_of_tops(
@@ -41,7 +83,7 @@ def _problem_of_tops(
     found: dict[int, bytes] = {}
     for one in report.tops:
         if one.index >= len(claims) or one.index in found:
-            return f"has the top logprobs of request {one.index} of {len(claims)}, or twice"
+            return f"has the top logprobs of token {one.index} of {len(claims)}, or twice"
         found[one.index] = one.scores
     for place, claim in enumerate(claims):
         if claim not in held or place in without:

@@ -12,19 +12,21 @@ def put_members(message: pb.Iteration, members: Sequence[Member]) -> None:
     message.rows.extend([member.row for member in members])
     message.starts.extend([member.start for member in members])
     message.counts.extend([member.count for member in members])
-    message.samples.extend([member.samples for member in members])
+    message.outputs.extend([member.outputs for member in members])
     if any(member.token is not None for member in members):
         message.tokens.extend([member.token or 0 for member in members])
     for member in members:
         if member.new_blocks:
-            message.growths.add(row=member.row, blocks=member.new_blocks)
+            message.growths.add(row=member.row, blocks=member.new_blocks, shared=member.shared)
+        if member.drafts:
+            message.drafts.extend(member.drafts)
 
 
 def initiation(row: int, tokens: int, blocks: Iterable[int]) -> Member:
     """A request that begins in a row of its own, with all its tokens, and gets these blocks. Its claim is row + 1."""
-    return Member(row + 1, row, 0, tokens, samples=True, new_blocks=tuple(blocks), token=None)
+    return Member(row + 1, row, 0, tokens, outputs=1, new_blocks=tuple(blocks), token=None)
 
 
 def increment(row: int, start: int, token: int | None = None) -> Member:
     """The request of `initiation` goes on with its token at position `start`; None: the ranks have it."""
-    return Member(row + 1, row, start, 1, samples=True, new_blocks=(), token=token)
+    return Member(row + 1, row, start, 1, outputs=1, new_blocks=(), token=token)

@@ -282,5 +282,5 @@ def _hello(now: float, life: int, rank: int, hello: pb.HelloResponse) -> Hello:
     formation = Formation(f.tensor_parallel, f.pipeline_parallel, f.stage, f.tensor_rank, f.block_size, f.return_tokens)
     rows = tuple(sorted(held.row for held in hello.rows))
     standing = Standing(hello.epoch, hello.iteration, hello.slots, rows, formation)
-    model = Model(hello.model_digest, hello.max_positions, hello.vocab_size)
+    model = Model(hello.model_digest, hello.max_positions, hello.vocab_size, tuple(hello.can))
     return Hello(now, life, rank, hello.host, hello.pid, standing, model, hello.protocol, hello.weights)

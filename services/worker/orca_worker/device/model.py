@@ -76,19 +76,19 @@ def plans_of_pieces(batch: Batch, kv: KVManager, group: int) -> Iterator[tuple[s
 
 
 class Inputs:
-    """Room for a batch of B members with T tokens: `bounds`. Of the members at most B make a token; their numbers come
-    first in what is [B]."""
+    """Room for a batch of B members with T tokens: `bounds`, and O outputs, B of them unless it is said; their numbers
+    come first in what is [O]."""
 
     plan: Plan
     given: Tensor  # [T] token ids, or HERE
     rows_of_tokens: Tensor  # [T]
-    rows: Tensor  # [B] of those that make a token
-    draws: Draws  # of those
-    last: Tensor | None  # [B] flat index of the token before each new one; None: each token of the batch is one
+    rows: Tensor  # [O] to whose places in the token table the outputs go
+    draws: Draws  # of the outputs
+    last: Tensor | None  # [O] flat index of the token before each new one; None: each token of the batch is one
 
-    def __init__(self, bounds: Bounds, device: torch.device, all_sample: bool = True) -> None:
+    def __init__(self, bounds: Bounds, device: torch.device, outputs: int | None = None) -> None:
         self.plan = Plan(bounds, device)
-        tokens, requests = bounds.tokens, bounds.requests
+        tokens, requests = bounds.tokens, max(bounds.requests, outputs or 0)
         self._sizes = [tokens, tokens, *[requests] * 8]
         self._room = [-(-n // 2) * 2 for n in self._sizes]  # each begins at a multiple of 16 bytes, as in a plan
         self._numbers = torch.zeros(sum(self._room), dtype=torch.int64, device=device)
@@ -96,7 +96,7 @@ class Inputs:
         self.given, self.rows_of_tokens, self.rows, temperatures, top_k, top_p, min_p, seeds, indexes, last = parts
         temperatures, top_p, min_p = (each.view(torch.float64) for each in (temperatures, top_p, min_p))
         self.draws = Draws(temperatures, top_k, top_p, min_p, seeds, indexes)
-        self.last = None if bounds.increments_only and all_sample else last
+        self.last = None if bounds.increments_only and outputs in (None, tokens) else last
 
     def clear(self) -> Inputs:
         """Nothing but padding."""
@@ -111,10 +111,10 @@ class Inputs:
         self._fill(
             batch.token_ids,
             batch.rows.repeat(batch.query_lengths),
-            batch.rows[batch.sampled],
+            rows_to_put(batch),
             *(each.copy().view(np.int64) for each in asked),
             batch.draws,
-            batch.last,
+            batch.out_at,
         )
         return self
 
@@ -128,6 +128,12 @@ class Inputs:
             start = ends[i] - self._room[i]
             numbers[start : start + len(part)] = part
         fill(self._numbers, torch.from_numpy(numbers))
+
+
+def rows_to_put(batch: Batch) -> np.ndarray:
+    """[O]: the row of each output. Which token of a member with drafts is its last is not known before: PADDING."""
+    rows, of = batch.out_rows, batch.out_member
+    return np.where(np.bincount(of)[of] > 1, PADDING, rows) if batch.drafts else rows
 
 
 # Logits [B, V], and how each row is drawn -> tokens [B] int64 and their logprobs [B], NaN where the logits are not
@@ -323,7 +329,7 @@ class DeviceModel(OfStage[DeviceLayers]):
         plan = host_plan(batch, kv, self.model.group)
         recorded = self._recorded_for(batch)
         if recorded is None:
-            inputs = Inputs(plan.bounds, self.model.device, all_sample=len(batch.sampled) == len(batch))
+            inputs = Inputs(plan.bounds, self.model.device, outputs=len(batch.out_at))
             inputs.load(batch, plan)
             if len(batch.token_ids) > PIECE:
                 made = self._in_pieces(batch, inputs, kv, plane, x)
@@ -356,12 +362,12 @@ class DeviceModel(OfStage[DeviceLayers]):
         return self._ended(partial(_heads, heads), inputs, plane)
 
     def _recorded_for(self, batch: Batch) -> Recorded | None:
-        """The bucket for a batch in which each token is followed by a new one."""
-        bucket = bucket_of(len(batch)) if len(batch.token_ids) == len(batch.sampled) else None
+        """The bucket for a batch of one token each, in which each is followed by a new one."""
+        bucket = bucket_of(len(batch)) if len(batch.token_ids) == len(batch) == len(batch.out_at) else None
         return self._recorded.get(bucket) if bucket is not None else None
 
     def _sampled(self, batch: Batch, plane: DataPlane, made: Made, draws: Draws) -> Output:
-        n, prompts, head = len(batch.sampled), {}, made.head
+        n, prompts, head = len(batch.out_at), {}, made.head
         assert head is not None
         if batch.scored:
             at = lambda places: head(to_device(torch.from_numpy(places), self.model.device))  # noqa: E731
@@ -369,12 +375,16 @@ class DeviceModel(OfStage[DeviceLayers]):
         if made.logits is None or made.chosen is None or not n:
             return Output([], [], prompts=prompts)
         if changed := {i: one for i, one in batch.adjusted.items() if one.changes_logits}:
-            choose_again(self._sample, made.logits, made.chosen, draws, changed, batch.ends[batch.sampled])
-            if self.tokens is not None:
-                rows = to_device(torch.from_numpy(batch.rows[batch.sampled]), self.model.device)
+            choose_again(self._sample, made.logits, made.chosen, draws, changed, batch.out_ends)
+            if self.tokens is not None and not batch.drafts:
+                rows = to_device(torch.from_numpy(batch.out_rows), self.model.device)
                 self.tokens.put(rows, made.chosen[0, :n].long())
         later = Tokens(made.chosen[:, :n], batch.requests["logprobs"])
-        if not batch.adjusted and not prompts:
+        if not batch.adjusted and not prompts and not batch.drafts:
             return Output([], [], later=later)
         more = tops(made.logits[:n], batch.adjusted)
-        return later.result()._replace(tops=more, prompts=prompts, stuck=stuck(batch.adjusted))
+        output = later.result()._replace(tops=more, prompts=prompts, stuck=stuck(batch.adjusted, batch.out_ends))
+        if batch.drafts and self.tokens is not None:
+            kept = batch.right(output.token_ids, {*output.not_finite, *output.stuck})
+            self.tokens.learn(batch.out_rows, made.chosen[0, :n], batch.newest(kept))
+        return output

@@ -4,7 +4,7 @@ It is built once an iteration, from the control message. Attention splits it by 
 model run on the flat tokens.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -16,7 +16,8 @@ from orca_common.errors import FailedPrecondition
 from .kv import KVManager
 from .rows import Adjusted, Rows
 
-HERE = -1  # in place of a token that the device has in its token table
+NO_DRAFTS = np.empty(0, np.int64)
+HERE = -1  # in place of a token that the host does not know: the device has it in its token table
 
 
 class Part(NamedTuple):
@@ -30,7 +31,8 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """B members in the iteration's order with T tokens; S of them make a token. Arrays are int64 unless stated."""
+    """B members in the iteration's order with T tokens, which have O outputs: places where a token is made. Arrays are
+    int64 unless stated."""
 
     rows: np.ndarray  # [B]
     query_lengths: list[int]  # [B] tokens of each member in this iteration
@@ -40,9 +42,12 @@ class Batch:
     slots: np.ndarray  # [T] where the token's key and value go
     starts: np.ndarray  # [B + 1] flat index of each member's first token, and T
     ends: np.ndarray  # [B] tokens of each member whose keys and values are in memory after this iteration
-    sampled: np.ndarray  # [S] the members that make a token, in ascending order
-    requests: np.ndarray  # [S] of rows.ROW: what the rank knows of those
-    adjusted: Mapping[int, Adjusted] = field(default_factory=dict)  # of those, by index; empty for plain requests
+    out_at: np.ndarray  # [O] flat index of the token before each new one, in ascending order
+    out_member: np.ndarray  # [O] whose it is
+    out_ends: np.ndarray  # [O] its position in the request
+    requests: np.ndarray  # [O] of rows.ROW: what the rank knows of the member
+    drafts: bool = False  # some members have several outputs: for each of their drafts and one more
+    adjusted: Mapping[int, Adjusted] = field(default_factory=dict)  # by output; empty for plain requests
     scored: Mapping[int, Adjusted] = field(default_factory=dict)  # by member: with parts of prompts to be scored
     inputs: np.ndarray | None = None  # [B] tokens of each prompt, where these see each other: in a prefix LM, and in a
     # part of a model with an encoder (models/parts.py)
@@ -70,14 +75,33 @@ class Batch:
             start = end
 
     @property
-    def last(self) -> np.ndarray:
-        """[S] flat index of the token before each new one."""
-        return self.starts[1:][self.sampled] - 1
+    def out_rows(self) -> np.ndarray:
+        """[O] the row of each output."""
+        return self.rows[self.out_member]
 
     @property
     def draws(self) -> np.ndarray:
-        """[S] index of each output token that this iteration makes, which is the index of its random draw."""
-        return self.ends[self.sampled] - self.requests["prompt"]
+        """[O] index of each token that this iteration makes in the request's answer: the index of its random draw."""
+        return self.out_ends - self.requests["prompt"]
+
+    def right(self, tokens: Sequence[int], without: Collection[int] = ()) -> np.ndarray:
+        """[O] bool: which outputs count, of those that were made. The first of a member, and each one behind a draft
+        that equals the token made at its place.
+
+        without: outputs that have no token.
+        """
+        kept = np.ones(len(self.out_at), bool)
+        if self.drafts:
+            drafts, of = self.token_ids[self.out_at].tolist(), self.out_member.tolist()
+            for n in range(1, len(kept)):
+                if of[n] == of[n - 1]:
+                    kept[n] = kept[n - 1] and tokens[n - 1] == drafts[n] and not {n - 1, n} & set(without)
+        return kept
+
+    def newest(self, kept: np.ndarray) -> np.ndarray:
+        """[O] bool: of the outputs that are `kept`, which is the last one of its member."""
+        of = self.out_member
+        return kept & ~np.append(kept[1:] & (of[1:] == of[:-1]), False)
 
 
 def token_count(iteration: worker_pb2.Iteration) -> int:
@@ -93,23 +117,24 @@ def build_batch(
     max_positions: int,
     tokens_on_device: bool = False,
     prefix_lm: bool = False,
+    reads_tokens: bool = True,
 ) -> Batch:
     """The flat batch of an iteration whose admissions and growths have been taken in.
 
     Members without tokens (the scheduler runs ahead) continue from the token that the row has made last. With
-    `tokens_on_device` the host need not know it: HERE stands in its place. prefix_lm: the tokens of a prompt see each
-    other, so all of it must be there.
+    `tokens_on_device` the host need not know it: HERE stands in its place. So it does where this rank `reads_tokens`
+    not at all. prefix_lm: the tokens of a prompt see each other, so all of it must be there.
     Raises FailedPrecondition when the message does not fit what this rank holds.
     """
-    rows_of, starts_of, counts, given = (
-        list(part) for part in (iteration.rows, iteration.starts, iteration.counts, iteration.tokens)
+    rows_of, starts_of, counts, outputs, given = (
+        list(part) for part in (iteration.rows, iteration.starts, iteration.counts, iteration.outputs, iteration.tokens)
     )
     b = len(rows_of)
     if not b:
         raise FailedPrecondition("an iteration without requests")
-    if not len(starts_of) == len(counts) == len(iteration.samples) == b or len(given) not in (0, b):
+    if not len(starts_of) == len(counts) == len(outputs) == b or len(given) not in (0, b):
         raise FailedPrecondition(
-            f"{b} rows have {len(starts_of)} starts, {len(counts)} counts, {len(iteration.samples)} samples and "
+            f"{b} rows have {len(starts_of)} starts, {len(counts)} counts, {len(outputs)} outputs and "
             f"{len(given)} tokens"
         )
     if max(rows_of) >= len(rows.table):
@@ -123,23 +148,35 @@ def build_batch(
         raise FailedPrecondition(f"row {rows_of[members['held'].argmin()]} is not held")
     if np.count_nonzero(before > members["length"]):
         raise FailedPrecondition(f"rows {rows_of} have not come as far as {starts_of}: a token would be missing")
-    behind = before >= members["admitted"]  # whose token is not among those of its admission
-    if not given and np.count_nonzero(behind & (before < members["length"])):
-        raise FailedPrecondition(f"rows {rows_of} have come farther than {starts_of}: their last tokens are other ones")
-    tokens = given or ([HERE] * b if tokens_on_device else members["last_token"].tolist())
-    if np.count_nonzero(behind) == b and sum(counts) == b:  # each member is one token
-        token_ids, positions, starts, flat_rows = np.array(tokens), before, np.arange(b + 1), each
-        largest, ends = max(tokens), before + 1
+    if given:
+        behind = before >= members["admitted"]  # whose token is not among those of its admission
+        rows.learn(each[behind], before[behind], np.array(given)[behind])
+        members = rows.table.take(each)
+    new = before >= members["known"]  # whose token this rank has neither made nor been given
+    lacking = bool(np.count_nonzero(new))
+    if lacking and reads_tokens:
+        if np.count_nonzero(new & (before < members["length"])):
+            raise FailedPrecondition(f"rows {rows_of} have come farther than {starts_of}: their last tokens are others")
+        if not tokens_on_device:
+            raise FailedPrecondition(f"rows {rows_of}: no token is known at {starts_of}")
+    tokens = np.where(new, HERE, members["last_token"]) if lacking else members["last_token"].copy()
+    drafts = drafts_of(iteration, outputs, counts)
+    if np.count_nonzero(before + 1 >= members["known"]) == b and counts.count(1) == b:
+        token_ids, positions, starts, flat_rows, ends = tokens, before, np.arange(b + 1), each, before + 1
     else:
+        last, latest = tokens.tolist(), (members["known"] - 1).tolist()
         parts = [
-            inputs_of(rows, row, start, count) if not late else one_token(row, token, count)
-            for row, start, count, late, token in zip(rows_of, starts_of, counts, behind.tolist(), tokens, strict=True)
+            np.append(last[n], drafts[n])
+            if start >= latest[n] and count == 1 + len(drafts[n])
+            else inputs_of(rows, row, start, count, drafts[n])
+            for n, (row, start, count) in enumerate(zip(rows_of, starts_of, counts, strict=True))
         ]
         token_ids = np.concatenate(parts)
         starts = np.cumsum([0, *counts])
         flat_rows = each.repeat(counts)
         positions = np.arange(len(token_ids)) + (before - starts[:-1]).repeat(counts)
-        largest, ends = int(token_ids.max()), before + np.array(counts)
+        ends = before + np.array(counts)
+    largest = int(token_ids.max())
     if largest >= vocab_size:
         raise FailedPrecondition(f"token id {largest} of a vocabulary of {vocab_size}")
     end = int(ends.max())
@@ -148,20 +185,23 @@ def build_batch(
     inputs = members["prompt"] if prefix_lm else None
     if inputs is not None and np.count_nonzero(np.where(before == 0, ends, before) < inputs):
         raise FailedPrecondition(f"rows {rows_of}: a part of a prompt, to a prefix LM")
-    samples = np.array(iteration.samples)
-    if np.count_nonzero(samples & (ends < members["admitted"])):
+    made = np.array(outputs)
+    if np.count_nonzero((made > 0) & (ends - np.maximum(made - 1, 0) < members["admitted"])):
         raise FailedPrecondition(f"rows {rows_of}: a part of a prompt makes no token")
-    all_sample = np.count_nonzero(samples) == b
-    sampled = np.arange(b) if all_sample else np.flatnonzero(samples)
-    requests = members if all_sample else members[sampled]
+    one_each = np.count_nonzero(made == 1) == b
+    out_member = np.arange(b) if one_each else np.arange(b).repeat(made)
+    out_at = starts[1:] - 1
+    if not one_each:  # the last places of each member
+        firsts = made.cumsum() - made
+        out_at = out_at[out_member] + 1 - made[out_member] + np.arange(len(out_member)) - firsts[out_member]
+    requests = members if one_each else members[out_member]
     adjusted, scored = {}, {}
     if rows.adjusted and members["adjusted"].any():
         adjusting = {n: rows.adjusted[rows_of[n]] for n in np.flatnonzero(members["adjusted"]).tolist()}
         for n, one in adjusting.items():
-            if behind[n]:
-                one.put(starts_of[n], int(token_ids[starts[n]]))
-        index = {n: i for i, n in enumerate(sampled.tolist())}
-        adjusted = {index[n]: one for n, one in adjusting.items() if n in index}
+            if ends[n] > members["admitted"][n]:
+                one.put(starts_of[n], token_ids[starts[n] : starts[n + 1]])
+        adjusted = {i: adjusting[n] for i, n in enumerate(out_member.tolist()) if n in adjusting}
         scored = {n: one for n, one in adjusting.items() if one.scores_prompt and starts_of[n] < one.prompt}
     return Batch(
         rows=each,
@@ -172,24 +212,36 @@ def build_batch(
         slots=kv.slots(flat_rows, positions),
         starts=starts,
         ends=ends,
-        sampled=sampled,
+        out_at=out_at,
+        out_member=out_member,
+        out_ends=positions[out_at] + 1,
         requests=requests,
+        drafts=bool(iteration.drafts),
         adjusted=adjusted,
         scored=scored,
         inputs=inputs,
     )
 
 
-def inputs_of(rows: Rows, row: int, start: int, count: int) -> np.ndarray:
-    """The tokens at `count` positions from `start` on, all of which came with the row's admission."""
-    tokens = rows.inputs[row][start : start + count] if row in rows.inputs else np.empty(0)
-    if not 0 < len(tokens) == count:
-        raise FailedPrecondition(f"row {row} has not the tokens of {count} positions from {start} on")
-    return tokens
+def drafts_of(iteration: worker_pb2.Iteration, outputs: Sequence[int], counts: Sequence[int]) -> list[np.ndarray]:
+    """The drafts of each member."""
+    sizes = [max(made - 1, 0) for made in outputs]
+    if len(iteration.drafts) != sum(sizes):
+        raise FailedPrecondition(f"{len(iteration.drafts)} drafts for outputs of {list(outputs)}")
+    if not len(iteration.drafts):
+        return [NO_DRAFTS] * len(sizes)
+    for row, size, count in zip(iteration.rows, sizes, counts, strict=True):
+        if size and size >= count:
+            raise FailedPrecondition(f"row {row}: {size} drafts in {count} positions")
+    return np.split(np.array(iteration.drafts), np.cumsum(sizes)[:-1])
 
 
-def one_token(row: int, token: int, count: int) -> np.ndarray:
-    """The token of a member that goes on behind its admission."""
-    if count != 1:
-        raise FailedPrecondition(f"row {row}: {count} positions of which one token is known")
-    return np.array([token])
+def inputs_of(rows: Rows, row: int, start: int, count: int, drafts: np.ndarray) -> np.ndarray:
+    """The tokens at `count` positions from `start` on: those that came with the row's admission, and drafts."""
+    inputs, known = rows.inputs.get(row, NO_DRAFTS), count - len(drafts)
+    tokens = inputs[start : start + known]
+    if not 0 < len(tokens) == known:
+        raise FailedPrecondition(f"row {row} has not the tokens of {known} positions from {start} on")
+    if len(drafts) and start + known < len(inputs):
+        raise FailedPrecondition(f"row {row} has drafts within its input tokens")
+    return np.append(tokens, drafts) if len(drafts) else tokens

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
     from orca_common.checkpoint import Checkpoint
@@ -48,7 +50,7 @@ class Later(Protocol):
 
     @property
     def tokens(self) -> torch.Tensor:
-        """[S] int64, on the device: what the device's next work reads. Only until the model runs again."""
+        """[O] int64, on the device: what the device's next work reads. Only until the model runs again."""
         ...
 
     def is_there(self) -> bool:
@@ -63,8 +65,8 @@ class Later(Protocol):
 class Output(NamedTuple):
     """What one iteration made on this rank."""
 
-    token_ids: list[int]  # [S] of the members that sample, on the rank that samples; empty on the others
-    logprobs: list[float]  # [S]; NaN where none was asked for
+    token_ids: list[int]  # [O] of the outputs, on the rank that samples; empty on the others
+    logprobs: list[float]  # [O]; NaN where none was asked for
     hidden: torch.Tensor | None = None  # at every stage but the last
     # Positions in `token_ids` where there is no token, whatever stands there: the logits give no distribution.
     not_finite: Sequence[int] = ()
@@ -73,6 +75,19 @@ class Output(NamedTuple):
     tops: Mapping[int, bytes] = {}  # the most probable tokens at the place of a token, by position in `token_ids`
     prompts: Mapping[int, bytes] = {}  # each token of a part of a prompt, by member of the batch
     later: Later | None = None  # the iteration has been launched, no more; there are no tokens here until it has run
+    made: Sequence[int] = ()  # how many tokens each member with outputs has; empty: one each
+
+    def of(self, kept: np.ndarray, members: np.ndarray) -> Output:
+        """The outputs alone that are `kept` [O]. members [O]: whose each is."""
+        places = {old: n for n, old in enumerate(old for old, is_kept in enumerate(kept.tolist()) if is_kept)}
+        return self._replace(
+            token_ids=[self.token_ids[n] for n in places],
+            logprobs=[self.logprobs[n] for n in places],
+            not_finite=[places[n] for n in self.not_finite if n in places],
+            stuck=[places[n] for n in self.stuck if n in places],
+            tops={places[n]: scores for n, scores in self.tops.items() if n in places},
+            made=list(Counter(members[kept].tolist()).values()),
+        )
 
 
 class Model(Protocol):

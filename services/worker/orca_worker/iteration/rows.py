@@ -29,7 +29,8 @@ ROW = np.dtype(
         ("length", "i8"),  # tokens whose key and value are in memory
         ("admitted", "i8"),  # input tokens that came with its admission
         ("prompt", "i8"),  # those of them that were not generated
-        ("last_token", "i8"),  # the token sampled last
+        ("known", "i8"),  # input tokens that are known here
+        ("last_token", "i8"),  # the last of those
         *DRAW,
         ("adjusted", "?"),  # it has an entry in `Rows.adjusted`
         ("likeliest", "?"),  # no more is wanted than the likeliest token: no draw, no logprobs, no adjustments
@@ -45,8 +46,8 @@ def is_newer(asked: SamplingParams) -> bool:
 class Constraint(Protocol):
     """Holds an answer to its form."""
 
-    def allowed(self) -> np.ndarray | None:
-        """Waits for the mask of the next token, [V] bool. None: no token can follow."""
+    def allowed(self, end: int) -> np.ndarray | None:
+        """Waits for the mask of the token behind `end` input tokens, [V] bool. None: no token can follow."""
         ...
 
 
@@ -63,14 +64,15 @@ class Adjusted:
         penalties = asked.presence_penalty or asked.frequency_penalty or self.repetition != 1
         self.answer: Constraint | None = None  # from its first token on, on the rank that samples
         self.changes_logits = bool(penalties or len(self.bias_ids) or asked.grammar)
-        # No token can follow: the request ends. One that asks for what this release does not know begins so.
-        self.stuck = is_newer(asked)
+        self.stuck = is_newer(asked)  # it ends, for it asks for what this release does not know
+        self.stuck_at: set[int] = set()  # numbers of input tokens behind which no token can follow
 
-    def put(self, position: int, token_id: int) -> None:
-        """The input token of an increment."""
-        if position >= len(self.tokens):
-            self.tokens = np.append(self.tokens, np.zeros(position + 1, np.int64))
-        self.tokens[position] = token_id
+    def put(self, position: int, token_ids: np.ndarray) -> None:
+        """Input tokens from a position on."""
+        end = position + len(token_ids)
+        if end > len(self.tokens):
+            self.tokens = np.append(self.tokens, np.zeros(end, np.int64))
+        self.tokens[position:end] = token_ids
 
 
 class Rows:
@@ -100,10 +102,11 @@ class Rows:
         self.table[row] = (
             True,
             admission.claim,
-            0,
+            admission.computed,
             len(admission.token_ids),
             prompt,
-            0,
+            len(admission.token_ids),
+            admission.token_ids[-1],
             *draw,
             adjusted,
             not (asked.temperature > 0 or asked.logprobs or adjusted),
@@ -130,20 +133,13 @@ class Rows:
             for row in [row for row in self.inputs if self.table["length"][row] >= self.table["admitted"][row]]:
                 del self.inputs[row]
 
-    def made(self, rows: np.ndarray, token_ids: list[int]) -> None:
-        """Keeps the tokens [S] that an iteration has made for `rows` [S] on this rank."""
+    def learn(self, rows: np.ndarray, positions: np.ndarray, token_ids: np.ndarray) -> None:
+        """The tokens [n] at `positions` [n] of `rows` [n], which are their last known ones."""
+        self.table["known"][rows] = positions + 1
         self.table["last_token"][rows] = token_ids
 
-    def learn(self, rows: np.ndarray, claims: np.ndarray, token_ids: list[int]) -> None:
-        """Keeps the tokens [S] that the sampling rank has sent for an iteration of `rows` [S].
-
-        Skips a row that another request has been given since.
-        """
-        same = self.still(rows, claims)
-        self.table["last_token"][rows[same]] = np.array(token_ids)[same]
-
     def still(self, rows: np.ndarray, claims: np.ndarray) -> np.ndarray:
-        """-> [S] bool: which of these rows have the same request as then."""
+        """-> [n] bool: which of these rows have the same request as then."""
         return self.table["claim"][rows] == claims
 
     def clear(self) -> None:

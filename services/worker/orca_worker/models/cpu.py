@@ -186,8 +186,8 @@ class StageOnCPU:
     # Running
 
     def run(self, batch: Batch, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Output:
-        needs_logits = np.count_nonzero(batch.requests["likeliest"]) < len(batch.sampled)
-        results = Results(len(batch.sampled), self.vocabulary_shares[self.place.tensor_rank] if needs_logits else 0)
+        needs_logits = np.count_nonzero(batch.requests["likeliest"]) < len(batch.out_at)
+        results = Results(len(batch.out_at), self.vocabulary_shares[self.place.tensor_rank] if needs_logits else 0)
         prompts = PromptScores(batch) if batch.scored and self.place.is_last else None
         length = SCORED_PIECE if prompts is not None and len(prompts.places) else PIECE
         flat, encoded = batch, None
@@ -203,7 +203,7 @@ class StageOnCPU:
                 states[start:end] = self._states(end - start)
         if states is not None:
             return Output([], [], states if encoded is None else torch.cat([encoded, states]))
-        output = self._sample(batch, plane, results) if len(batch.sampled) else Output([], [])
+        output = self._sample(batch, plane, results) if len(batch.out_at) else Output([], [])
         return output if prompts is None else output._replace(prompts=prompts.packed())
 
     def _states(self, tokens: int) -> Tensor:
@@ -254,7 +254,7 @@ class StageOnCPU:
         """Runs tokens [start, end) with the logits of the prompts' places among them, and scores those."""
         part = prompts.between(start, end)
         first, last = ending(batch, start, end)
-        ends = batch.last[first:last]
+        ends = batch.out_at[first:last]
         at = np.union1d(prompts.places[part], ends)  # flat indexes
         of_piece = Results(len(at), self.vocabulary_shares[self.place.tensor_rank])
         self._run_tokens(batch, kv, plane, x, start, end, at - start, of_piece)
@@ -276,9 +276,9 @@ class StageOnCPU:
         end: int,
         results: Results,
     ) -> None:
-        """Runs tokens [start, end) of the flat batch, with the logits of the members that sample there."""
+        """Runs tokens [start, end) of the flat batch, with the logits of the outputs there."""
         first, last = ending(batch, start, end) if self.place.is_last else (0, 0)
-        self._run_tokens(batch, kv, plane, x, start, end, batch.last[first:last] - start, results.after(first))
+        self._run_tokens(batch, kv, plane, x, start, end, batch.out_at[first:last] - start, results.after(first))
 
     def _run_tokens(
         self,
@@ -351,7 +351,7 @@ class StageOnCPU:
             of_all = plane.gather(torch.from_numpy(mine), [2] * place.tensor_parallel)
             if of_all is None:
                 return Output([], [])
-            pairs = of_all.numpy().reshape(len(batch.sampled), place.tensor_parallel, 2)
+            pairs = of_all.numpy().reshape(len(batch.out_at), place.tensor_parallel, 2)
             winner = pairs[:, :, 0].argmax(1)  # the first of equals, as on one rank; NaN before all
             largest, index = pairs[np.arange(len(pairs)), winner].T
             index = index.astype(np.int64)
@@ -416,8 +416,8 @@ class Load:
 
 
 def ending(batch: Batch, start: int, end: int) -> tuple[int, int]:
-    """[first, last) of those that sample whose last tokens are among [start, end) of the flat batch."""
-    first, last = batch.last.searchsorted((start, end)).tolist()
+    """[first, last) of the outputs that are among [start, end) of the flat batch."""
+    first, last = batch.out_at.searchsorted((start, end)).tolist()
     return first, last
 
 

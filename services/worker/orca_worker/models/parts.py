@@ -29,10 +29,12 @@ def parts(batch: Batch, kv: KVManager, start_token: int) -> tuple[Batch, Batch]:
     Raises FailedPrecondition for a part of a prompt: an encoder needs all of it.
     """
     earlier, counts = np.array(batch.contexts), np.array(batch.query_lengths)
-    inputs = batch.requests["prompt"]
-    begins = earlier == 0
-    if len(batch.sampled) < len(batch) or np.count_nonzero(np.where(begins, counts, earlier) < inputs):
-        raise FailedPrecondition(f"rows {batch.rows.tolist()}: a part of a prompt, to a model with an encoder")
+    begins, inputs = earlier == 0, batch.requests["prompt"]
+    one_each = len(batch.out_at) == len(batch) and not batch.drafts
+    if not one_each or np.count_nonzero(np.where(begins, counts, earlier) < inputs):
+        raise FailedPrecondition(
+            f"rows {batch.rows.tolist()}: a part of a prompt or a draft, to a model with an encoder"
+        )
     new = np.flatnonzero(begins)
     of_encoder = batch.positions < inputs.repeat(counts)
     encoder = _part(batch, kv, new, batch.token_ids[of_encoder], inputs[new], np.zeros_like(new), 0)
@@ -66,6 +68,7 @@ def _part(
         slots=kv.slots(rows.repeat(lengths), positions + (lengths * 0 + behind).repeat(lengths)),
         starts=starts,
         ends=behind + firsts + lengths,
-        sampled=np.arange(len(rows)),
+        out_at=starts[1:] - 1,
+        out_member=np.arange(len(rows)),
         inputs=batch.requests["prompt"][members],
     )

@@ -205,7 +205,7 @@ class TorchStage:
             end = end.to(passes.dtype)
             return end if encoded is None else torch.cat([encoded, end])
         # Only a member's last token has logits, and the decoder's batch has it elsewhere.
-        return lambda _: end(to_device(torch.from_numpy(decoder.last), self.device))
+        return lambda _: end(to_device(torch.from_numpy(decoder.out_at), self.device))
 
     def _pass(self, batch: Batch, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Pass:
         ids, positions = (to_device(torch.from_numpy(each), self.device) for each in (batch.token_ids, batch.positions))

@@ -183,6 +183,7 @@ class Controller:
             max_positions=self._checkpoint.max_positions,
             vocab_size=self._checkpoint.vocab_size,
             weights=self._stage.weights,
+            can=self._checkpoint.can,
         )
 
     async def host_store(self, request: worker_pb2.HostStoreRequest) -> worker_pb2.HostStoreResponse:

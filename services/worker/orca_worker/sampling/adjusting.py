@@ -44,22 +44,22 @@ def adjust(logits: Tensor, adjusted: Mapping[int, Adjusted], ends: np.ndarray) -
                 torch.from_numpy(one.biases), logits.device
             )
         if one.answer is not None:
-            _keep_allowed(values, one)
+            _keep_allowed(values, one, end)
     return logits
 
 
-def _keep_allowed(values: Tensor, one: Adjusted) -> None:
+def _keep_allowed(values: Tensor, one: Adjusted, end: int) -> None:
     """Takes the tokens away that the form does not allow, of one row's logits [V]. Marks a row that has none left."""
-    allowed = one.answer.allowed() if one.answer is not None else None
+    allowed = one.answer.allowed(end) if one.answer is not None else None
     if allowed is not None:
         kept = to_device(torch.from_numpy(allowed), values.device)
         largest = values.where(kept, -torch.inf).max()
         if largest > -torch.inf or largest.isnan():  # NaN: of the model, which has a report of its own
             values.masked_fill_(~kept, -torch.inf)
             return
-    one.stuck = True  # its token means nothing
+    one.stuck_at.add(end)  # its token means nothing
 
 
-def stuck(adjusted: Mapping[int, Adjusted]) -> list[int]:
+def stuck(adjusted: Mapping[int, Adjusted], ends: np.ndarray) -> list[int]:
     """The rows for which `adjust` has found no token."""
-    return [n for n, one in adjusted.items() if one.stuck]
+    return [n for n, one in adjusted.items() if one.stuck or int(ends[n]) in one.stuck_at]

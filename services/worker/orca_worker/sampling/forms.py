@@ -32,7 +32,7 @@ class Answer:
         """Starts on the mask of the next token. tokens: [n], the whole answer so far."""
         self._mask = thread.submit(self._follow, tokens)
 
-    def allowed(self) -> np.ndarray | None:
+    def allowed(self, end: int) -> np.ndarray | None:
         """Waits for the mask, [V] bool. None: no token can follow."""
         return self._mask.result() if self._mask is not None else None
 

@@ -61,7 +61,7 @@ def uniform(seeds: np.ndarray, indexes: np.ndarray) -> np.ndarray:
 
 
 def sample(logits: Tensor, requests: np.ndarray, draws: np.ndarray, adjusted: Mapping[int, Adjusted] = PLAIN) -> Output:
-    """logits [S, V], requests [S] of rows.ROW, draws [S] -> a token each, where the logits are finite.
+    """logits [O, V], requests [O] of rows.ROW, draws [O] -> a token each, where the logits are finite.
 
     Waits for the device once, at its end. adjusted: what some of these rows ask for beyond the plain draw; only
     then there is more to wait for.
@@ -69,7 +69,9 @@ def sample(logits: Tensor, requests: np.ndarray, draws: np.ndarray, adjusted: Ma
     ids, logprobs, maxima = choose(logits, requests, draws, adjusted).tolist()  # one copy
     asked = [value if want else math.nan for value, want in zip(logprobs, requests["logprobs"].tolist(), strict=True)]
     made = Output([int(token) for token in ids], asked, not_finite=not_finite(maxima))
-    return made._replace(tops=tops(logits, adjusted), stuck=stuck(adjusted)) if adjusted else made
+    if not adjusted:
+        return made
+    return made._replace(tops=tops(logits, adjusted), stuck=stuck(adjusted, draws + requests["prompt"]))
 
 
 def choose(logits: Tensor, requests: np.ndarray, draws: np.ndarray, adjusted: Mapping[int, Adjusted] = PLAIN) -> Tensor:
@@ -224,9 +226,9 @@ class SamplingModel(OfStage[StageModel]):
         head = self.model.forward(batch, kv, plane, x)
         assert not isinstance(head, Tensor), "the last stage makes logits"
         prompts = score_prompts(head, batch, plane, self.model.vocabulary_shares) if batch.scored else {}
-        if not len(batch.sampled):
+        if not len(batch.out_at):
             return Output([], [], prompts=prompts)
-        logits = plane.gather(head(batch.last), self.model.vocabulary_shares)
+        logits = plane.gather(head(batch.out_at), self.model.vocabulary_shares)
         if logits is None:
             return Output([], [])
         return sample(logits, batch.requests, batch.draws, batch.adjusted)._replace(prompts=prompts)

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from orca.v1 import worker_pb2
 from orca_common.checkpoint import Checkpoint
 from orca_common.errors import FailedPrecondition
@@ -25,7 +27,6 @@ from ..models.weight_files import fingerprint
 from ..partition import SINGLE, Place
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
 
     from ..sampling.forms import Masks
@@ -41,18 +42,10 @@ class Memory(NamedTuple):
     slot_bytes: int
 
 
-class Owed(NamedTuple):
-    """An iteration whose S tokens are still to come back on the data plane."""
-
-    rows: np.ndarray  # [S]
-    claims: np.ndarray  # [S]
-
-
 class Unread(NamedTuple):
-    """An iteration whose S tokens are on the device, or on their way from there."""
+    """An iteration whose tokens are on the device, or on their way from there."""
 
-    rows: np.ndarray  # [S]
-    claims: np.ndarray  # [S]
+    batch: Batch
     later: Later
 
 
@@ -116,7 +109,7 @@ class Stage:
         self._place = SINGLE  # of the model
         self._plane: DataPlane = Loopback()
         self._kv = KVManager(None)
-        self._owed: deque[Owed] = deque()
+        self._owed: deque[Batch] = deque()  # whose tokens are still to come back on the data plane
         self._unread: deque[Unread] = deque()
         self.rows = Rows()
         self._masks: Masks | None = None  # from the first request on that asks for a form
@@ -253,6 +246,7 @@ class Stage:
             checkpoint.max_positions,
             tokens_on_device=model.tokens is not None and not needed,
             prefix_lm=checkpoint.prefix_lm,
+            reads_tokens=self._place.is_first,
         )
         if batch.adjusted and self._place.samples:
             self._begin_masks(batch)
@@ -268,15 +262,24 @@ class Stage:
         times.computed = time.time_ns()
         if output.hidden is not None:
             plane.send(output.hidden)
-        if plane.returns_tokens and len(batch.sampled):
+        if plane.returns_tokens and len(batch.out_at):
             self._return_tokens(batch, output)
         self.rows.advance(batch.rows, batch.ends)
         if output.token_ids:
-            self.rows.made(batch.rows[batch.sampled], output.token_ids)
+            kept = batch.right(output.token_ids, {*output.not_finite, *output.stuck})
+            self._know(batch, output.token_ids, kept)
+            if batch.drafts:
+                output = output.of(kept, batch.out_member)
         if output.later is not None:
-            self._unread.append(Unread(batch.rows[batch.sampled], batch.requests["claim"], output.later))
+            self._unread.append(Unread(batch, output.later))
         times.sent = time.time_ns()
         return output
+
+    def _know(self, batch: Batch, token_ids: Sequence[int], kept: np.ndarray) -> None:
+        """Keeps those tokens [O] of an iteration that count, but of rows that another request has been given since."""
+        rows = batch.out_rows
+        which = kept & self.rows.still(rows, batch.requests["claim"])
+        self.rows.learn(rows[which], batch.out_ends[which], np.array(token_ids)[which])
 
     def _begin_masks(self, batch: Batch) -> None:
         """Starts on the masks of requests that ask for a form, so that they are there when the layers have run."""
@@ -292,14 +295,14 @@ class Stage:
         if self._place.samples:
             self._plane.send_tokens(output.later.tokens if output.later is not None else output.token_ids)
         elif self._place.is_first:
-            self._owed.append(Owed(batch.rows[batch.sampled], batch.requests["claim"]))
-            self._plane.expect_tokens(len(batch.sampled))
+            self._owed.append(batch)
+            self._plane.expect_tokens(len(batch.out_at))
 
     def _going_on(self, iteration: worker_pb2.Iteration) -> list[int]:
-        """The rows of an iteration that run a token behind those of their admission."""
+        """The rows of an iteration that run a token which is not known here yet."""
         table = self.rows.table
         starts = zip(iteration.rows, iteration.starts, strict=False)
-        return [row for row, start in starts if row < len(table) and start >= table["admitted"][row]]
+        return [row for row, start in starts if row < len(table) and start >= table["known"][row]]
 
     def _collect(self, rows: Sequence[int]) -> None:
         """Receives the tokens that `rows` continue from, and all that were owed before those.
@@ -311,15 +314,19 @@ class Stage:
         if rows and place.is_first and not (place.samples or self._plane.returns_tokens):
             raise FailedPrecondition("increments without tokens: this epoch does not return them to the first stage")
         wanted = set(rows)
-        last = max((i for i, one in enumerate(owed) if not wanted.isdisjoint(one.rows.tolist())), default=-1)
+        last = max((i for i, one in enumerate(owed) if not wanted.isdisjoint(one.out_rows.tolist())), default=-1)
         on_device = self._model.tokens if self._model is not None else None
         for _ in range(max(last + 1, len(owed) - place.pipeline_parallel)):
             one, tokens = owed.popleft(), self._plane.receive_tokens()
-            if on_device is not None:
-                on_device.learn(one.rows, tokens, self.rows.still(one.rows, one.claims))
-            else:
-                self.rows.learn(one.rows, one.claims, tokens.tolist())
+            of, still = one.out_rows, self.rows.still(one.out_rows, one.requests["claim"])
+            if on_device is None or one.drafts:
+                token_ids = tokens.tolist()
                 self._plane.check()  # plain torch on a GPU: an aborted receive has left garbage
+                kept = one.right(token_ids)
+                self._know(one, token_ids, kept)
+                still &= one.newest(kept)
+            if on_device is not None:
+                on_device.learn(of, tokens, still)
 
     def _learn(self, wait: bool) -> None:
         """Takes in what has come from the device since; with `wait` all that will.
@@ -328,4 +335,5 @@ class Stage:
         """
         while self._unread and (wait or self._unread[0].later.is_there()):
             one = self._unread.popleft()
-            self.rows.learn(one.rows, one.claims, one.later.result().token_ids)
+            token_ids = one.later.result().token_ids
+            self._know(one.batch, token_ids, one.batch.right(token_ids))

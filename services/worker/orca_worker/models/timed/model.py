@@ -75,7 +75,7 @@ class TimedModel:
                 return Output([], [], self._one)
         if not self._place.samples:
             return Output([], [])
-        last = batch.last
+        last = batch.out_at
         token_ids = (mix(batch.token_ids[last], batch.positions[last]) % self._vocab_size).tolist()
         logprobs = [0.0 if wanted else math.nan for wanted in batch.requests["logprobs"].tolist()]
         tops = {
