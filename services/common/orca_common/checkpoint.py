@@ -63,8 +63,8 @@ class Checkpoint:
 
     @property
     def can(self) -> tuple[str, ...]:
-        """Returns what a policy may need of its ranks. The tokens of a prompt that see each other run together, and their keys
-        and values depend on all of it. An encoder makes one token an iteration."""
+        """Returns what a policy may need of its ranks. Where the tokens of a prompt see each other they run together,
+        and their keys and values depend on all of it. An encoder makes one token an iteration."""
         if self.has_encoder:
             return ()
         return (OUTPUTS,) if self.prefix_lm else (PARTS, OUTPUTS, SHARED)
