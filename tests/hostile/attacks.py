@@ -374,6 +374,16 @@ async def forms(attacker: Attacker) -> None:
         await connection.keep(16, lambda: begin(connection))
 
 
+async def chats(attacker: Attacker) -> None:
+    """Asks for answers to 24 chats at a time, each of 15,000 messages and 750 KB, which take half a second to render."""
+    messages = [pb.ChatMessage(role="user", content="the pool is full of them " + "a" * 15)] * 15_000
+    asked = pb.GenerateRequest(chat=pb.Chat(messages=messages), max_new_tokens=1)
+    message = memoryview(http2.message(asked.SerializeToString()))
+
+    async with attacker.connection() as connection:
+        await connection.keep(24, lambda: connection.begin(GENERATE, data=message))
+
+
 # -- D6
 def resets(count: int) -> bytes:
     """A whole connection in one piece: calls that are taken back as soon as they are begun, and a ping."""
@@ -500,6 +510,7 @@ ATTACKS = {
     "headers": Attack(headers, 8, "headers of 60 and 120 KB"),
     "table": Attack(table, 8, "headers of 16 KB that become 64 MB"),
     "forms": Attack(forms, 1, "schemas that take a third of a second to compile"),
+    "chats": Attack(chats, 1, "chats that take half a second to render"),
     "no-window": Attack(deaf(0), 16, "streams of tokens without a window"),
     "no-reading": Attack(deaf(WIDE), 16, "streams of tokens that are not read"),
 }

@@ -45,6 +45,17 @@ def tenant_in(scope: Mapping[str, Any]) -> str:
     return scope["orca.tenant"]
 
 
+def peer_of(scope: Mapping[str, Any]) -> str:
+    """The client's host."""
+    client = scope.get("client")
+    return client[0] if client else ""
+
+
+def caller_in(scope: Mapping[str, Any]) -> str:
+    """Whose turn a request is, where callers have turns: the tenant, or the host without keys."""
+    return tenant_in(scope) or peer_of(scope)
+
+
 class CertifiedConnection(GuardedConnection):
     """Refuses what comes over a connection whose certificate has another role than client."""
 

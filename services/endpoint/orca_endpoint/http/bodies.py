@@ -10,6 +10,7 @@ from orca_common.errors import InvalidArgument, OrcaError, echo
 
 from ..requests.limits import Held, Limits
 from ..requests.threads import BODY_IN_LOOP, Threads
+from .access import peer_of
 from .errors import BodyTooLarge, EncodedBody, refused
 
 T = TypeVar("T")
@@ -75,8 +76,8 @@ def body_in(scope: Mapping[str, Any]) -> Body:
     return scope["orca.body"]
 
 
-async def parsed(body: Body, parse: Callable[[bytes], T], threads: Threads) -> T:
-    """What `parse` makes of a body of JSON. A large one is parsed in a thread. Raises what it raises."""
+async def parsed(body: Body, parse: Callable[[bytes], T], threads: Threads, caller: str) -> T:
+    """Parses a body of JSON; a large one in a thread, in its caller's turn. Returns and raises what `parse` does."""
     raw = body.take()
     if len(raw) <= BODY_IN_LOOP:
         return parse(raw)
@@ -85,7 +86,7 @@ async def parsed(body: Body, parse: Callable[[bytes], T], threads: Threads) -> T
         check_values(raw)
         return parse(raw)
 
-    return await threads.run(work)
+    return await threads.run(work, caller)
 
 
 def check_values(raw: bytes) -> None:
@@ -99,9 +100,3 @@ def check_values(raw: bytes) -> None:
         if outside.count(b",") < MAX_VALUES:
             return
     raise InvalidArgument("body", f"has too many values; at most {MAX_VALUES} are allowed")
-
-
-def peer_of(scope: Scope) -> str:
-    """The client's host."""
-    client: Any = scope.get("client")
-    return client[0] if client else ""

@@ -37,7 +37,7 @@ class Stored(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What a file holds."""
+    """The tensors of a file."""
 
     start: int  # of the tensors in the file
     tensors: dict[str, Stored]

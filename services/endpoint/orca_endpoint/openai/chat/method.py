@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from ...calls.endpoint import Endpoint
+from ...http.access import caller_in
 from ...http.bodies import body_in, parsed
 from ...http.exchange import Answer, Exchange, deadline_of, until
 from ..answer import Choice, gather, usage
@@ -29,7 +30,7 @@ class Chats(Exchange):
         name = f"chatcmpl-{secrets.token_hex(12)}"
         with endpoint.arrivals.coming():
             parse_body = partial(parse, max_samples=endpoint.settings.max_prompts, defaults=endpoint.defaults)
-            asked = await parsed(body, parse_body, endpoint.large)
+            asked = await parsed(body, parse_body, endpoint.large, caller_in(request.scope))
             calls = await calls_of(asked, name, endpoint, request, deadline)
         choices = [Choice() for _ in asked.samples]
         asked.samples.clear()  # long prompts need memory, and the calls have them until the pool does

@@ -12,6 +12,7 @@ from orca_pool.records import Reason
 
 from ...calls.endpoint import Endpoint
 from ...calls.events import Event, Finished, Token
+from ...http.access import caller_in
 from ...http.bodies import body_in, parsed
 from ...http.exchange import Answer, Exchange, deadline_of, until
 from ..answer import Choice, Numbered, gather, usage
@@ -34,7 +35,7 @@ class Completions(Exchange):
         name = f"cmpl-{secrets.token_hex(12)}"
         with endpoint.arrivals.coming():
             parse_body = partial(parse, max_samples=endpoint.settings.max_prompts, defaults=endpoint.defaults)
-            asked = await parsed(body, parse_body, endpoint.large)
+            asked = await parsed(body, parse_body, endpoint.large, caller_in(request.scope))
             calls = await calls_of(asked, name, endpoint, request, deadline)
         choices = [Choice(self._text_of(sample.request) if asked.echo else None) for sample in asked.samples]
         asked.samples.clear()  # long prompts need memory, and the calls have them until the pool does
