@@ -182,7 +182,7 @@ class Endpoint:
                 deadline,
                 self.settings.max_waiting,
                 self._queue_limits,
-                tenant,
+                tenant or host,
                 self.arrivals,
             ),
             deadline=deadline,

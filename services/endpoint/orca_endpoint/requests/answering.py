@@ -1,6 +1,6 @@
 """The side of a helper's process: it answers questions from standard input, each within bounds of time and memory.
 
-Questions and answers are frames: a length (8 bytes, little-endian), and so many bytes. Answers hold an object of JSON.
+Questions and answers are frames: a length (8 bytes, little-endian), and the bytes. Answers hold an object of JSON.
 The first frame is the opening, whose answer says that the process is ready.
 """
 

@@ -19,7 +19,7 @@ from .answering import Answer, framed
 from .threads import finished
 from .turns import Turns
 
-COUNT = 2  # processes, so that one is free beside a caller's
+COUNT = 2  # processes: beside the one that a caller has, another is free
 PATIENCE = 10.0  # seconds for an answer; a process bounds its own time of a processor, which is far less
 START = 60.0  # seconds for a process to start
 LAST = 0.5  # seconds for a process to end, once its input has

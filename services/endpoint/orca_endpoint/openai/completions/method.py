@@ -14,7 +14,7 @@ from ...calls.endpoint import Endpoint
 from ...calls.events import Event, Finished, Token
 from ...http.access import caller_in
 from ...http.bodies import body_in, parsed
-from ...http.exchange import Answer, Exchange, deadline_of, until
+from ...http.exchange import Answer, Exchange, deadline_of, silence_of, until
 from ..answer import Choice, Numbered, gather, usage
 from ..generations import calls_of, together
 from ..stream import Stream
@@ -30,7 +30,7 @@ class Completions(Exchange):
 
     async def _serve(self, request: Request, answer: Answer) -> None:
         endpoint = self._endpoint
-        deadline = deadline_of(request)
+        deadline, silence = deadline_of(request), silence_of(request, endpoint.settings.comment_seconds)
         body = body_in(request.scope)
         name = f"cmpl-{secrets.token_hex(12)}"
         with endpoint.arrivals.coming():
@@ -45,7 +45,7 @@ class Completions(Exchange):
             if asked.stream:
                 numbered = len(calls) == 1
                 chunks = CompletionChunks(name, endpoint.name, asked.include_usage, numbered, logprobs)
-                stream = Stream(answer, chunks)
+                stream = Stream(answer, chunks, silence)
                 await stream.write(events, choices, name)
                 await stream.end(counted(choices, asked.each) if asked.include_usage else None)
             else:
