@@ -196,8 +196,8 @@ async def main() -> int:
     for deadline in (args.deadline, None) if args.deadline else (None,):
         with folder_in_memory() as folder:
             model = make_timed(Path(folder) / "model", seconds=ITERATION)
-            # Without deadlines, only its bound keeps a queue short.
-            waiting = 4096 if deadline is not None else args.max_waiting
+            # Without deadlines, only its bound keeps a queue short. One host has half of it.
+            waiting = 4096 if deadline is not None else 2 * args.max_waiting
             async with running(Path(folder) / "run", model, max_batch_size=BATCH, max_waiting=waiting) as stack:
                 load = Load(stack, None, random.Random(args.seed))
                 await load.request()

@@ -28,7 +28,8 @@ async def orca(redis_url: str, model: Path) -> AsyncIterator[World]:
 
 @pytest.fixture
 async def http(orca: World) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=orca.serving.http) as client:
+    """A client whose bodies are JSON, also those that are given as bytes."""
+    async with httpx.AsyncClient(base_url=orca.serving.http, headers={"content-type": "application/json"}) as client:
         yield client
 
 

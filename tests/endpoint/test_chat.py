@@ -295,7 +295,7 @@ async def test_what_is_refused(client: AsyncOpenAI, case: str) -> None:
 
 async def post(client: AsyncOpenAI, raw: str) -> httpx.Response:
     async with httpx.AsyncClient(base_url=str(client.base_url)) as http:
-        return await http.post("/chat/completions", content=raw.encode())
+        return await http.post("/chat/completions", content=raw.encode(), headers={"content-type": "application/json"})
 
 
 async def test_the_template_may_refuse(redis_url: str, tmp_path: Path) -> None:

@@ -16,9 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from orca.v1.orca_pb2 import Chat, ChatMessage
 from orca_common.errors import FailedPrecondition
-from orca_endpoint.requests.chats import Chats
-from orca_endpoint.requests.threads import Threads
-from orca_endpoint.requests.validation import Fields
+from orca_endpoint.requests.chat_renderer import Renderer
 from orca_endpoint.text.chat_template import CannotRender, ChatTemplate, read_chat_template
 from orca_endpoint.text.tool_calls import syntax_in
 
@@ -418,24 +416,25 @@ NOT_WALKING = {
 }
 
 
-def chats_of(template: str) -> Chats:
-    return Chats(ChatTemplate(template, SPECIAL), Threads("rendering", 1, 8), 1 << 16, 16)
+def rendered(template: str, chat: Chat) -> str:
+    """The text that the renderer of chats makes."""
+    return Renderer(ChatTemplate(template, SPECIAL), 1 << 16, ()).answer(chat.SerializeToString())["text"]
 
 
 @pytest.mark.parametrize("name", WALKING)
-async def test_a_template_that_walks_parts_gets_parts(name: str) -> None:
+def test_a_template_that_walks_parts_gets_parts(name: str) -> None:
     """It made nothing of a text, without a word. transformers makes the same of parts."""
     chat = Chat(messages=[ChatMessage(role="user", content="Who is there?")])
-    made, _ = await chats_of(WALKING[name]).text(chat, None, Fields({}))
+    made = rendered(WALKING[name], chat)
     assert "Who is there?" in made
     parts = [{"role": "user", "content": [{"type": "text", "text": "Who is there?"}]}]
     assert made == theirs(WALKING[name], parts)
 
 
 @pytest.mark.parametrize("name", NOT_WALKING)
-async def test_other_templates_get_texts(name: str) -> None:
+def test_other_templates_get_texts(name: str) -> None:
     chat = Chat(messages=[ChatMessage(role="user", content="Who is there?")])
-    made, _ = await chats_of(NOT_WALKING[name]).text(chat, None, Fields({}))
+    made = rendered(NOT_WALKING[name], chat)
     assert made == theirs(NOT_WALKING[name], [{"role": "user", "content": "Who is there?"}])
 
 

@@ -13,8 +13,9 @@ from endpoint.harness import until
 from orca_common.checkpoint import read_checkpoint
 from orca_common.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
 from orca_endpoint.openai.response_format import schema_of
-from orca_endpoint.requests import forms
-from orca_endpoint.requests.forms import FormCompiler, Turns
+from orca_endpoint.requests import helpers
+from orca_endpoint.requests.forms import FormCompiler
+from orca_endpoint.requests.turns import Turns
 from orca_endpoint.requests.validation import Fields
 
 FIELDS = Fields({})
@@ -64,15 +65,16 @@ async def test_the_callers_name_of_the_field(compiler: FormCompiler) -> None:
         await compiler.grammar("json_schema", '{"properties": {"a": {"type": "b"}}}', names)
 
 
-async def test_a_bounded_number_of_each_caller_waits(compiler: FormCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forms, "WAITING", 3)
+async def test_a_bounded_number_of_each_caller_waits(compiler: FormCompiler) -> None:
+    turns = compiler.helpers.turns
+    turns.waiting = 3
     asked = [asyncio.create_task(compiler.grammar("regex", f"a{{{n}}}", FIELDS, "x")) for n in range(1, 5)]
-    await until(lambda: compiler._turns.count == 3)
+    await until(lambda: compiler.helpers.turns.count == 3)
     with pytest.raises(ResourceExhausted, match="3 forms of this caller"):
         await compiler.grammar("regex", "b", FIELDS, "x")
-    monkeypatch.setattr(forms, "ALL_WAITING", 3)
+    turns.all_waiting = 3
     other = asyncio.create_task(compiler.grammar("regex", "b", FIELDS, "y"))
-    await until(lambda: not compiler._free)
+    await until(lambda: not compiler.helpers._free)
     with pytest.raises(ResourceExhausted, match="3 forms wait"):
         await compiler.grammar("regex", "c", FIELDS, "y")
     same = await compiler.grammar("regex", "a{1}", FIELDS, "x")
@@ -82,7 +84,7 @@ async def test_a_bounded_number_of_each_caller_waits(compiler: FormCompiler, mon
 
 async def test_callers_have_turns_in_rotation() -> None:
     """One of each caller at a time, however many others it waits for."""
-    turns, order, end = Turns(2), list[str](), asyncio.Event()
+    turns, order, end = Turns("works", 2, 1, 8, 8), list[str](), asyncio.Event()
 
     async def ask(name: str) -> None:
         async with turns.turn(name[0]):
@@ -105,16 +107,16 @@ async def test_a_form_that_is_too_hard_keeps_no_other_caller_waiting(compiler: F
     """Nor does the start of another process after it."""
     await compiler.grammar("regex", "a", FIELDS, "y")
     hard = [asyncio.create_task(compiler.grammar("json_schema", HARD + " " * n, FIELDS, "x")) for n in range(4)]
-    await until(lambda: compiler._turns.count == 3)
+    await until(lambda: compiler.helpers.turns.count == 3)
     for n in range(20):
         assert await compiler.grammar("regex", f"a{{{n}}}", FIELDS, "y")
-    assert compiler._turns.count, "and some of the hard ones wait still"
+    assert compiler.helpers.turns.count, "and some of the hard ones wait still"
     assert all(isinstance(one, InvalidArgument) for one in await asyncio.gather(*hard, return_exceptions=True))
 
 
 async def test_a_killed_compiler_is_no_fault_of_the_next_form(compiler: FormCompiler) -> None:
     await compiler.grammar("regex", "a", FIELDS)
-    killed = [await one.start() for one in compiler._compilers]
+    killed = [await one.start() for one in compiler.helpers.all]
     for process in killed:
         process.kill()
     assert await compiler.grammar("regex", "b", FIELDS, "x")
@@ -125,7 +127,7 @@ async def test_a_killed_compiler_is_no_fault_of_the_next_form(compiler: FormComp
 async def test_compilers_that_are_ended_are_unavailable_and_not_remembered(
     compiler: FormCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forms, "PATIENCE", 0.0)  # no compiler answers in time
+    monkeypatch.setattr(helpers, "PATIENCE", 0.0)  # no compiler answers in time
     with pytest.raises(Unavailable, match="the compiler of forms was ended, or did not answer"):
         await compiler.grammar("regex", "a", FIELDS)
     monkeypatch.undo()

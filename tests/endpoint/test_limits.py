@@ -255,11 +255,11 @@ async def test_a_stream_gets_no_window_beyond_its_message(orca: World) -> None:
 
 
 async def test_large_inputs_wait_in_a_queue_with_a_size() -> None:
-    threads, go = Threads("tokenizing", 1, 1), threading.Event()
+    threads, go = Threads("tokenizing", 1, 1, 9), threading.Event()
     try:
         running, waiting = (asyncio.create_task(threads.run(go.wait)) for _ in range(2))
         await asyncio.sleep(0)
-        with pytest.raises(ResourceExhausted, match="2 large inputs") as refused:
+        with pytest.raises(ResourceExhausted, match="1 large inputs of this caller") as refused:
             await threads.run(go.wait)
         assert refused.value.reason == "ENDPOINT_FULL"
         go.set()
@@ -290,7 +290,7 @@ async def come_and_go(threads: Threads, inputs: list[Input], kept: weakref.WeakS
 
 async def test_large_inputs_of_clients_that_left_take_no_memory() -> None:
     """While the thread is busy they come and go: nothing of them stays, and their places are free."""
-    threads, go = Threads("tokenizing", 1, 4), threading.Event()
+    threads, go = Threads("tokenizing", 1, 4, 9), threading.Event()
     try:
         busy = asyncio.create_task(threads.run(go.wait))
         kept: weakref.WeakSet[Input] = weakref.WeakSet()
@@ -308,7 +308,7 @@ async def test_large_inputs_of_clients_that_left_take_no_memory() -> None:
 
 async def test_a_large_input_counts_until_its_thread_has_read_it() -> None:
     """Its client has left, but the thread cannot be stopped."""
-    threads, begun, go = Threads("large-inputs", 1, 0), threading.Event(), threading.Event()
+    threads, begun, go = Threads("large-inputs", 1, 0, 9), threading.Event(), threading.Event()
 
     def work() -> None:
         begun.set()
@@ -333,7 +333,7 @@ async def test_a_large_input_counts_until_its_thread_has_read_it() -> None:
 
 
 async def test_large_inputs_that_wait_at_the_end_are_refused() -> None:
-    threads, go = Threads("large-inputs", 1, 1), threading.Event()
+    threads, go = Threads("large-inputs", 1, 1, 9), threading.Event()
     running, waiting = (asyncio.create_task(threads.run(go.wait)) for _ in range(2))
     await asyncio.sleep(0)
     threads.close()

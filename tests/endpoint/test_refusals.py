@@ -9,7 +9,12 @@ from orca_pool.records import Busy, Reason, Refusal
 
 CODE = grpc.StatusCode
 OF_THE_CALL = (Refusal.UNREGISTERED, Refusal.FEWER_TOKENS, Refusal.OTHER_TOKENS)
-BUSY = {Refusal.FULL: "QUEUE_FULL", Refusal.TENANT_FULL: "TENANT_FULL", Refusal.LATE: "QUEUE_LONG"}
+BUSY = {
+    Refusal.FULL: "QUEUE_FULL",
+    Refusal.SHARE_FULL: "QUEUE_FULL",
+    Refusal.TENANT_FULL: "TENANT_FULL",
+    Refusal.LATE: "QUEUE_LONG",
+}
 
 
 @pytest.mark.parametrize("refusal", [r for r in Refusal if r not in (*OF_THE_CALL, *BUSY)])

@@ -177,7 +177,7 @@ def test_a_free_answer_is_bound_from_the_trigger_on(model: Path, name: str) -> N
     tools = tools_from([{"type": "function", "function": function}], syntax)
     free = compiled_tools(forms, tools.form(None))["grammar"]
     formed = compiled_tools(forms, tools.form({"type": "object", "properties": {"q": {"type": "boolean"}}}))["grammar"]
-    silent = compiled_tools(forms, Tools(tools.given, syntax, [], False, False).form(None))["grammar"]
+    silent = compiled_tools(forms, Tools(syntax, [], False, False).form(None))["grammar"]
     call, text = spelled(syntax, "", [("f", '{"a": 12}')]), "" if syntax.leads else "hm 東京 "
 
     def follows(grammar: str, answer: str) -> bool:

@@ -251,7 +251,9 @@ async def test_what_is_refused(client: AsyncOpenAI, case: str) -> None:
     changes, param, part = BAD[case]
     async with httpx.AsyncClient(base_url=str(client.base_url), timeout=PATIENCE) as http:
         raw = json.dumps({"model": "tiny", "messages": [USER], **changes})
-        answer = await http.post("/chat/completions", content=raw.encode())
+        answer = await http.post(
+            "/chat/completions", content=raw.encode(), headers={"content-type": "application/json"}
+        )
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, param)
     assert part in error["message"]

@@ -21,7 +21,7 @@ from orca_endpoint.requests.forms import FormCompiler
 from orca_endpoint.requests.threads import Threads
 from orca_endpoint.requests.validation import Validator, body_digest
 from orca_endpoint.settings import EndpointSettings
-from orca_endpoint.text.chat_template import ChatTemplate
+from orca_endpoint.text.chat_template import ChatTemplate, read_chat_template
 from orca_endpoint.text.vocabulary import Vocabulary
 
 
@@ -30,12 +30,10 @@ def validator(model: Path) -> Validator:
     return made(model, Vocabulary(model / "tokenizer.json"))
 
 
-def made(
-    folder: Path, vocabulary: Vocabulary | None, template: ChatTemplate | None = None, text_in_chats: bool = True
-) -> Validator:
-    threads = Threads("tokenizing", 1, 8)
+def made(folder: Path, vocabulary: Vocabulary | None, text_in_chats: bool = True) -> Validator:
+    threads = Threads("tokenizing", 1, 8, 8)
     special = vocabulary.special_tokens if vocabulary is not None and text_in_chats else ()
-    chats = Chats(template, threads, 1 << 20, 1024, special)
+    chats = Chats(folder, read_chat_template(folder), 1 << 20, 1024, special)
     checkpoint = read_checkpoint(folder)
     forms = FormCompiler(checkpoint)
     return Validator(EndpointSettings(model=str(folder)), checkpoint, vocabulary, threads, chats, forms)
@@ -242,9 +240,9 @@ async def test_prompts_whose_tokens_see_each_other_have_no_logprobs(
 ) -> None:
     folder = make_model(tmp_path / "model", tokenizer=False)
     (folder / "config.json").write_text(f'{{"model_type": {kind}, "vocab_size": 97, "n_positions": 100}}')
-    limits, threads = EndpointSettings(model=str(folder)), Threads("tokenizing", 1, 8)
+    limits, threads = EndpointSettings(model=str(folder)), Threads("tokenizing", 1, 8, 8)
     checkpoint = read_checkpoint(folder)
-    other = Validator(limits, checkpoint, None, threads, Chats(None, threads, 1 << 20, 1024), FormCompiler(checkpoint))
+    other = Validator(limits, checkpoint, None, threads, Chats(folder, None, 1 << 20, 1024), FormCompiler(checkpoint))
     asked = generation([1, 2], prompt_logprobs=True)
     await validator.generate(asked)
     with pytest.raises(FailedPrecondition, match=f"^prompt_logprobs: {sentence}"):
@@ -283,12 +281,14 @@ async def test_a_chat_ends_with_the_tokenizers_end_too(tmp_path: Path) -> None:
     """Where config.json names another one: a template ends a turn with the tokenizer's. Completions are as before."""
     model = make_model(tmp_path)
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-    (model / "tokenizer_config.json").write_text(json.dumps({"eos_token": "a"}))
-    validator = made(model, Vocabulary(model / "tokenizer.json"), ChatTemplate("{{ messages[0].content }}", {}))
+    config = {"eos_token": "a", "chat_template": "{{ messages[0].content }}"}
+    (model / "tokenizer_config.json").write_text(json.dumps(config))
+    validator = made(model, Vocabulary(model / "tokenizer.json"))
     chat = pb.Chat(messages=[pb.ChatMessage(role="user", content="the pool")])
     of_chat = await validator.generate(pb.GenerateRequest(chat=chat, max_new_tokens=1))
     of_text = await validator.generate(pb.GenerateRequest(text="the pool", max_new_tokens=1))
     free = await validator.generate(pb.GenerateRequest(chat=chat, max_new_tokens=1, ignore_eos=True))
+    await validator.close()
     assert {*of_chat.record.end_token_ids} == {EOS, tokenizer.token_to_id("a")}
     assert (list(of_text.record.end_token_ids), list(free.record.end_token_ids)) == ([EOS], [])
 
@@ -303,7 +303,8 @@ async def test_control_tokens_in_a_message_are_text(tmp_path: Path, text: str) -
     """The template's own are control tokens. The right ids are transformers': of the template's parts, and of the text
     with special tokens split (`split_special_tokens`)."""
     model = make_model(tmp_path)
-    (model / "tokenizer_config.json").write_text(json.dumps({"extra_special_tokens": ["<|start|>"]}))
+    config = {"extra_special_tokens": ["<|start|>"], "chat_template": CHATML}
+    (model / "tokenizer_config.json").write_text(json.dumps(config))
     path, template = model / "tokenizer.json", ChatTemplate(CHATML, {})
     theirs = PreTrainedTokenizerFast(tokenizer_file=str(path), extra_special_tokens=["<|start|>"])
     start, end = (theirs.convert_tokens_to_ids(token) for token in ("<|start|>", "<|end|>"))
@@ -314,10 +315,13 @@ async def test_control_tokens_in_a_message_are_text(tmp_path: Path, text: str) -
     chat = pb.Chat(messages=[pb.ChatMessage(role="user", content=text)])
     request = pb.GenerateRequest(chat=chat, max_new_tokens=1)
     vocabulary = Vocabulary(path)
-    work = await made(model, vocabulary, template).generate(request)
+    validator, old = made(model, vocabulary), made(model, vocabulary, text_in_chats=False)
+    work = await validator.generate(request)
     assert list(work.record.prompt_ids) == [start, *user, end, start, *theirs("assistant")["input_ids"]]
-    before = await made(model, vocabulary, template, text_in_chats=False).generate(request)
+    before = await old.generate(request)
     whole = theirs(template.render([{"role": "user", "content": text}], {}, 1000))["input_ids"]
     assert list(before.record.prompt_ids) == whole != list(work.record.prompt_ids)
-    plain = await made(model, vocabulary).generate(pb.GenerateRequest(text=text, max_new_tokens=1))
+    plain = await validator.generate(pb.GenerateRequest(text=text, max_new_tokens=1))
     assert list(plain.record.prompt_ids) == theirs(text)["input_ids"], "completions are as before"
+    for one in (validator, old):
+        await one.close()

@@ -167,10 +167,10 @@ def _endpoint(folder: Path) -> tuple[Validator, EndpointSettings]:
     (folder / "tokenizer_config.json").write_bytes(corpus("chat-template")[0])
     settings = EndpointSettings(model=str(folder))
     checkpoint: Checkpoint = read_checkpoint(folder)
-    threads = Threads("tokenizing", 1, 8)
+    threads = Threads("tokenizing", 1, 8, 8)
     vocabulary = Vocabulary(folder / "tokenizer.json")
     template, special = read_chat_template(folder), vocabulary.special_tokens
-    chats = Chats(template, threads, settings.max_prompt_bytes, settings.chat_tokens, special)
+    chats = Chats(folder, template, settings.max_prompt_bytes, settings.chat_tokens, special)
     return Validator(settings, checkpoint, vocabulary, threads, chats, FormCompiler(checkpoint)), settings
 
 

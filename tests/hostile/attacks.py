@@ -374,6 +374,32 @@ async def forms(attacker: Attacker) -> None:
         await connection.keep(16, lambda: begin(connection))
 
 
+async def chats(attacker: Attacker) -> None:
+    """Asks for answers to 24 chats at a time, each of 15,000 messages and 750 KB, which take half a second each."""
+    messages = [pb.ChatMessage(role="user", content="the pool is full of them " + "a" * 15)] * 15_000
+    asked = pb.GenerateRequest(chat=pb.Chat(messages=messages), max_new_tokens=1)
+    message = memoryview(http2.message(asked.SerializeToString()))
+
+    async with attacker.connection() as connection:
+        await connection.keep(24, lambda: connection.begin(GENERATE, data=message))
+
+
+async def queue(attacker: Attacker) -> None:
+    """Asks for 200 answers that it leaves for an hour as soon as they wait, and then for as many more."""
+    asked = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[5]), max_new_tokens=100, ignore_eos=True)
+    asked.detach_grace.FromSeconds(3600)
+    message = http2.message(asked.SerializeToString())
+
+    async with attacker.connection() as connection:
+        for _ in range(min(connection.max_streams, 200)):
+            connection.begin(GENERATE, data=message)
+        await connection.flush()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(1.0):
+                while connection.open and not connection.ended:
+                    await connection.changed()
+
+
 # -- D6
 def resets(count: int) -> bytes:
     """A whole connection in one piece: calls that are taken back as soon as they are begun, and a ping."""
@@ -500,6 +526,8 @@ ATTACKS = {
     "headers": Attack(headers, 8, "headers of 60 and 120 KB"),
     "table": Attack(table, 8, "headers of 16 KB that become 64 MB"),
     "forms": Attack(forms, 1, "schemas that take a third of a second to compile"),
+    "chats": Attack(chats, 1, "chats that take half a second to render"),
+    "queue": Attack(queue, 4, "requests that are left in the queue for an hour"),
     "no-window": Attack(deaf(0), 16, "streams of tokens without a window"),
     "no-reading": Attack(deaf(WIDE), 16, "streams of tokens that are not read"),
 }

@@ -283,12 +283,13 @@ async def hostile(attack: str, address: str, seconds: float) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def engine(redis_url: str, pool: str) -> AsyncIterator[None]:
-    """An engine that answers all requests of a pool, and a scheduler that sweeps."""
+async def engine(redis_url: str, pool: str, *, busy: bool = False) -> AsyncIterator[None]:
+    """An engine that answers all requests of a pool, and a scheduler that sweeps. busy: it answers none."""
     async with Pool(redis_url, pool, patience=20) as opened:
         player = Player(opened)
         await player.form()
-        tasks = [asyncio.create_task(work) for work in (player.play(), player.sweep())]
+        works = (player.sweep(),) if busy else (player.sweep(), player.play())
+        tasks = [asyncio.create_task(work) for work in works]
         try:
             yield
         finally:

@@ -285,6 +285,8 @@ def _load(found: dict[str, Any]) -> dict[str, int]:
             load["slots"] += request["upfront"]
             load[f"tokens:{request['tenant']}"] += request["max_tokens"]
             load["bytes"] += len(request["record"])
+            load[f"waiting:{request['tenant']}"] += 1
+            load[f"bytes:{request['tenant']}"] += len(request["record"])
     return dict(+load)
 
 

@@ -205,13 +205,55 @@ async def test_a_tenant_has_its_own_limits(lab: Lab) -> None:
     requests, tokens = QueueLimits(None, 2, None), QueueLimits(None, None, 16)
     claim = await lab.claimed("a0", tenant="a", limits=requests)
     await lab.submit("a1", tenant="a", limits=requests)
-    assert await lab.submit("a2", tenant="a", limits=requests) == Busy(Refusal.TENANT_FULL, None)
+    assert await lab.submit("a2", tenant="a", limits=requests) == Busy(Refusal.TENANT_FULL, None, None, 2, "requests")
     assert isinstance(await lab.submit("b0", tenant="b", limits=requests), Attached)
     await lab.commit("a0", claim, 0, 1, Reason.EOS)
     assert isinstance(await lab.submit("a2", tenant="a", limits=requests), Attached)
-    assert await lab.submit("a3", tenant="a", limits=tokens) == Busy(Refusal.TENANT_FULL, None)
+    assert await lab.submit("a3", tenant="a", limits=tokens) == Busy(Refusal.TENANT_FULL, None, None, 16, "slots")
     await lab.claim()
     assert isinstance(await lab.submit("a3", tenant="a", limits=tokens), Attached)
+
+
+async def test_a_caller_has_no_more_of_the_queue_than_is_free(lab: Lab) -> None:
+    """Alone it has half of it, and others find room, however many come. Requests that it has left count, too."""
+    await lab.endpoint()
+    await lab.engine()
+    for n in range(4):
+        assert isinstance(await lab.submit(f"a{n}", tenant="a", max_waiting=8, grace=3600.0), Attached)
+        await lab.pool.detach(f"a{n}", attempt=1)
+    assert await lab.submit("a4", tenant="a", max_waiting=8) == Busy(Refusal.SHARE_FULL, None, None, 4, "requests")
+    for name, count in (("b", 2), ("c", 1)):
+        for n in range(count):
+            assert isinstance(await lab.submit(f"{name}{n}", tenant=name, max_waiting=8), Attached)
+        answer = await lab.submit(f"{name}9", tenant=name, max_waiting=8)
+        assert isinstance(answer, Busy)
+        assert answer.why is Refusal.SHARE_FULL
+    assert await lab.submit("d0", tenant="d", max_waiting=7) == Busy(Refusal.FULL, None)
+    claims = await lab.claim(count=5)
+    assert isinstance(await lab.submit("a4", tenant="a", max_waiting=8), Attached), "what runs takes no place"
+    await lab.pool.give_back("g", *lab.terms["g"], {name: (claim, False) for name, claim in claims.items()})
+    assert isinstance(await lab.submit("d0", tenant="d", max_waiting=99), Attached)
+
+
+async def test_a_caller_has_no_more_bytes_of_the_queue_than_are_free(lab: Lab) -> None:
+    await lab.endpoint()
+    await lab.engine()
+    limits = QueueLimits(4 * len(b"record of a0"), None, None)
+    for n in range(2):
+        assert isinstance(await lab.submit(f"a{n}", tenant="a", limits=limits), Attached)
+    busy = Busy(Refusal.SHARE_FULL, None, None, 2 * len(b"record of a0"), "bytes")
+    assert await lab.submit("a2", tenant="a", limits=limits) == busy
+    assert isinstance(await lab.submit("b0", tenant="b", limits=limits), Attached)
+    assert await lab.submit("a2", limits=limits) != busy, "a request of no caller has no share"
+
+
+async def test_the_refusal_of_a_share_says_when_there_is_room(lab: Lab) -> None:
+    """Six of it wait, and as many must begin as it has more than are free, and one."""
+    await busy(lab)
+    for n in range(6):
+        assert isinstance(await lab.submit(f"a{n}", 12, new_tokens=10, tenant="a", max_waiting=99), Attached)
+    assert await refusal(lab, tenant="a", max_waiting=12) == (Refusal.SHARE_FULL, 4.0, 1.0)
+    assert await refusal(lab, tenant="a", max_waiting=10) == (Refusal.SHARE_FULL, 4.0, 2.0)
 
 
 async def test_an_engine_that_does_not_run_promises_nothing(lab: Lab) -> None:

@@ -34,7 +34,7 @@ def until(tokens: Sequence[int], stop: str) -> list[int]:
 class Letters:
     """A vocabulary in which each token is one character, for the endpoints: they look for stop strings."""
 
-    follows = True
+    follows = False
 
     def detokenizer(self, marks: tuple[str, ...] = (), before: Sequence[int] = ()) -> "Letters":
         return self

@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from orca_common.checkpoint import read_checkpoint
 from orca_worker.iteration.model import Compute
-from orca_worker.models.weight_files import LEAST_BYTES, READ_BYTES, fingerprint, header_of
+from orca_worker.models.header import header_of
+from orca_worker.models.weight_files import LEAST_BYTES, READ_BYTES, fingerprint
 from orca_worker.stage.stage import Stage, WeightsChanged
 
 WEIGHTS = "model.safetensors"

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import parse_qsl
 
+from .hosts import Hosts
 from .listening import cannot_listen
 
 if TYPE_CHECKING:
@@ -64,7 +65,8 @@ class StatusPort:
         """Listens. shared: a process of ours keeps the port, by SO_REUSEPORT.
 
         Raises Unavailable when the port cannot be had."""
-        closed = self._closed = threading.Event()
+        closed, hosts = threading.Event(), Hosts(host)
+        self._closed = closed
         places = threading.BoundedSemaphore(MOST_STREAMS)
 
         class Handler(BaseHTTPRequestHandler):
@@ -73,6 +75,9 @@ class StatusPort:
             error_message_format = "%(code)d %(message)s\n"
 
             def do_GET(self) -> None:
+                if (refusal := hosts.refusal(self.headers.get_all("Host", []))) is not None:
+                    self.send_error(421, f"Host: {refusal}")
+                    return
                 if self.path == "/metrics" and metrics is not None:
                     self.answer(200, *metrics.render(self.headers.get("Accept", "")))
                     return

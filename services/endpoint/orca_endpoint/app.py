@@ -96,9 +96,8 @@ class EndpointApp:
         )
         self._open.push_async_callback(self._pool.close)
         self._open.push_async_callback(self.delivery.close)
-        self._open.callback(self.endpoint.large.close)
-        self._open.callback(self.endpoint.tokenizing.close)
-        self._open.push_async_callback(self.endpoint.forms.close)
+        self._open.push_async_callback(self.endpoint.close)
+        self.endpoint.chats.warm()
         self.limits, connections = Limits(settings), connections_allowed(settings.max_connections)
         self._grpc = GrpcDoor(self.endpoint, keys, transport, self.limits, connections)
         refused = self.endpoint.metrics.refused

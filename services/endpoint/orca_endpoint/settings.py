@@ -36,13 +36,13 @@ class EndpointSettings(ServiceSettings, PoolSettings):
     """File with such keys, one a line; it is read again when it has changed."""
 
     max_waiting: int = Field(default=4096, ge=1)
-    """Requests in the pool's queue; more are refused with RESOURCE_EXHAUSTED."""
+    """Requests in the pool's queue; more are refused. A tenant, or a host without keys, has as many as are free."""
     max_waiting_bytes: int = Field(default=1 << 30, ge=1)
-    """Bytes of the requests in the pool's queue; more are refused with RESOURCE_EXHAUSTED."""
+    """Bytes of the requests in the pool's queue; more are refused. A caller has as many as are free, as above."""
     tenant_requests: int = Field(default=0, ge=0)
-    """Requests of one tenant, waiting or running; more are refused with RESOURCE_EXHAUSTED. 0: no limit."""
+    """Requests of one tenant, or host without keys, waiting or running; more are refused. 0: its share of the queue."""
     tenant_waiting_tokens: int = Field(default=0, ge=0)
-    """Slots that the waiting requests of one tenant may need together; more are refused. 0: no limit."""
+    """Slots that the waiting requests of one tenant, or host without keys, may need; more are refused. 0: no limit."""
     max_calls: int = Field(default=4096, ge=1)
     """Streams of one endpoint; more new ones are refused with RESOURCE_EXHAUSTED, a Resume at twice as many."""
     max_prompt_bytes: int = Field(default=1 << 20, ge=1)
@@ -61,11 +61,15 @@ class EndpointSettings(ServiceSettings, PoolSettings):
     """Tokens of a chat's answer where neither the request nor the model's generation_config.json says."""
     control_tokens_in_chats: bool = False
     """Whether special tokens in the texts of a chat's messages are control tokens; otherwise they are text."""
+    host_names: str = ""
+    """Names by which the HTTP door may be called, separated by commas; `*`: all; empty: on loopback its own."""
     cors_origins: str = ""
     """Origins whose pages may call the HTTP door from a browser, separated by commas; `*`: all; empty: none."""
 
     pool_patience: float = Field(default=10.0, gt=0)
     """Seconds that a new call waits for an absent Redis."""
+    comment_seconds: float = Field(default=10.0, ge=0)
+    """Seconds without an event after which an HTTP stream gets a comment, so that proxies see it live; 0: none."""
     call_buffer: int = Field(default=1024, ge=1)
     """Tokens that are kept for a client that does not read."""
 

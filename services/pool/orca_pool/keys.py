@@ -11,7 +11,8 @@ tables into docs/pool.md, "Keys".
 |                       |            | given; how far sweeps have come. A service with another    |                    |
 |                       |            | schema or model refuses to start                           |                    |
 | load                  | hash       | sums over what waits: new tokens, slots, bytes; by tenant  | the release        |
-|                       |            | its slots that wait, and its requests that live            |                    |
+|                       |            | (a host, where there are no keys) its slots, requests and  |                    |
+|                       |            | bytes that wait, and its requests that live                |                    |
 | waiting               | sorted set | ids in the queue by their order: position = rank           | until claimed or   |
 |                       |            |                                                            | ended              |
 | claimed:ENGINE        | sorted set | ids that an engine has claimed, by their order             | until finished or  |

@@ -252,7 +252,7 @@ class Pool:
         upfront: slots that must be free for it to begin. deadline_in: seconds from now (None: no deadline).
         detach_grace: seconds for which the request lives on when its endpoint dies. max_waiting: a queue of this many
         requests is full. new_tokens: max_new_tokens, None: all of max_tokens. tenant: who pays for the request, which
-        counts against the limits of a tenant.
+        counts against the limits of a tenant and its share of the queue; a host, where callers have no keys.
         Raises ValueError for an attempt that is not below 2^53.
         """
         deadline = "" if deadline_in is None else _microseconds(deadline_in)
@@ -521,9 +521,9 @@ def _exact(attempt: int) -> int:
 
 
 def _submitted(answer: Any) -> Attached | Refusal | Busy:
-    if isinstance(answer, list) and len(cast(list[Any], answer)) == 3:
-        why, wait, due = cast(list[Any], answer)
-        return Busy(Refusal(why), _seconds(wait), _seconds(due))
+    if isinstance(answer, list) and len(cast(list[Any], answer)) == 5:
+        why, wait, due, limit, things = cast(list[Any], answer)
+        return Busy(Refusal(why), _seconds(wait), _seconds(due), int(limit) if limit else None, things.decode())
     return _attached(answer)
 
 

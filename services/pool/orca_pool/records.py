@@ -113,15 +113,18 @@ class Refusal(IntEnum):
     MEMORY = 10  # Redis has no memory left (`maxmemory`)
     FEWER_TOKENS = 11  # the pool has fewer tokens than the client saw; they may be made again
     OTHER_TOKENS = 12  # the pool has other tokens than the client saw
+    SHARE_FULL = 13  # the tenant has as much in the queue as is free in it for all
 
 
 class Busy(NamedTuple):
     """A submit was refused because of what waits already."""
 
-    why: Refusal  # FULL, TENANT_FULL or LATE
+    why: Refusal  # FULL, TENANT_FULL, SHARE_FULL or LATE
     wait: float | None  # seconds until the request would begin if it were in the queue; None: nobody knows
     # Seconds until what it lacks is due: a place in the queue, one of its tenant's, or a queue that is short enough.
     due: float | None = None
+    limit: int | None = None  # of the tenant
+    things: str = ""  # that the limit counts
 
 
 class Packet(NamedTuple):

@@ -15,6 +15,7 @@ from orca_common import service
 from orca_common.address import join_address
 from orca_common.api_keys import ApiKeys
 from orca_common.errors import OrcaError
+from orca_common.hosts import Hosts
 from orca_common.listening import listen
 from orca_common.roles import Role, dns_names, roles_in
 from orca_common.service import LoopPulse, StatusPort
@@ -53,9 +54,10 @@ class UiApp:
         self._chats = Chats(
             settings.endpoint_url, None if mutual is None else lambda: mutual.client_context("http/1.1")
         )
+        hosts = Hosts(settings.host, settings.host_names, keyed=keys.required)
         certified = mutual is not None and settings.client_certificates
         config = uvicorn.Config(
-            application(self._viewers, self._picture, self._stories, self._chats, keys),
+            application(self._viewers, self._picture, self._stories, self._chats, keys, hosts),
             http=Certified if certified else HttpToolsProtocol,
             ws="none",
             lifespan="off",

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
@@ -11,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orca_common.api_keys import AUTHORIZATION, ApiKeys
 from orca_common.errors import Unauthenticated
+from orca_common.hosts import Hosts
 
 from .chats import Chats, failed
 from .picture import Picture
@@ -30,10 +32,11 @@ HEADERS = {  # of every answer. Nothing comes from elsewhere, nothing is inline,
 
 
 class Guard:
-    """Adds HEADERS, and refuses what comes without a valid key, but for the page's files, which tell nothing."""
+    """Adds HEADERS, and refuses what comes for another host, and what comes without a valid key, but for the page's
+    files, which tell nothing."""
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys, open_paths: frozenset[str]) -> None:
-        self._app, self._keys, self._open = app, keys, open_paths
+    def __init__(self, app: ASGIApp, keys: ApiKeys, hosts: Hosts, open_paths: frozenset[str]) -> None:
+        self._app, self._keys, self._hosts, self._open = app, keys, hosts, open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def with_headers(message: Message) -> None:
@@ -43,16 +46,20 @@ class Guard:
             await send(message)
 
         app: ASGIApp = self._app
-        if scope["path"] not in self._open:
-            headers = dict(scope["headers"])
+        headers = Headers(scope=scope)
+        if (refusal := self._hosts.refusal(headers.getlist("host"))) is not None:
+            app = failed(421, f"Host: {refusal}")
+        elif scope["path"] not in self._open:
             try:
-                self._keys.tenant_of(headers.get(AUTHORIZATION.encode(), b"").decode(errors="replace"))
+                self._keys.tenant_of(headers.get(AUTHORIZATION, ""))
             except Unauthenticated as error:
                 app = failed(401, str(error))
         await app(scope, receive, with_headers)
 
 
-def application(viewers: Viewers, picture: Picture, stories: Stories, chats: Chats, keys: ApiKeys) -> Starlette:
+def application(
+    viewers: Viewers, picture: Picture, stories: Stories, chats: Chats, keys: ApiKeys, hosts: Hosts
+) -> Starlette:
     """Makes the application of the page."""
     files = {f"/{path.name}": path for path in sorted(STATIC.iterdir()) if path.suffix in TYPES}
     files["/"] = STATIC / "index.html"
@@ -93,7 +100,7 @@ def application(viewers: Viewers, picture: Picture, stories: Stories, chats: Cha
         Route("/v1/chat/completions", chats.chat, methods=["POST"]),
         Route("/v1/completions", chats.complete, methods=["POST"]),
     ]
-    guard = Middleware(Guard, keys=keys, open_paths=frozenset({*files, "/about"}))
+    guard = Middleware(Guard, keys=keys, hosts=hosts, open_paths=frozenset({*files, "/about"}))
     return Starlette(routes=routes, middleware=[guard])
 
 

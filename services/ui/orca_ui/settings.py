@@ -26,6 +26,8 @@ class UiSettings(ServiceSettings):
     """Keys that may look and chat, as the endpoint's; without keys everybody may."""
     api_keys_file: str | None = None
     """File with such keys, one a line; it is read again when it has changed."""
+    host_names: str = ""
+    """Names by which the page may be called, separated by commas; `*`: all; empty: on loopback its own."""
     client_certificates: bool = True
     """With tls_dir: only browsers with a certificate of the role client; otherwise API keys say who looks."""
     max_viewers: Annotated[int, Field(ge=1)] = 256

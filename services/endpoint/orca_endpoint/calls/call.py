@@ -55,7 +55,7 @@ class Submission:
     deadline: float | None  # a moment of the loop's clock
     max_waiting: int  # requests in the queue above which the pool refuses
     limits: QueueLimits
-    tenant: str  # whose request it is; "" without API keys
+    payer: str  # whose request it is: a tenant, or a host without API keys
     arrivals: Arrivals  # those that it is submitted with
 
     async def send(self, pool: Pool, request_id: str, incarnation: str) -> Attached | Refusal | Busy:
@@ -73,7 +73,7 @@ class Submission:
             attempt=self.work.attempt,
             max_waiting=self.max_waiting,
             new_tokens=record.max_new_tokens,
-            tenant=self.tenant,
+            tenant=self.payer,
             limits=self.limits,
         )
 
@@ -266,7 +266,9 @@ class Call:
         """
         self._must_attach = False
         self._drop_inbox()  # the answer holds all of it
+        payer = ""
         if self._submission is not None:
+            payer = self._submission.payer
             await self._submission.arrivals.together()
         give_up = None if self._transcript.accepted else self._loop.time() + self._limits.pool_patience
         while True:
@@ -287,7 +289,7 @@ class Call:
             return answer
         if isinstance(answer, Busy):
             self._refused = True
-            raise busy_error(answer, self.tenant)
+            raise busy_error(answer, self.tenant, payer)
         if answer is Refusal.UNKNOWN and (self._transcript.accepted or self._transcript.resumes):
             self.unknown = True
             await self._wait_for_healing()

@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 RESUME_ROOM = 2
 WATCH = 0.1  # seconds between looks at whether an engine has formed
 LOOK = 5.0  # seconds between looks at what the engines reserve, once one has
-WAITING = 1024  # large inputs that may wait for a thread
+WAITING, ALL_WAITING = 1024, 4096  # large inputs of one caller, and of all, that may wait for a thread
 TOKENIZING = 4  # threads that tokenize: the library does without Python's lock
 ENGINES_SECONDS = 1.0  # for which the list of engines is told again
 MODEL_HEADER = "x-gateway-model-name"  # by which proxies choose among releases; docs/models.md
@@ -81,14 +81,14 @@ class Endpoint:
         self.name = settings.served_model_name or checkpoint.name
         self.delivery = delivery
         self._pool, self.vocabulary = pool, vocabulary
-        # Parsing and chat templates hold Python's lock, so the loop shares it with one thread only.
-        self.large = Threads("large-inputs", 1, WAITING)
-        self.tokenizing = Threads("tokenizing", TOKENIZING, WAITING)
-        self.forms = FormCompiler(checkpoint)
+        # Parsing holds Python's lock, so the loop shares it with one thread only.
+        self.large = Threads("large-inputs", 1, WAITING, ALL_WAITING)
+        self.tokenizing = Threads("tokenizing", TOKENIZING, WAITING, ALL_WAITING)
         chat_tokens = defaults.max_new_tokens or settings.chat_tokens
         special = () if vocabulary is None or settings.control_tokens_in_chats else vocabulary.special_tokens
-        self._chats = Chats(template, self.large, settings.max_prompt_bytes, chat_tokens, special)
-        self._validator = Validator(settings, checkpoint, vocabulary, self.tokenizing, self._chats, self.forms)
+        self.chats = Chats(checkpoint.folder, template, settings.max_prompt_bytes, chat_tokens, special)
+        forms = FormCompiler(checkpoint)
+        self._validator = Validator(settings, checkpoint, vocabulary, self.tokenizing, self.chats, forms)
         self.arrivals = Arrivals()
         self._engines = Recent(pool.engine_infos, ENGINES_SECONDS)
         self._limits = CallLimits(settings.pool_patience, settings.call_buffer)
@@ -100,6 +100,12 @@ class Endpoint:
         self._slots: int | None = None  # of the largest engine
         self._validating = 0  # requests whose text is being tokenized
         self.draining = False
+
+    async def close(self) -> None:
+        """Ends the threads and processes of the validation."""
+        self.large.close()
+        self.tokenizing.close()
+        await self._validator.close()
 
     # -- readiness
     def not_ready(self) -> str | None:
@@ -176,7 +182,7 @@ class Endpoint:
                 deadline,
                 self.settings.max_waiting,
                 self._queue_limits,
-                tenant,
+                tenant or host,
                 self.arrivals,
             ),
             deadline=deadline,
@@ -221,7 +227,7 @@ class Endpoint:
 
     @property
     def has_chat_template(self) -> bool:
-        return self._chats.possible
+        return self.chats.possible
 
     async def model(self) -> GetModelResponse:
         """The model, the limits of what is accepted, and the engines that have formed."""
@@ -237,7 +243,7 @@ class Endpoint:
             eos_token_ids=checkpoint.eos_token_ids,
             has_tokenizer=self.vocabulary is not None,
             has_chat_template=self.has_chat_template,
-            tool_syntax=self._chats.syntax,
+            tool_syntax=self.chats.syntax,
             sampling_defaults=self.defaults.message(),
             engines=[
                 Engine(

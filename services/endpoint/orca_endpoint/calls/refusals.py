@@ -45,21 +45,26 @@ def refusal_error(refusal: Refusal, request_id: str, max_tokens: int, largest_en
             return ResourceExhausted("the request pool has no memory left; try again later", RETRY_AFTER)
         case Refusal.UNREGISTERED | Refusal.FEWER_TOKENS | Refusal.OTHER_TOKENS:
             raise AssertionError("the call answers these itself")
-        case Refusal.FULL | Refusal.TENANT_FULL | Refusal.LATE:
+        case Refusal.FULL | Refusal.TENANT_FULL | Refusal.SHARE_FULL | Refusal.LATE:
             raise AssertionError("these come as Busy")
 
 
-def busy_error(busy: Busy, tenant: str) -> ResourceExhausted:
-    """The error of a submit that the pool refused because of what waits already. It says when to try again."""
+def busy_error(busy: Busy, tenant: str, payer: str = "") -> ResourceExhausted:
+    """The error of a submit that the pool refused because of what waits already. It says when to try again.
+
+    payer: against whose limits the request counts: the tenant, or a host without keys.
+    """
     after = RETRY_AFTER if busy.due is None else max(busy.due, RETRY_AT_LEAST)
     again = f"try again in {after:.1f} s"
+    who = f"tenant {tenant!r}" if tenant else f"host {payer}" if payer else "every caller without a key"
     long = "" if busy.wait is None else f" and {busy.wait:.1f} s long"
     match busy.why:
         case Refusal.TENANT_FULL:
-            who = f"tenant {tenant!r}" if tenant else "every caller without a key"
-            return ResourceExhausted(
-                f"{who} has as many requests as it may; {again}", after, reason=ErrorReason.TENANT_FULL
-            )
+            sentence = f"{who} has all that it may: {busy.limit} {busy.things}; {again}"
+            return ResourceExhausted(sentence, after, reason=ErrorReason.TENANT_FULL)
+        case Refusal.SHARE_FULL:
+            share = f"at most {busy.limit} {busy.things} now, as many as are free for all"
+            return ResourceExhausted(f"{who} has its share of the queue, {share}; {again}", after)
         case Refusal.LATE:
             sentence = (
                 f"the queue is {busy.wait or 0:.1f} s long: the request could not end before its deadline; {again}"

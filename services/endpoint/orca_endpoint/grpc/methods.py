@@ -104,7 +104,9 @@ class OrcaMethods:
         raw = await on.only()
         held.add(len(raw))
         parse = partial(on.parsed, partial(parse_known, kind), raw)
-        return parse() if len(raw) <= BODY_IN_LOOP else await self._endpoint.large.run(parse)
+        if len(raw) <= BODY_IN_LOOP:
+            return parse()
+        return await self._endpoint.large.run(parse, self._tenant(on) or on.host)
 
     async def _call(self, request: GenerateRequest, on: ServerCall) -> Call:
         tenant = self._tenant(on)

@@ -9,15 +9,28 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from orca_common.api_keys import AUTHORIZATION, ApiKeys
 from orca_common.errors import InvalidArgument, OrcaError
+from orca_common.hosts import Hosts
 from orca_common.roles import Role, dns_names, roles_in, wrong_role
 
 from .connection import GuardedConnection
-from .errors import refused
+from .errors import OtherHost, refused
 
 OPEN_PATHS = {"/", "/health", "/version", "/docs", "/openapi.json"}  # without a key: probes, and how to call
 
 
 ONCE = (AUTHORIZATION, "host")  # headers that say who comes, and to whom
+
+
+class HostMiddleware:
+    """Refuses HTTP requests for another host than this one."""
+
+    def __init__(self, app: ASGIApp, hosts: Hosts) -> None:
+        self._app, self._hosts = app, hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = self._hosts.refusal(Headers(scope=scope).getlist("host"))
+        app = self._app if refusal is None else refused(OtherHost("Host", refusal))
+        await app(scope, receive, send)
 
 
 class KeyMiddleware:
@@ -43,6 +56,17 @@ class KeyMiddleware:
 def tenant_in(scope: Mapping[str, Any]) -> str:
     """The tenant of a request that the KeyMiddleware let pass; empty without keys."""
     return scope["orca.tenant"]
+
+
+def peer_of(scope: Mapping[str, Any]) -> str:
+    """The client's host."""
+    client = scope.get("client")
+    return client[0] if client else ""
+
+
+def caller_in(scope: Mapping[str, Any]) -> str:
+    """Whose turn a request is, where callers have turns: the tenant, or the host without keys."""
+    return tenant_in(scope) or peer_of(scope)
 
 
 class CertifiedConnection(GuardedConnection):

@@ -10,11 +10,12 @@ from orca_common.errors import InvalidArgument, OrcaError, echo
 
 from ..requests.limits import Held, Limits
 from ..requests.threads import BODY_IN_LOOP, Threads
-from .errors import BodyTooLarge, EncodedBody, refused
+from .access import peer_of
+from .errors import BodyTooLarge, EncodedBody, OtherBody, refused
 
 T = TypeVar("T")
 
-PLAIN = "identity"  # the only content coding
+PLAIN, JSON = "identity", "application/json"  # the only content coding, and the only type
 DRAINED_BODY = 8  # a body of up to this many times the limit is read and dropped, so that its client hears the refusal
 # The parser of JSON lets no other thread run: 100 ns a value. More values than this are refused before it begins.
 MAX_VALUES = 1 << 18
@@ -49,12 +50,15 @@ class BodyMiddleware:
             await refused(error)(scope, receive, send)
 
     async def _read(self, request: Request, held: Held) -> bytes:
-        """The body. Raises BodyTooLarge or EncodedBody, but reads on first: a client that sends reads no answer."""
+        """The body. Raises BodyTooLarge, EncodedBody or OtherBody, but reads on first: a client that sends reads no
+        answer."""
         parts, size = [], 0
         encoding = request.headers.get("content-encoding", PLAIN).strip().lower()
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        fine = encoding == PLAIN and (kind == JSON or request.method != "POST")
         async for part in request.stream():
             size += len(part)
-            if size <= self._max_bytes and encoding == PLAIN:
+            if size <= self._max_bytes and fine:
                 held.add(len(part))
                 parts.append(part)
             else:
@@ -65,6 +69,9 @@ class BodyMiddleware:
         if encoding != PLAIN:
             problem = f"is {echo(encoding)!r}; bodies are taken as they are, without it or as {PLAIN}"
             raise EncodedBody("Content-Encoding", problem)
+        if not fine and size:  # a page of another site may send other types without asking first
+            is_ = f"is {echo(kind)!r}" if kind else "is missing"
+            raise OtherBody("Content-Type", f"{is_}; send the header Content-Type: {JSON} with a body of JSON")
         if size > self._max_bytes:
             raise BodyTooLarge(f"body: more than {self._max_bytes} bytes; at most {self._max_bytes} are allowed")
         return b"".join(parts)
@@ -75,8 +82,8 @@ def body_in(scope: Mapping[str, Any]) -> Body:
     return scope["orca.body"]
 
 
-async def parsed(body: Body, parse: Callable[[bytes], T], threads: Threads) -> T:
-    """What `parse` makes of a body of JSON. A large one is parsed in a thread. Raises what it raises."""
+async def parsed(body: Body, parse: Callable[[bytes], T], threads: Threads, caller: str) -> T:
+    """Parses a body of JSON; a large one in a thread, in its caller's turn. Returns and raises what `parse` does."""
     raw = body.take()
     if len(raw) <= BODY_IN_LOOP:
         return parse(raw)
@@ -85,7 +92,7 @@ async def parsed(body: Body, parse: Callable[[bytes], T], threads: Threads) -> T
         check_values(raw)
         return parse(raw)
 
-    return await threads.run(work)
+    return await threads.run(work, caller)
 
 
 def check_values(raw: bytes) -> None:
@@ -99,9 +106,3 @@ def check_values(raw: bytes) -> None:
         if outside.count(b",") < MAX_VALUES:
             return
     raise InvalidArgument("body", f"has too many values; at most {MAX_VALUES} are allowed")
-
-
-def peer_of(scope: Scope) -> str:
-    """The client's host."""
-    client: Any = scope.get("client")
-    return client[0] if client else ""

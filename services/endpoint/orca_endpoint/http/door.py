@@ -12,12 +12,13 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from orca_common.api_keys import ApiKeys
+from orca_common.hosts import Hosts
 from orca_common.listening import listen
 from orca_common.tls import MutualTls, Transport
 
 from ..requests.limits import Limits
 from ..settings import EndpointSettings
-from .access import CertifiedConnection, KeyMiddleware
+from .access import CertifiedConnection, HostMiddleware, KeyMiddleware
 from .bodies import BodyMiddleware
 from .connection import ConnectionLimits, GuardedConnection, Place
 from .lines import LineMiddleware
@@ -59,8 +60,10 @@ class HttpDoor:
             write_timeout=settings.write_timeout,
         )
         keyed = KeyMiddleware(BodyMiddleware(app, limits, settings.max_message_bytes), keys)
+        open_to = with_cors(keyed, settings.cors_origins)
+        hosts = Hosts(settings.host, settings.host_names, keyed=keys.required)
         config = uvicorn.Config(
-            without_slashes(LineMiddleware(RequestIds(with_cors(keyed, settings.cors_origins)), refused)),
+            without_slashes(LineMiddleware(RequestIds(HostMiddleware(open_to, hosts)), refused)),
             ws="none",
             lifespan="off",
             log_config=None,

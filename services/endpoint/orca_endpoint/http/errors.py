@@ -36,8 +36,26 @@ STATUS: Mapping[str, tuple[int, str]] = {
 }
 
 
-class EncodedBody(InvalidArgument):
-    """The body is compressed: HTTP status 415."""
+class UnsupportedBody(InvalidArgument):
+    """The body is of a kind that is not taken: HTTP status 415. `takes`: the header that says which kind is."""
+
+    takes: Mapping[str, str]
+
+
+class EncodedBody(UnsupportedBody):
+    """The body is compressed."""
+
+    takes: Mapping[str, str] = {"Accept-Encoding": "identity"}  # RFC 9110, section 12.5.3: what a request may have
+
+
+class OtherBody(UnsupportedBody):
+    """The body is not said to be JSON."""
+
+    takes: Mapping[str, str] = {"Accept": "application/json"}  # section 12.5.1
+
+
+class OtherHost(InvalidArgument):
+    """The request is for another host: HTTP status 421."""
 
 
 class BodyTooLarge(OrcaError):
@@ -54,11 +72,14 @@ def refused(error: OrcaError) -> JSONResponse:
 def failure(error: OrcaError) -> tuple[int, dict[str, str], dict[str, Any]]:
     """HTTP status, headers and body of an error."""
     status, kind = STATUS.get(error.code.name, (500, "server_error"))
-    headers, code, param = {}, None, None
+    headers: dict[str, str] = {}
+    code = param = None
     match error:
-        case EncodedBody():
+        case UnsupportedBody():
             status, param = 415, error.field
-            headers["Accept-Encoding"] = "identity"  # RFC 9110, section 12.5.3: what a request may have
+            headers |= error.takes
+        case OtherHost():
+            status, param = 421, error.field
         case InvalidArgument() | FailedPrecondition():
             param = error.field
         case NotFound(reason=ErrorReason.UNKNOWN_MODEL):

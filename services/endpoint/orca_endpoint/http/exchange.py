@@ -7,7 +7,7 @@ import asyncio
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -20,7 +20,8 @@ from orca_common.errors import DeadlineExceeded, InvalidArgument, OrcaError, ech
 from ..calls.line import note_error
 from .errors import failure, refused
 
-TIMEOUT_HEADER = "x-request-timeout"
+TIMEOUT_HEADER, COMMENTS_HEADER = "x-request-timeout", "x-stream-comments"
+COMMENT = b": waiting\n\n"  # of server-sent events: clients read over it
 DEADLINE_SLACK = 2.0  # seconds
 LONGEST = 1e9  # seconds that a client may ask for: three decades, which the messages can hold
 
@@ -50,6 +51,7 @@ class Answer:
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._scope, self._receive, self._send = scope, receive, send
         self.started = False
+        self._written = asyncio.get_running_loop().time()  # when the last part was
 
     async def start_stream(self, more: dict[str, str]) -> None:
         """more: headers beside those of every stream."""
@@ -59,7 +61,29 @@ class Answer:
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def write(self, chunk: bytes) -> None:
+        self._written = asyncio.get_running_loop().time()
         await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+
+    @asynccontextmanager
+    async def commented(self, silence: float) -> AsyncGenerator[None]:
+        """Writes a comment whenever the stream was silent for `silence` seconds, until the block ends. 0: never."""
+        commenting = asyncio.create_task(self._comment(silence)) if silence else None
+        try:
+            yield
+        finally:
+            if commenting is not None:
+                commenting.cancel()
+                await asyncio.gather(commenting, return_exceptions=True)
+
+    async def _comment(self, silence: float) -> None:
+        while True:
+            left = self._written + silence - asyncio.get_running_loop().time()
+            if left > 0:
+                await asyncio.sleep(left)
+            elif self.started:
+                await self.write(COMMENT)
+            else:  # a refusal may still have its own status
+                await asyncio.sleep(silence)
 
     async def end(self) -> None:
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -126,3 +150,11 @@ def deadline_of(request: Request) -> float | None:
         must = f"must be a number of seconds above 0, at most {LONGEST:g}"
         raise InvalidArgument("X-Request-Timeout", f"{must}; it is {echo(given)!r}")
     return asyncio.get_running_loop().time() + seconds
+
+
+def silence_of(request: Request, seconds: float) -> float:
+    """The seconds of silence after which the request's stream gets a comment: as set, or 0 where it wants none."""
+    given = request.headers.get(COMMENTS_HEADER, "on")
+    if given not in ("on", "off"):
+        raise InvalidArgument("X-Stream-Comments", f"must be on or off; it is {echo(given)!r}")
+    return seconds if given == "on" else 0.0

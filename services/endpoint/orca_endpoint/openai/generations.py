@@ -9,8 +9,7 @@ from starlette.requests import Request
 from ..calls.call import Call
 from ..calls.endpoint import Endpoint
 from ..calls.events import Event
-from ..http.access import tenant_in
-from ..http.bodies import peer_of
+from ..http.access import peer_of, tenant_in
 from ..http.request_ids import labels_in
 from ..requests.limits import Held
 from ..requests.validation import MAX_INTERVAL

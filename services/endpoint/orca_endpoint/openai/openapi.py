@@ -89,6 +89,7 @@ def parameter(name: str, where: str, description: str, schema: Schema, required:
 REQUEST_ID = parameter("X-Request-Id", "header", "Your name of this request; it is given back.", STRING)
 POSITIVE = {"type": "number", "exclusiveMinimum": 0}
 TIMEOUT = parameter("X-Request-Timeout", "header", "The request's deadline, in seconds.", POSITIVE)
+COMMENTS = parameter("X-Stream-Comments", "header", "`off`: a silent stream gets no comments.", {"enum": ["on", "off"]})
 EVENT_ID = parameter("Last-Event-ID", "header", "The id of the last event seen; counts before `from`.", STRING)
 FROM = parameter("from", "query", "Tokens that were seen; 0 when absent.", {"type": "integer", "minimum": 0})
 USAGE = parameter("include_usage", "query", "A last chunk with the usage.", BOOLEAN)
@@ -104,14 +105,14 @@ PATHS: dict[str, Schema] = {
             "Completes prompts.",
             {"200": answer("The completion; with `stream` as server-sent events.", "Completion")},
             "CompletionRequest",
-            parameters=[REQUEST_ID, TIMEOUT],
+            parameters=[REQUEST_ID, TIMEOUT, COMMENTS],
         )
     },
     "/v1/completions/{id}": {
         "get": operation(
             "Takes a completion's stream up where it broke, at any endpoint.",
             {"200": answer("The rest of the stream, as server-sent events.", "Completion", STREAM)},
-            parameters=[ID, FROM, USAGE, MODEL, EVENT_ID, REQUEST_ID, TIMEOUT],
+            parameters=[ID, FROM, USAGE, MODEL, EVENT_ID, REQUEST_ID, TIMEOUT, COMMENTS],
         )
     },
     "/v1/chat/completions": {
@@ -119,14 +120,14 @@ PATHS: dict[str, Schema] = {
             "Answers a conversation.",
             {"200": answer("The assistant's message; with `stream` as server-sent events.", "Chat")},
             "ChatRequest",
-            parameters=[REQUEST_ID, TIMEOUT],
+            parameters=[REQUEST_ID, TIMEOUT, COMMENTS],
         )
     },
     "/v1/chat/completions/{id}": {
         "get": operation(
             "Takes a chat's stream up where it broke, at any endpoint.",
             {"200": answer("The rest of the stream, as server-sent events.", "ChatChunk", STREAM)},
-            parameters=[ID, FROM, USAGE, MODEL, EVENT_ID, REQUEST_ID, TIMEOUT],
+            parameters=[ID, FROM, USAGE, MODEL, EVENT_ID, REQUEST_ID, TIMEOUT, COMMENTS],
         )
     },
     "/v1/models": {
@@ -261,8 +262,10 @@ td:first-child {{ white-space: nowrap; }}
 <h1>Orca serves <code>{name}</code></h1>
 <p>The chat and completions APIs are OpenAI's. What is not supported is refused by name, never ignored.
 The whole description is <a href="openapi.json">openapi.json</a>.</p>
-<pre>curl {base}/v1/chat/completions -d '{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
-curl {base}/v1/completions -d '{{"model": "{name}", "prompt": "import os", "max_tokens": 8}}'</pre>
+<pre>curl {base}/v1/chat/completions -H "Content-Type: application/json" \\
+  -d '{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+curl {base}/v1/completions -H "Content-Type: application/json" \\
+  -d '{{"model": "{name}", "prompt": "import os", "max_tokens": 8}}'</pre>
 <h2>Paths</h2>
 <table><tr><th>path</th><th>what</th></tr>{paths}</table>
 <h2>Fields of <code>POST /v1/chat/completions</code></h2>

@@ -15,7 +15,7 @@ from orca_common.errors import DataLoss, InvalidArgument, NotFound
 from ..calls.endpoint import Endpoint
 from ..http.access import tenant_in
 from ..http.bodies import body_in
-from ..http.exchange import Answer, Exchange, deadline_of, until
+from ..http.exchange import Answer, Exchange, deadline_of, silence_of, until
 from ..http.request_ids import labels_in
 from .answer import Choice, SeenTo
 from .body import check_names, whole
@@ -34,6 +34,7 @@ class Resumed(Exchange):
 
     async def _serve(self, request: Request, answer: Answer) -> None:
         endpoint, deadline = self._endpoint, deadline_of(request)
+        silence = silence_of(request, endpoint.settings.comment_seconds)
         seen, include_usage = asked_in(request)
         model = request.query_params.get("model")
         if model is not None:
@@ -43,7 +44,7 @@ class Resumed(Exchange):
         call.label(labels_in(request.scope))
         choice = Choice()
         choice.shown_tokens, choice.seen_end = seen
-        stream = Stream(answer, self._chunks(wanted.request_id, include_usage))
+        stream = Stream(answer, self._chunks(wanted.request_id, include_usage), silence)
         async with Single(call, body_in(request.scope).held) as events, until(deadline):
             try:
                 await stream.write(events, [choice], wanted.request_id)

@@ -49,11 +49,16 @@ class Chunks(ABC):
 class Stream:
     """Writes events as chunks. Tokens that are there together are one chunk."""
 
-    def __init__(self, answer: Answer, chunks: Chunks) -> None:
-        self._answer, self._chunks = answer, chunks
+    def __init__(self, answer: Answer, chunks: Chunks, silence: float) -> None:
+        """silence: seconds without an event after which a comment is written; 0: none is."""
+        self._answer, self._chunks, self._silence = answer, chunks, silence
 
     async def write(self, events: Numbered, choices: Sequence[Choice], name: str) -> None:
         """Sends headers with the first event, so that a refusal has its own status. Raises Cancelled."""
+        async with self._answer.commented(self._silence):
+            await self._write(events, choices, name)
+
+    async def _write(self, events: Numbered, choices: Sequence[Choice], name: str) -> None:
         async for n, piece in events:
             choice, first = choices[n], piece[0]
             sent = b""

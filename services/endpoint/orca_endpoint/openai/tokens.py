@@ -9,6 +9,7 @@ from starlette.responses import JSONResponse, Response
 from orca_common.errors import ErrorReason, FailedPrecondition, InvalidArgument
 
 from ..calls.endpoint import Endpoint
+from ..http.access import caller_in
 from ..http.bodies import body_in, parsed
 from ..requests.threads import TEXT_IN_LOOP
 from ..text.vocabulary import Vocabulary
@@ -38,7 +39,11 @@ class Tokens:
             ids = vocabulary.encode(prompt, special)
             return ids, [vocabulary.spell(i) for i in ids] if spelled else None
 
-        ids, names = encoded() if size <= TEXT_IN_LOOP else await self._endpoint.tokenizing.run(encoded)
+        ids, names = (
+            encoded()
+            if size <= TEXT_IN_LOOP
+            else await self._endpoint.tokenizing.run(encoded, caller_in(request.scope))
+        )
         limit = self._endpoint.checkpoint.max_positions
         return JSONResponse({"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": names})
 
@@ -51,12 +56,12 @@ class Tokens:
             if i >= vocab_size:
                 raise InvalidArgument(f"tokens[{n}]", f"is {i}, but the vocabulary has {vocab_size} tokens")
         vocabulary = self._vocabulary()
-        few = len(ids) <= TEXT_IN_LOOP
-        texts = vocabulary.texts(ids) if few else await self._endpoint.large.run(lambda: vocabulary.texts(ids))
+        few, caller = len(ids) <= TEXT_IN_LOOP, caller_in(request.scope)
+        texts = vocabulary.texts(ids) if few else await self._endpoint.large.run(lambda: vocabulary.texts(ids), caller)
         return JSONResponse({"prompt": "".join(texts)})
 
     async def _body(self, request: Request, known: set[str]) -> Mapping[str, Any]:
-        body = await parsed(body_in(request.scope), load, self._endpoint.large)
+        body = await parsed(body_in(request.scope), load, self._endpoint.large, caller_in(request.scope))
         check_names(body, known)
         self._endpoint.check_model(get(body, "model", str, "a string", ""))
         return body

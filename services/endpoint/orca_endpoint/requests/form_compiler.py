@@ -1,24 +1,21 @@
-"""Compiles forms of answers in a process of its own: `python -m orca_endpoint.requests.form_compiler FOLDER`.
+"""Compiles forms of answers in a process of its own: `python -m orca_endpoint.requests.form_compiler`, a helper.
 
 A stranger's grammar may make the library run for minutes, take gigabytes or overflow the stack, which no thread could
-survive. So this process has little time for each form, and bounded memory, and may die: `FormCompiler` has another one.
+survive. So this process has little time for each form, and bounded memory, and may die: `helpers` has another one.
 
-Writes {} once it is ready. Reads {"kind": "regex", "text": ".."} from each line of standard input, and writes a line
-for each: {"grammar": ".."}; {"problem": "..", "place": ".."} where the form is wrong; {"lacking": ".."} where the model
-is.
+Its opening is the checkpoint's folder. A question is {"kind": "regex", "text": ".."}. The answer is {"grammar": ".."};
+{"problem": "..", "place": ".."} where the form is wrong; {"lacking": ".."} where the model is.
 """
 
 import json
-import resource
-import signal
-import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 from orca_common.checkpoint import read_checkpoint
 from orca_common.forms import FormError, Forms, as_grammar
 
+from .answering import answer_all
 from .schemas.kept import Schema, SchemaError, kept, read
 from .tool_grammar import ToolForm, tool_grammar
 from .tools import TOOLS
@@ -36,23 +33,20 @@ SAID = {  # for what it says in words that a caller cannot use
 }
 
 
-def main(folder: str) -> None:
-    """Answers until standard input ends."""
-    resource.setrlimit(resource.RLIMIT_DATA, (BYTES, BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    forms = Forms(read_checkpoint(folder))
+def opened(opening: bytes) -> Callable[[bytes], dict[str, str]]:
+    """Reads the tokenizer. Returns the function that answers."""
+    forms = Forms(read_checkpoint(opening.decode()))
     try:
         forms.open()
         lacking = None
     except FormError as error:
         lacking = str(error)
-    print("{}", flush=True)  # it is ready
-    for line in sys.stdin:
-        signal.setitimer(signal.ITIMER_PROF, SECONDS)  # SIGPROF ends the process
-        asked = json.loads(line)
-        answer = {"lacking": lacking} if lacking is not None else compiled(forms, asked["kind"], asked["text"])
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        print(json.dumps(answer), flush=True)
+
+    def answer(question: bytes) -> dict[str, str]:
+        asked = json.loads(question)
+        return {"lacking": lacking} if lacking is not None else compiled(forms, asked["kind"], asked["text"])
+
+    return answer
 
 
 def compiled(forms: Forms, kind: str, text: str) -> dict[str, str]:
@@ -161,6 +155,6 @@ def parts(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 if __name__ == "__main__":
     threading.stack_size(STACK)
-    thread = threading.Thread(target=main, args=(sys.argv[1],))
+    thread = threading.Thread(target=answer_all, args=(opened, SECONDS, BYTES))
     thread.start()
     thread.join()

@@ -8,7 +8,7 @@ from typing import Any, Protocol, cast
 
 from orca.v1.orca_pb2 import TOOL_CHOICE_NONE, TOOL_CHOICE_REQUIRED, Chat, ToolChoice
 from orca_common import strict_json
-from orca_common.errors import InvalidArgument, echo
+from orca_common.errors import echo
 from orca_common.sampling import MAX_FORM_BYTES
 
 from ..text.tool_calls import Syntax
@@ -25,14 +25,13 @@ TOOLS = "chat.tools"
 class Error(Protocol):
     """Makes the error of a field; place: inside of it, as "[0].function"."""
 
-    def __call__(self, field: str, problem: str, *, place: str = "") -> InvalidArgument: ...
+    def __call__(self, field: str, problem: str, *, place: str = "") -> Exception: ...
 
 
 @dataclass(frozen=True)
 class Tools:
     """The checked tools of a request."""
 
-    given: list[dict[str, Any]]  # for the template, as the caller gave them
     syntax: Syntax  # of the model
     functions: list[Function]  # that may be called
     required: bool
@@ -70,7 +69,6 @@ def tools_of(chat: Chat, syntax: Syntax, error: Error) -> Tools:
     none = chat.tool_choice == TOOL_CHOICE_NONE
     allowed = set(chat.tool_names or names)
     return Tools(
-        given,
         syntax,
         [] if none else [function for function in functions if function["name"] in allowed],
         required=chat.tool_choice == TOOL_CHOICE_REQUIRED,

@@ -116,7 +116,7 @@ class Validator:
         if grammar is not None:
             sampling = sampling if sampling is not None else SamplingParams()
             sampling.grammar = grammar
-        prompt_ids = await self._prompt(request, tools, check, encoded, new or 1)
+        prompt_ids = await self._prompt(request, check, encoded, new or 1, caller)
         if not new:
             left = min(room or self._model.max_positions, self._model.max_positions) - len(prompt_ids)
             new = max(min(self._chats.tokens, left), 1)
@@ -149,6 +149,11 @@ class Validator:
     def cancel(self, request: CancelRequest) -> None:
         """Checks a CancelRequest. Raises InvalidArgument."""
         self._request_id(request.request_id)
+
+    async def close(self) -> None:
+        """Ends the processes that compile forms and render chats."""
+        await self._forms.close()
+        await self._chats.close()
 
     # -- the parts
     def _request_id(self, request_id: str) -> str:
@@ -230,10 +235,10 @@ class Validator:
     async def _prompt(
         self,
         request: GenerateRequest,
-        tools: Tools | None,
         check: "Fields",
         encoded: Sequence[int] | None,
         new: int,
+        caller: str,
     ) -> Sequence[int]:
         """The prompt's tokens. new: those of the answer, for which there must be room."""
         match request.WhichOneof("prompt"):
@@ -242,12 +247,12 @@ class Validator:
                 if not ids:
                     raise check.error(field, "the prompt is empty")
             case "text":
-                field, ids = "text", await self._encoded(request.text, "text", check, encoded, new)
+                field, ids = "text", await self._encoded(request.text, "text", check, encoded, new, caller)
             case "chat":
                 field, chat = "chat.messages", request.chat
                 self._spelled(field, check)
-                text, mark = ("", "") if encoded else await self._chats.text(chat, tools, check)
-                ids = await self._encoded(text, field, check, encoded, new, special=False, mark=mark)
+                text, mark = ("", "") if encoded else await self._chats.text(chat, check, caller)
+                ids = await self._encoded(text, field, check, encoded, new, caller, special=False, mark=mark)
             case _:
                 raise check.error("prompt", "is missing: give text, token ids, or messages")
         self._fits(len(ids), new, field, check)
@@ -261,6 +266,7 @@ class Validator:
         check: "Fields",
         encoded: Sequence[int] | None,
         new: int,
+        caller: str,
         special: bool = True,
         mark: str = "",
     ) -> Sequence[int]:
@@ -275,7 +281,7 @@ class Validator:
         if vocabulary.longest_token:
             self._fits(-(-size // vocabulary.longest_token), new, field, check, "at least ")
         encode = partial(vocabulary.encode_marked, text, mark) if mark else partial(vocabulary.encode, text, special)
-        ids = encode() if size <= TEXT_IN_LOOP else await self._threads.run(encode)
+        ids = encode() if size <= TEXT_IN_LOOP else await self._threads.run(encode, caller)
         if not ids:
             raise check.error(field, "the prompt is empty" if not text else "the prompt has no tokens")
         return ids

@@ -45,7 +45,9 @@ local function take(id, order, request)
   call('ZREM', WAITING, id)
   taken.tokens, taken.slots = taken.tokens + math.max(request.new - from, 0), taken.slots + request.upfront
   taken.bytes = taken.bytes + #record
-  taken.tenants[request.tenant] = (taken.tenants[request.tenant] or 0) + request.max_tokens
+  local of_tenant = taken.tenants[request.tenant] or { slots = 0, requests = 0, bytes = 0 }
+  of_tenant.slots, of_tenant.requests = of_tenant.slots + request.max_tokens, of_tenant.requests + 1
+  of_tenant.bytes, taken.tenants[request.tenant] = of_tenant.bytes + #record, of_tenant
   call('ZADD', held_key, order, id)
   -- `engines` has a line '<index of the first token> <engine>' for each claim. A claim that brought no token has the
   -- same index as the next one, and its line is replaced.
@@ -67,8 +69,10 @@ local function note_taken()
     call('HSET', ENGINE .. engine, 'last_claim', int(last))
     move_listeners(engine)
     local load = { 'tokens', -taken.tokens, 'slots', -taken.slots, 'bytes', -taken.bytes }
-    for tenant, slots in pairs(taken.tenants) do
-      load[#load + 1], load[#load + 2] = 'tokens:' .. tenant, -slots
+    for tenant, of_tenant in pairs(taken.tenants) do
+      load[#load + 1], load[#load + 2] = 'tokens:' .. tenant, -of_tenant.slots
+      load[#load + 1], load[#load + 2] = 'waiting:' .. tenant, -of_tenant.requests
+      load[#load + 1], load[#load + 2] = 'bytes:' .. tenant, -of_tenant.bytes
     end
     add_load(unpack(load))
   end

@@ -215,12 +215,13 @@ local function add_load(...)
   end
 end
 
--- Counts a request in (sign 1) or out (-1) of the queue. `load` says how much waits: its new tokens, slots and bytes.
+-- Counts a request in (sign 1) or out (-1) of the queue. `load` says how much waits: its new tokens, slots and
+-- bytes; and of its tenant.
 local function weigh(id, sign)
   local new, upfront, size, tenant = fields(REQUEST .. id, 'new', 'upfront', 'max_tokens', 'tenant')
   local bytes = call('HSTRLEN', REQUEST .. id, 'record')
   add_load('tokens', sign * math.max(new - committed(id), 0), 'slots', sign * upfront, 'bytes', sign * bytes,
-    'tokens:' .. tenant, sign * size)
+    'tokens:' .. tenant, sign * size, 'waiting:' .. tenant, sign, 'bytes:' .. tenant, sign * bytes)
 end
 
 -- Puts a request into the queue, at its place.

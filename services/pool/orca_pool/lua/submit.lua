@@ -4,10 +4,12 @@
 -- ARGV: for each request its id, record, digest of the body, max_tokens (input and new tokens: slots that it fills at the
 --   end), slots that must be free for it to begin, microseconds until its deadline or '', detach grace (microseconds), endpoint, attempt, new tokens, tenant, then the
 --   limits, '' for none: requests in the queue, their bytes, the tenant's requests (waiting or claimed), its slots in the
---   queue. The record is '' where Redis has no memory left: then a known request is attached, and a new one refused.
+--   queue. Requests whose tenant is '' have no share of the queue. The record is '' where Redis has no
+--   memory left: then a known request is attached, and a new one refused.
 -- Returns for each request what `attach` of prelude.lua returns (without the record, where the request is new: its endpoint
 --   has it), a number of REFUSAL, or {a number of REFUSAL, microseconds until the request would begin if it were in the
---   queue, microseconds until what it lacks is due}, '' for what nobody knows; or the error of its record alone.
+--   queue, microseconds until what it lacks is due, the limit of its tenant, what that counts}, '' for what is not known;
+--   or the error of its record alone.
 local MARGIN = 1.15 -- a prediction is an estimate, and what it promises must hold
 
 -- A limit that may be ''.
@@ -41,10 +43,11 @@ local function submit(id, record, body_digest, max_tokens, upfront, deadline_in,
     return REFUSAL.NEVER_FITS
   end
   local time, ahead = now(), call('ZCARD', WAITING)
-  local tokens, slots, bytes, requests, queued =
-    fields(LOAD, 'tokens', 'slots', 'bytes', 'requests:' .. tenant, 'tokens:' .. tenant)
+  local tokens, slots, bytes, requests, queued, own, own_bytes = fields(LOAD, 'tokens', 'slots', 'bytes',
+    'requests:' .. tenant, 'tokens:' .. tenant, 'waiting:' .. tenant, 'bytes:' .. tenant)
   tokens, slots, bytes = tonumber(tokens) or 0, tonumber(slots) or 0, tonumber(bytes) or 0
   requests, queued = tonumber(requests) or 0, tonumber(queued) or 0
+  own, own_bytes = tonumber(own) or 0, tonumber(own_bytes) or 0
   local wait, soonest, each, width = prediction(ahead, tokens, slots + upfront, time)
 
   -- When the first request that makes room, and so many after it, will have done so.
@@ -58,24 +61,38 @@ local function submit(id, record, body_digest, max_tokens, upfront, deadline_in,
     return wait and math.min(after(math.min(math.ceil(count), ahead) - 1), wait)
   end
 
-  -- A refusal, with the wait of the whole queue and with the moment at which what the request lacks is due.
-  local function refused(why, due)
-    return { why, wait and int(wait) or '', due and int(due) or '' }
+  -- A refusal, with the wait of the whole queue and with the moment at which what the request lacks is due. limit: of the
+  -- tenant, in such things.
+  local function refused(why, due, limit, things)
+    return { why, wait and int(wait) or '', due and int(due) or '', limit and int(limit) or '', things or '' }
   end
 
   if requests + 1 > limit_of(max_requests) then
-    return refused(REFUSAL.TENANT_FULL, after(place(1, requests, math.max(ahead + (width or 0), requests)) - 1))
+    return refused(REFUSAL.TENANT_FULL, after(place(1, requests, math.max(ahead + (width or 0), requests)) - 1),
+      max_requests, 'requests')
   end
   if queued + max_tokens > limit_of(max_queued) then
     local size = math.max(slots / math.max(ahead, 1), 1) -- slots of a request that waits
     local many = math.ceil((queued + max_tokens - max_queued) / size)
-    return refused(REFUSAL.TENANT_FULL, begun(place(many, math.ceil(queued / size), ahead)))
+    return refused(REFUSAL.TENANT_FULL, begun(place(many, math.ceil(queued / size), ahead)), max_queued, 'slots')
   end
   if ahead >= limit_of(max_waiting) then
     return refused(REFUSAL.FULL, begun(ahead - max_waiting + 1))
   end
   if bytes + #record > limit_of(max_bytes) then
     return refused(REFUSAL.FULL, begun((bytes + #record - max_bytes) / math.max(bytes / math.max(ahead, 1), 1)))
+  end
+  -- A tenant has no more in the queue than is free in it. So the last one that comes still finds room, however many others
+  -- have all that they may; who is alone may have half of it.
+  if tenant ~= '' then
+    local free, free_bytes = limit_of(max_waiting) - ahead, limit_of(max_bytes) - bytes
+    if own >= free then
+      return refused(REFUSAL.SHARE_FULL, begun(own - free + 1), free, 'requests')
+    end
+    if own_bytes >= free_bytes then
+      local each = math.max(bytes / math.max(ahead, 1), 1)
+      return refused(REFUSAL.SHARE_FULL, begun((own_bytes - free_bytes) / each + 1), free_bytes, 'bytes')
+    end
   end
   -- What must wait is accepted only if it can still end in time. What need not wait keeps nobody from anything.
   if deadline_in ~= '' and wait and wait > 0 then
@@ -93,7 +110,8 @@ local function submit(id, record, body_digest, max_tokens, upfront, deadline_in,
     'engines', '', 'new', new, 'tenant', tenant, 'submitted', int(time), 'queued_at', int(time), 'taken_at', '0', 'claimed_at', '0', 'first_token', '0',
     'finished', '0', 'weights', '')
   call('ZADD', WAITING, order, id)
-  add_load('tokens', new, 'slots', upfront, 'bytes', #record, 'tokens:' .. tenant, max_tokens, 'requests:' .. tenant, 1)
+  add_load('tokens', new, 'slots', upfront, 'bytes', #record, 'tokens:' .. tenant, max_tokens,
+    'requests:' .. tenant, 1, 'waiting:' .. tenant, 1, 'bytes:' .. tenant, #record)
   call('SADD', CALLS .. endpoint, id)
   if deadline ~= '' then
     set_due(id, deadline, '')

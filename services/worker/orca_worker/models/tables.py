@@ -6,15 +6,15 @@ numbers (`PreTrainedModel.tie_weights`). Files with another head than their tabl
 
 import logging
 import os
-from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from orca_common.bounded_file import open_regular
 from orca_common.errors import FailedPrecondition
 
-from .weight_files import header_of, weight_files
+from .header import Stored, header_of
+from .weight_files import weight_files
 
 PARTS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")  # of a table that both have
 CHUNK = 8 << 20  # bytes that are compared at a time
@@ -30,13 +30,11 @@ class Tables(NamedTuple):
     others: tuple[str, ...] = ()
 
 
-class Stored(NamedTuple):
-    """A tensor in a file. Where all is equal, the numbers are; `changed`, in ns, tells a file from a later one."""
+class Place(NamedTuple):
+    """Where a tensor lies. `changed`, in ns, tells a file from a later one."""
 
     file: Path
-    start: int
-    size: int
-    kind: tuple[Any, Any]  # type and shape, as the file has them
+    tensor: Stored
     changed: int
 
 
@@ -44,7 +42,7 @@ def has_own_head(folder: Path, prefix: str, tables: Tables) -> bool:
     """Whether a model whose config.json ties its head has another one in its files.
 
     Raises FailedPrecondition where one of the other names has other numbers, which no family here can use."""
-    found = _stored(folder, prefix, (tables.tokens, tables.head, *tables.others))
+    found = _places(folder, prefix, (tables.tokens, tables.head, *tables.others))
     known = found.get(tables.tokens)
     for name in tables.others:
         if known is not None and name in found and not _equal(known, found[name]):
@@ -59,38 +57,30 @@ def has_own_head(folder: Path, prefix: str, tables: Tables) -> bool:
     return own
 
 
-def _stored(folder: Path, prefix: str, names: tuple[str, ...]) -> dict[str, Stored]:
+def _places(folder: Path, prefix: str, names: tuple[str, ...]) -> dict[str, Place]:
     """Finds tensors by name, with a prefix or without. Wrong files are left to their reader to refuse."""
-    found: dict[str, Stored] = {}
+    found: dict[str, Place] = {}
     try:
-        for file, start, changed, header in _headers(folder):
+        for file in weight_files(folder):
+            tensors, changed = header_of(file).tensors, file.stat().st_mtime_ns
             for name in names:
-                info = header.get(name, header.get(prefix + name))
-                if isinstance(info, dict) and isinstance(span := info.get("data_offsets"), list) and len(span) == 2:
-                    kind = info.get("dtype"), str(info.get("shape"))
-                    found[name] = Stored(file, start + span[0], span[1] - span[0], kind, changed)
-    except (FailedPrecondition, OSError, TypeError):
+                if (tensor := tensors.get(name, tensors.get(prefix + name))) is not None:
+                    found[name] = Place(file, tensor, changed)
+    except (FailedPrecondition, OSError):
         return {}
     return found
 
 
-def _headers(folder: Path) -> Iterator[tuple[Path, int, int, dict[str, Any]]]:
-    for file in weight_files(folder):
-        start, header = header_of(file)
-        yield file, start, file.stat().st_mtime_ns, header
-
-
 @lru_cache(maxsize=8)  # the ranks of a topology ask one after the other
-def _equal(one: Stored, other: Stored) -> bool:
+def _equal(one: Place, other: Place) -> bool:
     """Whether two tensors have the same bytes, type and shape. Different ones differ in the first chunk."""
-    if (one.size, one.kind) != (other.size, other.kind):
+    (kind, shape, start, size), begin = one.tensor, other.tensor.start
+    if (kind, shape) != other.tensor[:2]:
         return False
     first, second = open_regular(one.file), open_regular(other.file)
     try:
-        pieces = ((at, min(CHUNK, one.size - at)) for at in range(0, one.size, CHUNK))
-        return all(
-            os.pread(first, size, one.start + at) == os.pread(second, size, other.start + at) for at, size in pieces
-        )
+        pieces = ((at, min(CHUNK, size - at)) for at in range(0, size, CHUNK))
+        return all(os.pread(first, part, start + at) == os.pread(second, part, begin + at) for at, part in pieces)
     finally:
         os.close(first)
         os.close(second)

@@ -1,8 +1,5 @@
 """The safetensors files of a checkpoint, without torch: one, or several with an index.
 
-A file has three parts: the length of its header (8 bytes, little-endian), the header (JSON with the type, shape and
-byte range of each tensor), and the tensors, row-major.
-
 The fingerprint of a checkpoint's weights: engines with the same one make the same model's tokens.
 
 A model of hundreds of gigabytes is told from its fine-tune in a second, so not all of it can be read. The fingerprint
@@ -18,16 +15,16 @@ import shlex
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeGuard
 
 from orca_common.bounded_file import json_object, open_regular, read_bounded, shown
 from orca_common.checkpoint import CONFIG_BYTES, WEIGHT_NAMES
 from orca_common.errors import FailedPrecondition
 
-# Bounds of what a stranger's file may make a rank read. Headers of published models are below 2 MB.
-HEADER_BYTES, MAX_SHARDS = 16 << 20, 1024
+from .header import header_of
 
-POINTER = b"version "  # how the text begins that git-lfs leaves in place of a file
+# Bounds of what a stranger's index may make a rank read. Those of published models are below 2 MB.
+INDEX_BYTES, MAX_SHARDS = 16 << 20, 1024
+
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 
 READ_BYTES = 32 << 20  # of a checkpoint's tensors, where they are no more than 8,192
@@ -59,7 +56,7 @@ def missing(folder: Path, name: str) -> FailedPrecondition:
 
 def shard_names(index: Path) -> list[str]:
     """The files that an index names. Raises FileNotFoundError, and FailedPrecondition when it is wrong."""
-    names = json_object(read_bounded(index, HEADER_BYTES), index).get("weight_map")
+    names = json_object(read_bounded(index, INDEX_BYTES), index).get("weight_map")
     if not isinstance(names, dict) or not names:
         raise FailedPrecondition(f"model: {index} has no weight_map")
     for name in names.values():
@@ -71,41 +68,13 @@ def shard_names(index: Path) -> list[str]:
     return files
 
 
-def header_of(file: Path) -> tuple[int, dict[str, Any]]:
-    """Where the tensors of a file begin, and its header. Raises FileNotFoundError, and FailedPrecondition for a header
-    that is none."""
-    try:
-        with open(open_regular(file), "rb") as opened:
-            size = os.fstat(opened.fileno()).st_size
-            first = opened.read(8)
-            if first == POINTER:
-                raise broken(file, "it is a pointer of git-lfs: git lfs pull gets the file")
-            length = int.from_bytes(first, "little")
-            if not 0 < length <= min(size - 8, HEADER_BYTES):
-                limit = f"at most {HEADER_BYTES} are read"
-                raise broken(file, f"a header of {length} bytes in a file of {size}; {limit}")
-            return 8 + length, json_object(opened.read(length), f"the header of {file}")
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise broken(file, error.strerror or str(error)) from None
-
-
 def check_files(folder: Path) -> None:
-    """Reads the headers of a checkpoint's files alone. Raises FailedPrecondition for one that is missing, cut off or
-    something else than safetensors."""
+    """Reads the headers of a checkpoint's files alone. Raises FailedPrecondition for one that is missing or wrong."""
     for file in weight_files(folder):
         try:
-            start, header = header_of(file)
-            size = file.stat().st_size
+            header_of(file)
         except FileNotFoundError:
             raise missing(folder, file.name) from None
-        if (needed := start + max((end for _, end in _spans(header)), default=0)) > size:
-            raise broken(file, f"it ends after {size} of {needed} bytes")
-
-
-def broken(file: Path, problem: str) -> FailedPrecondition:
-    return FailedPrecondition(f"model: the weights in {file.parent} cannot be read ({file.name}: {problem})")
 
 
 def fingerprint(folder: Path) -> str:
@@ -128,15 +97,14 @@ def _of_file(file: Path, most: int) -> bytes:
         found.update(real.name.encode())
         return found.digest()
     try:
-        start, header = header_of(file)
+        header = header_of(file)
         descriptor = open_regular(file)
     except (FailedPrecondition, OSError):
         return b""
-    tensors = [(start + begin, end - begin) for begin, end in _spans(header)]
-    each = max(most // max(len(tensors), 1), LEAST_BYTES)
+    each = max(most // max(len(header.tensors), 1), LEAST_BYTES)
     try:
-        found.update(os.pread(descriptor, start, 0))
-        for begin, size in tensors:
+        found.update(os.pread(descriptor, header.start, 0))
+        for _, _, begin, size in header.tensors.values():
             if size <= each:
                 found.update(os.pread(descriptor, size, begin))
                 continue
@@ -147,19 +115,3 @@ def _of_file(file: Path, most: int) -> bytes:
     finally:
         os.close(descriptor)
     return found.digest()
-
-
-def _spans(header: dict[str, Any]) -> list[tuple[int, int]]:
-    """The offsets of all tensors. Wrong ones are left to their reader to refuse."""
-    found = [info.get("data_offsets") for info in header.values() if isinstance(info, dict)]
-    return [(span[0], span[1]) for span in found if _is_span(span)]
-
-
-def _is_span(value: object) -> TypeGuard[tuple[int, int]]:
-    """Whether these are the two offsets of a tensor, which a stranger may have written."""
-    return (
-        isinstance(value, list)
-        and len(value) == 2
-        and all(type(offset) is int for offset in value)
-        and 0 <= value[0] <= value[1] < 1 << 62
-    )

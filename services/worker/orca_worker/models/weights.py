@@ -5,24 +5,22 @@ Only the bytes of the slices are read: one range for a slice of rows, a range in
 
 import os
 from collections.abc import Mapping, Sequence
-from math import prod
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple, Protocol, TypeGuard
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from orca_common.bounded_file import open_regular, shown
+from orca_common.bounded_file import open_regular
 from orca_common.errors import FailedPrecondition
 
 from ..iteration.model import Loading
 from ..partition import Slice
+from .header import header_of
 from .recording import Head, Matrix, Norm
-from .weight_files import broken, header_of, missing, weight_files
+from .weight_files import missing, weight_files
 
-KEYS = "dtype", "shape", "data_offsets"
-MAX_AXES = 8  # of a stranger's tensor
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -83,33 +81,12 @@ class Entry(NamedTuple):
 
 
 def read_header(file: Path) -> dict[str, Entry]:
-    """The tensors of a file, by name. Raises FileNotFoundError, and FailedPrecondition when the header is wrong."""
-    start, header = header_of(file)
-    room = file.stat().st_size - start
-    entries = {}
-    for name, info in header.items():
-        if name == "__metadata__":
-            continue
-        kind, shape, offsets = ((info.get(key) if isinstance(info, dict) else None) for key in KEYS)
-        if not (isinstance(kind, str) and _numbers(shape, 0, MAX_AXES) and _numbers(offsets, 2, 2)):
-            raise broken(file, f"{shown(name)} needs a type, a shape and two offsets, all whole numbers")
-        dtype, (begin, end) = DTYPES.get(kind), offsets
-        if dtype is None:
-            continue  # not a weight: published GPT-2 checkpoints also hold their causal masks
-        if end - begin != prod(shape) * dtype.itemsize or end > room:
-            bounds = f"{begin} to {end} of {room} bytes"
-            raise broken(file, f"{shown(name)} of shape {shape} lies at {bounds}")
-        entries[name] = Entry(file, start + begin, dtype, tuple(shape))
-    return entries
-
-
-def _numbers(value: object, least: int, most: int) -> TypeGuard[list[int]]:
-    """Whether it is a list of so many whole numbers from 0 on."""
-    return (
-        isinstance(value, list)
-        and least <= len(value) <= most
-        and all(type(number) is int and 0 <= number < 1 << 63 for number in value)
-    )
+    """The tensors of a file that may be weights, by name. Raises as `header_of`."""
+    return {
+        name: Entry(file, one.start, DTYPES[one.kind], one.shape)
+        for name, one in header_of(file).tensors.items()
+        if one.kind in DTYPES  # published GPT-2 checkpoints also hold their causal masks
+    }
 
 
 class Weights(WeightSource):

@@ -7,8 +7,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from ...calls.endpoint import Endpoint
+from ...http.access import caller_in
 from ...http.bodies import body_in, parsed
-from ...http.exchange import Answer, Exchange, deadline_of, until
+from ...http.exchange import Answer, Exchange, deadline_of, silence_of, until
 from ..answer import Choice, gather, usage
 from ..generations import calls_of, together
 from ..stream import Stream
@@ -24,12 +25,12 @@ class Chats(Exchange):
 
     async def _serve(self, request: Request, answer: Answer) -> None:
         endpoint = self._endpoint
-        deadline = deadline_of(request)
+        deadline, silence = deadline_of(request), silence_of(request, endpoint.settings.comment_seconds)
         body = body_in(request.scope)
         name = f"chatcmpl-{secrets.token_hex(12)}"
         with endpoint.arrivals.coming():
             parse_body = partial(parse, max_samples=endpoint.settings.max_prompts, defaults=endpoint.defaults)
-            asked = await parsed(body, parse_body, endpoint.large)
+            asked = await parsed(body, parse_body, endpoint.large, caller_in(request.scope))
             calls = await calls_of(asked, name, endpoint, request, deadline)
         choices = [Choice() for _ in asked.samples]
         asked.samples.clear()  # long prompts need memory, and the calls have them until the pool does
@@ -37,7 +38,7 @@ class Chats(Exchange):
         async with together(calls, body.held) as events, until(deadline):
             if asked.stream:
                 chunks = ChatChunks(name, endpoint.name, asked.include_usage, len(calls) == 1, logprobs)
-                stream = Stream(answer, chunks)
+                stream = Stream(answer, chunks, silence)
                 await stream.write(events, choices, name)
                 await stream.end(counted(choices) if asked.include_usage else None)
             else:

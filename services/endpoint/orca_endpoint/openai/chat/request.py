@@ -8,7 +8,7 @@ from typing import Any
 from orca.v1.orca_pb2 import Chat, ChatMessage
 from orca_common.errors import InvalidArgument, echo
 
-from ...requests.chats import RESERVED, ROLES, reserved
+from ...requests.chat_renderer import RESERVED, ROLES, reserved
 from ...requests.defaults import MODEL_SAYS_NOTHING, Defaults
 from ..body import check_names, get, text
 from ..request import UINT32, Asked, Sample, generation, include_usage_of, labels_of, read, request_of

@@ -12,8 +12,9 @@ from orca_pool.records import Reason
 
 from ...calls.endpoint import Endpoint
 from ...calls.events import Event, Finished, Token
+from ...http.access import caller_in
 from ...http.bodies import body_in, parsed
-from ...http.exchange import Answer, Exchange, deadline_of, until
+from ...http.exchange import Answer, Exchange, deadline_of, silence_of, until
 from ..answer import Choice, Numbered, gather, usage
 from ..generations import calls_of, together
 from ..stream import Stream
@@ -29,12 +30,12 @@ class Completions(Exchange):
 
     async def _serve(self, request: Request, answer: Answer) -> None:
         endpoint = self._endpoint
-        deadline = deadline_of(request)
+        deadline, silence = deadline_of(request), silence_of(request, endpoint.settings.comment_seconds)
         body = body_in(request.scope)
         name = f"cmpl-{secrets.token_hex(12)}"
         with endpoint.arrivals.coming():
             parse_body = partial(parse, max_samples=endpoint.settings.max_prompts, defaults=endpoint.defaults)
-            asked = await parsed(body, parse_body, endpoint.large)
+            asked = await parsed(body, parse_body, endpoint.large, caller_in(request.scope))
             calls = await calls_of(asked, name, endpoint, request, deadline)
         choices = [Choice(self._text_of(sample.request) if asked.echo else None) for sample in asked.samples]
         asked.samples.clear()  # long prompts need memory, and the calls have them until the pool does
@@ -44,7 +45,7 @@ class Completions(Exchange):
             if asked.stream:
                 numbered = len(calls) == 1
                 chunks = CompletionChunks(name, endpoint.name, asked.include_usage, numbered, logprobs)
-                stream = Stream(answer, chunks)
+                stream = Stream(answer, chunks, silence)
                 await stream.write(events, choices, name)
                 await stream.end(counted(choices, asked.each) if asked.include_usage else None)
             else:
