@@ -175,14 +175,24 @@ def _size(config: Mapping[str, Any], name: str, path: Path) -> int:
     return value
 
 
+def generation_fields(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """A file and its fields that say how to generate: generation_config.json, or the whole config.json where there is
+    none, as transformers reads them. Raises FailedPrecondition."""
+    path = folder / "generation_config.json"
+    with suppress(FileNotFoundError):
+        return path, json_object(read_bounded(path, CONFIG_BYTES), path)
+    path = folder / "config.json"
+    with suppress(FileNotFoundError):
+        return path, json_object(read_bounded(path, CONFIG_BYTES), path)
+    return path, {}
+
+
 def _end_tokens(folder: Path, config: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
     """Those of generation_config.json, else those of config.json. Ids beyond the vocabulary are left out."""
-    path, given = folder / "config.json", config.get("eos_token_id")
-    with suppress(FileNotFoundError):
-        generation = folder / "generation_config.json"
-        said = json_object(read_bounded(generation, CONFIG_BYTES), generation).get("eos_token_id")
-        if said is not None:
-            path, given = generation, said
+    path, said = generation_fields(folder)
+    given = said.get("eos_token_id")
+    if given is None:
+        path, given = folder / "config.json", config.get("eos_token_id")
     ids = [] if given is None else given if isinstance(given, list) else [given]
     if len(ids) > MAX_END_TOKENS:
         raise FailedPrecondition(

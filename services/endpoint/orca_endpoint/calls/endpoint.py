@@ -88,7 +88,9 @@ class Endpoint:
         chat_tokens = defaults.max_new_tokens or settings.chat_tokens
         special = () if vocabulary is None or settings.control_tokens_in_chats else vocabulary.special_tokens
         self._chats = Chats(template, self.large, settings.max_prompt_bytes, chat_tokens, special)
-        self._validator = Validator(settings, checkpoint, vocabulary, self.tokenizing, self._chats, self.forms)
+        self._validator = Validator(
+            settings, checkpoint, vocabulary, self.tokenizing, self._chats, self.forms, defaults.forced_end
+        )
         self.arrivals = Arrivals()
         self._engines = Recent(pool.engine_infos, ENGINES_SECONDS)
         self._limits = CallLimits(settings.pool_patience, settings.call_buffer)

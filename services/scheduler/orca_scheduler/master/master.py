@@ -740,4 +740,5 @@ def arrival(held: Held) -> Arrival:
         eos_token_ids=tuple(i for i in record.end_token_ids if i not in stops),
         stop_token_ids=stops,
         deadline=held.deadline,
+        forced_end=record.sampling.HasField("forced_end"),
     )

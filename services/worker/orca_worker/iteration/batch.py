@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from orca.v1 import worker_pb2
+from orca.v1.sampling_pb2 import SamplingParams
 from orca_common.errors import FailedPrecondition
 
 from .kv import KVManager
@@ -163,6 +164,10 @@ def build_batch(
         index = {n: i for i, n in enumerate(sampled.tolist())}
         adjusted = {index[n]: one for n, one in adjusting.items() if n in index}
         scored = {n: one for n, one in adjusting.items() if one.scores_prompt and starts_of[n] < one.prompt}
+    last = np.flatnonzero(requests["forced_at"] == ends[sampled] - requests["prompt"] + 1)
+    for n in last.tolist():
+        requests["likeliest"][n] = False
+        adjusted.setdefault(n, Adjusted(SamplingParams(), (), 0)).force(int(requests["forced"][n]))
     return Batch(
         rows=each,
         query_lengths=counts,

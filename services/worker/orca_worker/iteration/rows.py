@@ -19,6 +19,7 @@ MAX_ROWS = 1 << 20  # rows are small integers; a larger one is the sender's mist
 # The parameters of a plain draw, as SamplingParams names them. Any other one makes a row adjusted.
 DRAW = [("temperature", "f8"), ("top_k", "i8"), ("top_p", "f8"), ("min_p", "f8"), ("seed", "u8"), ("logprobs", "?")]
 PLAIN = {name for name, _ in DRAW}
+UNADJUSTED = {*PLAIN, "forced_end"}  # which adjusts one iteration alone
 columns = attrgetter(*(name for name, _ in DRAW))
 GREEDY = columns(SamplingParams())
 
@@ -31,6 +32,8 @@ ROW = np.dtype(
         ("prompt", "i8"),  # those of them that were not generated
         ("last_token", "i8"),  # the token sampled last
         *DRAW,
+        ("forced", "i8"),  # the output token of number `forced_at`, from 1 on
+        ("forced_at", "i8"),  # 0: none
         ("adjusted", "?"),  # it has an entry in `Rows.adjusted`
         ("likeliest", "?"),  # no more is wanted than the likeliest token: no draw, no logprobs, no adjustments
     ]
@@ -39,7 +42,7 @@ ROW = np.dtype(
 
 def is_newer(asked: SamplingParams) -> bool:
     """Whether an endpoint of a newer release has set a parameter that is not known here."""
-    return len(UnknownFieldSet(asked)) > 0
+    return len(UnknownFieldSet(asked)) > 0 or len(UnknownFieldSet(asked.forced_end)) > 0
 
 
 class Constraint(Protocol):
@@ -65,6 +68,11 @@ class Adjusted:
         self.changes_logits = bool(penalties or len(self.bias_ids) or asked.grammar)
         # No token can follow: the request ends. One that asks for what this release does not know begins so.
         self.stuck = is_newer(asked)
+        self.forced: int | None = None  # the only token that may follow
+
+    def force(self, token_id: int) -> None:
+        """The next token is this one."""
+        self.forced, self.changes_logits = token_id, True
 
     def put(self, position: int, token_id: int) -> None:
         """The input token of an increment."""
@@ -93,10 +101,10 @@ class Rows:
         prompt = len(admission.token_ids) - admission.generated
         if prompt < 1:
             raise FailedPrecondition(f"row {row}: an admission needs at least one token that was not generated")
-        asked, draw, adjusted = admission.sampling, GREEDY, False
+        asked, draw, forced, adjusted = admission.sampling, GREEDY, admission.sampling.forced_end, False
         if admission.HasField("sampling"):
             draw = columns(asked)
-            adjusted = not {field.name for field, _ in asked.ListFields()} <= PLAIN or is_newer(asked)
+            adjusted = not {field.name for field, _ in asked.ListFields()} <= UNADJUSTED or is_newer(asked)
         self.table[row] = (
             True,
             admission.claim,
@@ -105,6 +113,8 @@ class Rows:
             prompt,
             0,
             *draw,
+            forced.token_id,
+            forced.max_new_tokens,
             adjusted,
             not (asked.temperature > 0 or asked.logprobs or adjusted),
         )

@@ -22,6 +22,7 @@ def adjust(logits: Tensor, adjusted: Mapping[int, Adjusted], ends: np.ndarray) -
     adjusted: by row of the batch. ends [B]: how many input tokens each request has. First the repetition penalty over
     prompt and output (Keskar et al., "CTRL", section 4.1), then OpenAI's presence and frequency penalties over the
     output, then the bias. At last the tokens are left out that the form of the answer does not allow.
+    A token that is forced needs none of it.
     """
     changed = {n: one for n, one in adjusted.items() if one.changes_logits}
     if not changed:
@@ -29,6 +30,9 @@ def adjust(logits: Tensor, adjusted: Mapping[int, Adjusted], ends: np.ndarray) -
     logits = logits.float().clone()
     for n, one in changed.items():
         values, asked, end = logits[n], one.asked, int(ends[n])  # a view of the row
+        if one.forced is not None:
+            values.fill_(-torch.inf)[one.forced] = 0
+            continue
         if one.repetition != 1:
             seen = to_device(torch.from_numpy(np.unique(one.tokens[:end])), logits.device)
             old = values[seen]
