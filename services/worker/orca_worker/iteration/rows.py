@@ -56,8 +56,11 @@ class Constraint(Protocol):
 class Adjusted:
     """What a request asks for beyond the plain draw, and its input tokens, on which that depends."""
 
-    def __init__(self, asked: SamplingParams, token_ids: Sequence[int], prompt: int) -> None:
-        self.asked, self.prompt = asked, prompt
+    def __init__(
+        self, asked: SamplingParams, token_ids: Sequence[int], prompt: int, start_token: int | None = None
+    ) -> None:
+        """start_token: before the answer, where an encoder reads the prompt."""
+        self.asked, self.prompt, self._start_token = asked, prompt, start_token
         self.scores_prompt = asked.prompt_logprobs and len(token_ids) == prompt  # not told before a recovery
         self.tokens = np.array(token_ids, np.int64)  # [at least the input tokens so far]
         self.bias_ids = np.array(sorted(asked.logit_bias), np.int64)
@@ -74,6 +77,12 @@ class Adjusted:
         """The next token is this one."""
         self.forced, self.changes_logits = token_id, True
 
+    def repeated(self, end: int) -> np.ndarray:
+        """The tokens, of the first `end`, to which the repetition penalty applies: those that the decoder has read."""
+        if self._start_token is None:
+            return np.unique(self.tokens[:end])
+        return np.unique(np.append(self.tokens[self.prompt : end], self._start_token))
+
     def put(self, position: int, token_id: int) -> None:
         """The input token of an increment."""
         if position >= len(self.tokens):
@@ -84,7 +93,8 @@ class Adjusted:
 class Rows:
     """The requests that this rank holds. `table` [n] of ROW grows with the largest row."""
 
-    def __init__(self) -> None:
+    def __init__(self, start_token: int | None = None) -> None:
+        self._start_token = start_token  # of a model with an encoder
         self.table = np.zeros(64, ROW)
         self.adjusted: dict[int, Adjusted] = {}  # by row
         self.inputs: dict[int, np.ndarray] = {}  # by row: the admitted tokens, until they have run
@@ -121,7 +131,7 @@ class Rows:
         self.inputs[row] = np.array(admission.token_ids, np.int64)
         self.adjusted.pop(row, None)
         if adjusted:
-            self.adjusted[row] = Adjusted(asked, admission.token_ids, prompt)
+            self.adjusted[row] = Adjusted(asked, admission.token_ids, prompt, self._start_token)
             if self.adjusted[row].stuck:
                 log.error("a sampling parameter is not known here: the request ends", extra={"claim": admission.claim})
 

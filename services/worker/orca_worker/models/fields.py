@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from orca_common.bounded_file import shown
-from orca_common.checkpoint import Checkpoint, generation_fields
+from orca_common.checkpoint import Checkpoint
 from orca_common.errors import FailedPrecondition
 
 MAX_LAYERS, MAX_WIDTH = 4096, 1 << 17  # above those of any published model
@@ -88,24 +88,6 @@ class Fields:
         if heads % kv_heads:
             raise self.refuse(f"shares {kv_heads} key/value heads among {heads} heads")
         return kv_heads
-
-    def token(self, name: str, default: Any) -> int:
-        """A token of the vocabulary."""
-        return self._token(name, self.get(name, default))
-
-    def _token(self, name: str, value: Any) -> int:
-        if type(value) is not int or not 0 <= value < self._checkpoint.vocab_size:
-            raise self.refuse(
-                f"gives {name} {shown(value)}, not a token of a vocabulary of {self._checkpoint.vocab_size}"
-            )
-        return value
-
-    def start_token(self, default: Any) -> int:
-        """The token before the first one of an answer: generation_config.json says it before config.json."""
-        _, said = generation_fields(self._checkpoint.folder)
-        name = "decoder_start_token_id"
-        given = said.get(name)
-        return self.token(name, default) if given is None else self._token(name, given)
 
     def flag(self, name: str, default: bool) -> bool:
         value = self.get(name, default)

@@ -68,7 +68,7 @@ class MarianConfig:
             activation=fields.activation("activation_function", "gelu"),
             tied=True,
             scale_embedding=fields.flag("scale_embedding", False),
-            start_token=fields.start_token(58100),
+            start_token=checkpoint.start_token or 0,
             never_made=_never_made(fields, checkpoint),
         )
 
