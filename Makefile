@@ -116,13 +116,13 @@ hostile: $(STAMP) ## Attack an endpoint from one host, at its door and through n
 test-kubernetes: $(STAMP) ## Run the tests on KUBECONFIG's cluster, with the images REGISTRY/orca-*:TAG.
 	IMAGE_REGISTRY=$(REGISTRY) IMAGE_TAG=$(TAG) $(BIN)/pytest -m '$(PART)'
 
-distributed: $(STAMP) ## Run all of what `make test` samples: tokens of every tp x pp, ROUNDS=30 of killed and frozen ranks; SAMPLE=48 of the tokens.
+distributed: $(STAMP) ## Run all of what `make test` samples: tokens of every tp x pp and of 400 checkpoints, ROUNDS=30 of killed and frozen ranks; SAMPLE=48 of the tokens.
 	$(BIN)/python tests/e2e/token_grid.py $(if $(SAMPLE),--sample $(SAMPLE))
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS)
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --tp 1 --pp 3 --run-ahead 1
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --tp 1 --pp 2 --dtype bfloat16
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --run-ahead 1 --kernels device-loop
-	$(PYTEST) -m long tests/worker tests/kernels tests/endpoint/test_schemas.py
+	$(PYTEST) -m long tests/worker tests/kernels tests/e2e/test_sweep.py tests/endpoint/test_schemas.py
 
 simulate: $(STAMP) ## Simulate endpoints, schedulers and clients on a pool with faults: SEEDS=300, FIRST=0.
 	$(BIN)/python tests/simulator/simulate.py --seeds $(SEEDS) --first $(or $(FIRST),0)

@@ -72,7 +72,7 @@ ODD_GPTJ: dict[str, Any] = {
 }
 
 
-def rope(kind: str, **more: float) -> dict[str, Any]:
+def rope(kind: str, **more: float | list[float]) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 1000.0, **more}}
 
 

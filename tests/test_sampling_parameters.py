@@ -66,8 +66,9 @@ def test_the_messages_have_the_parameters_of_the_table() -> None:
     assert public == list(SAMPLING)
     assert {*LOGPROBS, *FORMS} <= set(GenerateRequest.DESCRIPTOR.fields_by_name)
     assert [field.name for field in GenerateRequest.DESCRIPTOR.oneofs_by_name["form"].fields] == list(FORMS)
-    # The ranks get every form as one grammar.
-    assert [field.name for field in SamplingParams.DESCRIPTOR.fields] == [*SAMPLING, *LOGPROBS, "grammar"]
+    # The ranks get every form as one grammar, and the model's forced end.
+    others = ["grammar", "forced_end"]
+    assert [field.name for field in SamplingParams.DESCRIPTOR.fields] == [*SAMPLING, *LOGPROBS, *others]
     assert set(PLAIN) < set(EVERY)
 
 

@@ -20,7 +20,16 @@ from orca.v1 import orca_pb2 as pb
 from orca.v1.pool_pb2 import PoolRequest
 from orca_common.errors import FailedPrecondition
 from orca_endpoint.openai.resumed import EVENT_ID
-from orca_endpoint.requests.defaults import FOLLOWED, NEUTRAL, NO_TOKENS, Defaults, not_followed, read_defaults
+from orca_endpoint.requests.defaults import (
+    FOLLOWED,
+    NEUTRAL,
+    NO_TOKENS,
+    READ,
+    UNKNOWN_HERE,
+    Defaults,
+    not_followed,
+    read_defaults,
+)
 from orca_pool.records import Reason
 
 TEMPLATE = (
@@ -425,6 +434,8 @@ def fields_of(message: Message) -> dict[str, Any]:
         ({"top_k": True}, "top_k is True; it must be a whole number", None),
         ({"top_k": 1 << 40}, "top_k is 1099511627776; it must be at least 1", None),
         ({"max_new_tokens": 0}, "max_new_tokens is 0; it must be between 1 and 16777216", None),
+        ({"forced_eos_token_id": 100}, "forced_eos_token_id is 100; it must be tokens of a vocabulary of 100", None),
+        ({"forced_eos_token_id": ["a"]}, "forced_eos_token_id is a list; it must be tokens of", None),
     ],
 )
 def test_generation_config(
@@ -434,9 +445,9 @@ def test_generation_config(
         (tmp_path / "generation_config.json").write_text(json.dumps(generation))
     if isinstance(sampling, str):
         with pytest.raises(FailedPrecondition, match=re.escape(sampling)):
-            read_defaults(tmp_path)
+            read_defaults(tmp_path, 100)
     else:
-        assert read_defaults(tmp_path) == Defaults(sampling, tokens)
+        assert read_defaults(tmp_path, 100) == Defaults(sampling, tokens)
 
 
 async def test_messages_over_grpc(orca: World, client: AsyncOpenAI) -> None:
@@ -490,22 +501,33 @@ def test_every_field_of_generation_config_is_followed_or_named(tmp_path: Path) -
     asks = {
         "num_beams": 6,
         "no_repeat_ngram_size": 3,
+        "min_length": 3,
         "forced_eos_token_id": 0,
         "bad_words_ids": [[5]],
         "top_k": 3,
         "x": 1,
     }
+    left = {"num_beams": 6, "no_repeat_ngram_size": 3, "min_length": 3}
     neutral = {"num_beams": 1, "typical_p": 1.0, "no_repeat_ngram_size": 0, "max_length": 512, "length_penalty": 2.0}
     for given, kind, named in (
-        (
-            asks,
-            "gpt2",
-            {"num_beams": 6, "no_repeat_ngram_size": 3, "forced_eos_token_id": 0, "bad_words_ids": "a list", "x": 1},
-        ),
-        (asks, "marian", {"num_beams": 6, "no_repeat_ngram_size": 3, "forced_eos_token_id": 0, "x": 1}),
+        (asks, "gpt2", left | {"bad_words_ids": "a list", "x": 1}),
+        (asks, "marian", left | {"x": 1}),
         (neutral, "gpt2", {}),
     ):
         path.write_text(json.dumps(given))
         assert not_followed(tmp_path, kind) == named
-    known = GenerationConfig().to_dict().keys()
-    assert known >= (NO_TOKENS | FOLLOWED | NEUTRAL.keys()) - {"num_beam_groups", "diversity_penalty"}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": 8, **asks}))
+    path.unlink()  # config.json says it then, beside other things
+    assert not_followed(tmp_path, "gpt2") == left | {"bad_words_ids": "a list"}
+    known = NO_TOKENS | FOLLOWED | NEUTRAL.keys() | UNKNOWN_HERE | {one.name for one in READ}
+    assert known == GenerationConfig().to_dict().keys()
+
+
+def test_the_longest_answers_end(tmp_path: Path) -> None:
+    """`forced_eos_token_id` as transformers reads it: of generation_config.json, or of config.json without one."""
+    config, generation = tmp_path / "config.json", tmp_path / "generation_config.json"
+    config.write_text(json.dumps({"forced_eos_token_id": 7}))
+    assert read_defaults(tmp_path, 100).forced_end == 7
+    for given, token in (({}, None), ({"forced_eos_token_id": [5, 2]}, 2), ({"forced_eos_token_id": None}, None)):
+        generation.write_text(json.dumps(given))
+        assert read_defaults(tmp_path, 100).forced_end == token

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from endpoint.harness import make_tokenizer
+from tokenizers import Tokenizer, models
 from transformers import AutoTokenizer
 
 from orca_common.errors import FailedPrecondition
@@ -77,7 +78,19 @@ def test_a_class_has_defaults(tmp_path: Path, kind: str) -> None:
     import transformers
 
     write(tmp_path, {"tokenizer_config.json": {"tokenizer_class": kind + "Fast"}})
+    Tokenizer(models.BPE()).save(str(tmp_path / "tokenizer.json"))  # of bytes it would be no Llama's
     theirs = getattr(transformers, kind)()
+    right = {token: str(text) for token, text in theirs.special_tokens_map.items() if token in STANDARD}
+    assert TokenizerFolder(tmp_path).named == right
+
+
+@pytest.mark.parametrize("given", [None, "PreTrainedTokenizerFast", "LlamaTokenizerFast"])
+@pytest.mark.parametrize("model", ["gpt2", "gptj", "gpt_neox", "llama", "mistral", "qwen2", "qwen3"])
+def test_which_class_it_is(tmp_path: Path, model: str, given: str | None) -> None:
+    """Of a model_type, where no file says it; Qwen 2's and Mistral's whatever a file says; no Llama's of bytes."""
+    write(tmp_path, {"tokenizer_config.json": {"tokenizer_class": given} if given else {}})
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model}))
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
     right = {token: str(text) for token, text in theirs.special_tokens_map.items() if token in STANDARD}
     assert TokenizerFolder(tmp_path).named == right
 

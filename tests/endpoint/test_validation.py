@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, processors
 from transformers import PreTrainedTokenizerFast
 
 from orca.v1 import orca_pb2 as pb
-from orca.v1.sampling_pb2 import SamplingParams
+from orca.v1.sampling_pb2 import ForcedEnd, SamplingParams
 from orca_common.checkpoint import read_checkpoint
 from orca_common.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 from orca_endpoint.http.errors import failure
@@ -30,13 +30,15 @@ def validator(model: Path) -> Validator:
     return made(model, Vocabulary(model / "tokenizer.json"))
 
 
-def made(folder: Path, vocabulary: Vocabulary | None, text_in_chats: bool = True) -> Validator:
+def made(
+    folder: Path, vocabulary: Vocabulary | None, text_in_chats: bool = True, forced_end: int | None = None
+) -> Validator:
     threads = Threads("tokenizing", 1, 8, 8)
     special = vocabulary.special_tokens if vocabulary is not None and text_in_chats else ()
     chats = Chats(folder, read_chat_template(folder), 1 << 20, 1024, special)
     checkpoint = read_checkpoint(folder)
     forms = FormCompiler(checkpoint)
-    return Validator(EndpointSettings(model=str(folder)), checkpoint, vocabulary, threads, chats, forms)
+    return Validator(EndpointSettings(model=str(folder)), checkpoint, vocabulary, threads, chats, forms, forced_end)
 
 
 def sampling(**fields: float) -> pb.GenerateRequest:
@@ -163,6 +165,15 @@ async def test_accepted(validator: Validator) -> None:
     assert record.sampling == SamplingParams(temperature=0.5, top_k=100_000, top_p=0.9, seed=7)
     assert list(record.end_token_ids) == [EOS, 3]
     assert record.detach_grace == 2.5
+
+
+async def test_a_model_that_ends_its_longest_answers(model: Path) -> None:
+    """Not where the caller asks for tokens behind an end, nor where the answer has a form: it is cut, and not whole."""
+    validator = made(model, Vocabulary(model / "tokenizer.json"), forced_end=5)
+    plain = await validator.generate(generation())
+    assert plain.record.sampling == SamplingParams(forced_end=ForcedEnd(token_id=5, max_new_tokens=8))
+    for other in (generation(ignore_eos=True), generation(regex="a*")):
+        assert not (await validator.generate(other)).record.sampling.HasField("forced_end")
 
 
 async def test_defaults(validator: Validator) -> None:

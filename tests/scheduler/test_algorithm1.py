@@ -591,6 +591,14 @@ def test_a_blocked_initiation_keeps_nobody_from_running_ahead() -> None:
     assert batches(back(core)) == [[2, 3], [2]]
 
 
+def test_a_forced_end_is_an_end_by_length() -> None:
+    """The model did not choose its last token, so the answer is not whole. One that ends before chose it."""
+    core = formed(max_bs=3)
+    arrive(core, *(replace(ask(n, 3, 2), forced_end=True) for n in (1, 2)), ask(3, 3, 2))
+    assert finishes(back(core, WORD, EOS, WORD)) == {2: Reason.EOS}
+    assert finishes(back(core, EOS, EOS)) == {1: Reason.LENGTH, 3: Reason.EOS}
+
+
 @pytest.mark.parametrize(("token", "reason"), [(EOS, Reason.EOS), (9, Reason.STOP_TOKEN)])
 def test_an_end_found_late_costs_one_row(token: int, reason: Reason) -> None:
     """What the batch ahead made of it is discarded. Its slots and row stay until that batch is back."""

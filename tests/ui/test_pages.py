@@ -125,7 +125,7 @@ async def test_chats_that_cannot_be_passed_on() -> None:
 
 
 async def test_another_host_is_refused() -> None:
-    """A page whose name looks up to 127.0.0.1 would read what is here. Keys, and names that are given, let others in."""
+    """A page whose name looks up to 127.0.0.1 would read what is here. Keys and given names let others in."""
     other, key = {"host": "evil.example"}, {"authorization": f"Bearer {KEY}"}
     async with page(scripted()) as client:
         for path in ("/", "/live", "/about", "/v1/models"):

@@ -16,7 +16,7 @@ from worker.driver import Sampled, TinyEngine, make_stage
 from worker.engines import in_process
 from worker.test_sampling import requests_of
 
-from orca.v1.sampling_pb2 import SamplingParams
+from orca.v1.sampling_pb2 import ForcedEnd, SamplingParams
 from orca_common.scores import unpack_prompt, unpack_tops
 from orca_worker.iteration.rows import Adjusted
 from orca_worker.models import device_loop
@@ -213,6 +213,27 @@ def test_a_model_that_computes_nothing_answers_too(tmp_path: Path) -> None:
     engine.step([request], [])  # behind its first token, which its scores came with
     assert [unpack_tops(top, 2) for top in request.tops] == [[((token, 0.0),)] for token in request.made]
     assert unpack_prompt(request.scored_prompt, 2) == [(None, ()), (0.0, ((6, 0.0),)), (0.0, ((7, 0.0),))]
+
+
+@pytest.mark.parametrize("kernels", ["auto", "torch", "device-loop"])
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 7}, {"presence_penalty": 1.0, "logprobs": True}])
+def test_a_forced_end_is_the_last_token_and_no_other(folder: Path, kernels: str, sampling: dict[str, Any]) -> None:
+    """As ForcedEOSTokenLogitsProcessor of transformers 5.23; also where it starts again before its last token."""
+    engine = TinyEngine(make_stage(folder, SLOTS, 4, kernels=kernels), SLOTS, 4)
+    forced = {"forced_end": ForcedEnd(token_id=9, max_new_tokens=5)}
+    free, ends, again, one = Sampled([5, 6], 5, sampling), *(Sampled([5, 6], 5, sampling | forced) for _ in range(3))
+    engine.run([free])
+    engine.run([ends, Sampled([7], 9)])
+    assert ends.made == [*free.made[:4], 9] != free.made
+    again.made, again.logprobs = free.made[:4], free.logprobs[:4]
+    engine.step([again], [])
+    assert again.made == ends.made
+    if "logprobs" in sampling:  # the model's own, as of every token
+        right = Reference(folder).logprobs([5, 6, *free.made[:4]])[-1, 9].item()
+        assert ends.logprobs[-1] == pytest.approx(right, abs=1e-3)
+    one.sampling["forced_end"] = ForcedEnd(token_id=9, max_new_tokens=1)
+    engine.step([one], [])
+    assert one.made == [9]
 
 
 class Newer(Sampled):

@@ -273,12 +273,29 @@ REFUSED: list[tuple[str, dict[str, Any], int, int, str]] = [
 ]
 
 
+@pytest.mark.parametrize("family", ["t5", "marian"])
+def test_the_repetition_penalty_is_of_the_decoders_tokens(tmp_path: Path, family: str) -> None:
+    """Of the one before the answer, too: those that transformers' `generate` (5.23) gives its processor."""
+    folder = (make_t5 if family == "t5" else make_marian)(tmp_path, seed=3)
+    reference: Any = Seq2Seq(folder)
+    chance = random.Random(3)
+    prompts = [[chance.randrange(95) for _ in range(length)] for length in (1, 7, 20, 12)]
+    requests = [Sampled(prompt, 6, {"repetition_penalty": 1.5}) for prompt in prompts]
+    TinyEngine(make_stage(folder, 576, 5), 576, 5).run(requests)
+    for request in requests:
+        more = {"do_sample": False, "max_new_tokens": 6, "forced_eos_token_id": None, "repetition_penalty": 1.5}
+        ids = reference._model.generate(torch.tensor([request.prompt]), **more)
+        assert request.made == ids[0, 1:].tolist()
+    assert any(request.made != reference.greedy(request.prompt, 6) for request in requests)
+
+
 @pytest.mark.parametrize(("family", "fields", "tp", "pp", "sentence"), REFUSED, ids=str)
 def test_refused_with_a_sentence(
     tmp_path: Path, family: str, fields: dict[str, Any], tp: int, pp: int, sentence: str
 ) -> None:
     folder = (make_t5 if family == "t5" else make_marian)(tmp_path, seed=1)
     change(folder, **fields)
+    (folder / "generation_config.json").unlink()  # which goes before config.json
     with pytest.raises(FailedPrecondition, match=sentence):
         topology(read_checkpoint(folder), tp, pp, "float32")
 

@@ -30,6 +30,7 @@ RANDOM_WEIGHTS, PREFIX_LM = "orca_random_weights", "orca_prefix_lm"  # our own f
 # Heads of transformers that are no language model's, as in LlamaForSequenceClassification.
 OTHER_HEAD = re.compile(r"For(?!CausalLM$|ConditionalGeneration$|PreTraining$)\w+$|EncoderModel$")
 WITH_ENCODER = ("t5", "marian")  # types of models
+START = {"t5": 0, "marian": 58100}  # their first tokens, where no file says so
 STRETCHED = ("linear", "yarn")  # kinds of scaled rotary positions whose files give the length before
 
 
@@ -50,6 +51,24 @@ class Checkpoint:
     def has_encoder(self) -> bool:
         """Whether a prompt is the input of an encoder: its tokens have no logits."""
         return self.model_type in WITH_ENCODER
+
+    @property
+    def start_token(self) -> int | None:
+        """The token before the first one of an answer, where there is an encoder: as generation_config.json says it, or
+        else config.json. Raises FailedPrecondition."""
+        if not self.has_encoder:
+            return None
+        padding = self.config.get("pad_token_id")
+        default = START[self.model_type] if self.model_type == "marian" or padding is None else padding
+        name = "decoder_start_token_id"
+        given = next(
+            (said[name] for said in (generation_fields(self.folder)[1], self.config) if said.get(name) is not None),
+            default,
+        )
+        if type(given) is not int or not 0 <= given < self.vocab_size:
+            problem = f"gives {name} {shown(given)}, not a token of a vocabulary of {self.vocab_size}"
+            raise FailedPrecondition(f"model: {self.name} {problem}")
+        return given
 
     @property
     def prefix_lm(self) -> bool:
@@ -184,14 +203,24 @@ def _size(config: Mapping[str, Any], name: str, path: Path) -> int:
     return value
 
 
+def generation_fields(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """A file and its fields that say how to generate: generation_config.json, or the whole config.json where there is
+    none, as transformers reads them. Raises FailedPrecondition."""
+    path = folder / "generation_config.json"
+    with suppress(FileNotFoundError):
+        return path, json_object(read_bounded(path, CONFIG_BYTES), path)
+    path = folder / "config.json"
+    with suppress(FileNotFoundError):
+        return path, json_object(read_bounded(path, CONFIG_BYTES), path)
+    return path, {}
+
+
 def _end_tokens(folder: Path, config: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
     """Those of generation_config.json, else those of config.json. Ids beyond the vocabulary are left out."""
-    path, given = folder / "config.json", config.get("eos_token_id")
-    with suppress(FileNotFoundError):
-        generation = folder / "generation_config.json"
-        said = json_object(read_bounded(generation, CONFIG_BYTES), generation).get("eos_token_id")
-        if said is not None:
-            path, given = generation, said
+    path, said = generation_fields(folder)
+    given = said.get("eos_token_id")
+    if given is None:
+        path, given = folder / "config.json", config.get("eos_token_id")
     ids = [] if given is None else given if isinstance(given, list) else [given]
     if len(ids) > MAX_END_TOKENS:
         raise FailedPrecondition(

@@ -139,8 +139,8 @@ class EndpointApp:
                     "the tokenizer ends a text with another token than the model; chats end with either", extra=ends
                 )
         if others := not_followed(folder, checkpoint.model_type):
-            log.warning("generation_config.json asks for what Orca does not do", extra={"fields": others})
-        return checkpoint, vocabulary, read_chat_template(folder), read_defaults(folder)
+            log.warning("the model asks for ways to generate that Orca does not have", extra={"fields": others})
+        return checkpoint, vocabulary, read_chat_template(folder), read_defaults(folder, checkpoint.vocab_size)
 
     def _not_ready(self) -> str | None:
         return self._starting or self.endpoint.not_ready()

@@ -18,7 +18,7 @@ MUTATIONS = [
         "end tokens of the config win over the generation's",
         CHECKPOINT,
         "_end_tokens",
-        instead("said is not None", "said is not None and given is None"),
+        instead("said.get('eos_token_id')", "config.get('eos_token_id')"),
         f"{CHECKPOINTS}::test_the_end_tokens_are_those_of_the_generation",
     ),
     Mutation(

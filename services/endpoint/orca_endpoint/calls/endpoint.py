@@ -88,7 +88,9 @@ class Endpoint:
         special = () if vocabulary is None or settings.control_tokens_in_chats else vocabulary.special_tokens
         self.chats = Chats(checkpoint.folder, template, settings.max_prompt_bytes, chat_tokens, special)
         forms = FormCompiler(checkpoint)
-        self._validator = Validator(settings, checkpoint, vocabulary, self.tokenizing, self.chats, forms)
+        self._validator = Validator(
+            settings, checkpoint, vocabulary, self.tokenizing, self.chats, forms, defaults.forced_end
+        )
         self.arrivals = Arrivals()
         self._engines = Recent(pool.engine_infos, ENGINES_SECONDS)
         self._limits = CallLimits(settings.pool_patience, settings.call_buffer)

@@ -76,10 +76,11 @@ class Validator:
         threads: Threads,
         chats: Chats,
         forms: FormCompiler,
+        forced_end: int | None = None,
     ) -> None:
-        """threads: tokenize long texts."""
+        """threads: tokenize long texts. forced_end: the token with which the model's longest answers end."""
         self._limits, self._model, self._vocabulary, self._threads = settings, checkpoint, vocabulary, threads
-        self._chats, self._forms = chats, forms
+        self._chats, self._forms, self._forced_end = chats, forms, forced_end
         self._attempts = Attempts()
 
     async def generate(
@@ -120,6 +121,10 @@ class Validator:
         if not new:
             left = min(room or self._model.max_positions, self._model.max_positions) - len(prompt_ids)
             new = max(min(self._chats.tokens, left), 1)
+        # An answer with a form is cut where it is, and not made to look whole.
+        if self._forced_end is not None and grammar is None and not request.ignore_eos:
+            sampling = sampling if sampling is not None else SamplingParams()
+            sampling.forced_end.token_id, sampling.forced_end.max_new_tokens = self._forced_end, new
         eos = () if request.ignore_eos else self._model.eos_token_ids
         if is_chat and eos and self._vocabulary is not None and self._vocabulary.end is not None:
             eos = (*eos, self._vocabulary.end)  # templates end an answer with the tokenizer's

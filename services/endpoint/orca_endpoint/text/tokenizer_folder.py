@@ -5,6 +5,7 @@ special_tokens_map.json   the same, by older transformers; it holds where the fi
 added_tokens.json         ids of tokens, by still older ones; likewise
 """
 
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 from tokenizers import AddedToken
 
 from orca_common.bounded_file import json_object, read_bounded, shown
+from orca_common.checkpoint import TOKENIZER_BYTES
 from orca_common.errors import FailedPrecondition
 
 CONFIG_BYTES = 16 << 20  # it lists all added tokens
@@ -31,6 +33,13 @@ DEFAULTS: dict[str, dict[str, str]] = {
     | {"mask_token": "<mask>"},
     "T5Tokenizer": T5,
 }
+# Of a model_type, where no file names a class.
+CLASSES = {
+    **{"gpt2": "GPT2Tokenizer", "gptj": "GPT2Tokenizer", "gpt_neox": "GPTNeoXTokenizer", "t5": "T5Tokenizer"},
+    **{"qwen2": "Qwen2Tokenizer", "qwen3": "Qwen2Tokenizer", "gemma3_text": "GemmaTokenizer"},
+}
+NOT_BELIEVED = ("qwen2", "mistral")  # types of models whose files' class does not count
+BYTE_LEVEL = re.compile(rb'"type"\s*:\s*"ByteLevel"')
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
@@ -58,8 +67,7 @@ class TokenizerFolder:
     @property
     def named(self) -> dict[str, str]:
         """The named special tokens, which are variables of a chat template."""
-        kind = self.config.get("tokenizer_class")
-        found = dict(DEFAULTS.get(kind.removesuffix("Fast"), {})) if isinstance(kind, str) else {}
+        found = dict(DEFAULTS.get(self._class, {}))
         for given in (self.config, self._map):
             own = given.get("extra_special_tokens")
             for name, token in {**given, **(own if isinstance(own, dict) else {})}.items():
@@ -69,6 +77,21 @@ class TokenizerFolder:
                 elif name in STANDARD and token is None:
                     found.pop(name, None)
         return found
+
+    @property
+    def _class(self) -> str:
+        """The tokenizer's class, by the rules of AutoTokenizer: the files name one that it does not always believe."""
+        model = self._read("config.json")
+        type_of, given = model.get("model_type"), self.config.get("tokenizer_class") or model.get("tokenizer_class")
+        if type_of in NOT_BELIEVED or not isinstance(given, str):
+            return CLASSES.get(type_of, "") if isinstance(type_of, str) else ""
+        kind = given.removesuffix("Fast")
+        return "" if kind == "LlamaTokenizer" and self._is_of_bytes() else kind
+
+    def _is_of_bytes(self) -> bool:
+        with suppress(FileNotFoundError):
+            return BYTE_LEVEL.search(read_bounded(self._folder / "tokenizer.json", TOKENIZER_BYTES)) is not None
+        return False
 
     @property
     def added(self) -> list[AddedToken]:

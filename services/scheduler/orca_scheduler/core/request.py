@@ -41,6 +41,7 @@ class Arrival:
     stop_token_ids: tuple[int, ...] = ()
     deadline: float | None = None  # on the clock of the events' `now`
     prefix: tuple[str, ...] = ()  # keys of its full blocks of input tokens (prefix.py), where the policy shares blocks
+    forced_end: bool = False  # its last token ends it by LENGTH, whichever it is: the model did not choose it
 
     @property
     def max_tokens(self) -> int:
@@ -97,11 +98,14 @@ class Request:
 
     def end_by(self, token: int) -> Reason | None:
         """Why the request ends with this token, its newest; None: it goes on."""
+        longest = self.generated >= self.arrived.max_new_tokens
+        if longest and self.arrived.forced_end:
+            return Reason.LENGTH
         if token in self.arrived.stop_token_ids:
             return Reason.STOP_TOKEN
         if token in self.arrived.eos_token_ids:
             return Reason.EOS
-        return Reason.LENGTH if self.generated >= self.arrived.max_new_tokens else None
+        return Reason.LENGTH if longest else None
 
     def overdue(self, now: float) -> bool:
         return self.arrived.deadline is not None and now >= self.arrived.deadline

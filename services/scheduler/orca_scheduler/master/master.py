@@ -752,4 +752,5 @@ def arrival(held: Held, block_size: int = 0) -> Arrival:
         stop_token_ids=stops,
         deadline=held.deadline,
         prefix=keys_of([*record.prompt_ids, *held.token_ids()], block_size) if block_size else (),
+        forced_end=record.sampling.HasField("forced_end"),
     )

@@ -5,12 +5,14 @@ model run on the flat tokens.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
 from orca.v1 import worker_pb2
+from orca.v1.sampling_pb2 import SamplingParams
 from orca_common.errors import FailedPrecondition
 
 from .kv import KVManager
@@ -203,6 +205,11 @@ def build_batch(
                 one.put(starts_of[n], token_ids[starts[n] : starts[n + 1]])
         adjusted = {i: adjusting[n] for i, n in enumerate(out_member.tolist()) if n in adjusting}
         scored = {n: one for n, one in adjusting.items() if one.scores_prompt and starts_of[n] < one.prompt}
+    out_ends = positions[out_at] + 1
+    for n in np.flatnonzero(requests["forced_at"] == out_ends - requests["prompt"] + 1).tolist():
+        requests["likeliest"][n] = False
+        adjusted[n] = copy(adjusted.get(n) or Adjusted(SamplingParams(), (), 0))  # other outputs are not forced
+        adjusted[n].force(int(requests["forced"][n]))
     return Batch(
         rows=each,
         query_lengths=counts,
@@ -214,7 +221,7 @@ def build_batch(
         ends=ends,
         out_at=out_at,
         out_member=out_member,
-        out_ends=positions[out_at] + 1,
+        out_ends=out_ends,
         requests=requests,
         drafts=bool(iteration.drafts),
         adjusted=adjusted,

@@ -19,6 +19,7 @@ MAX_ROWS = 1 << 20  # rows are small integers; a larger one is the sender's mist
 # The parameters of a plain draw, as SamplingParams names them. Any other one makes a row adjusted.
 DRAW = [("temperature", "f8"), ("top_k", "i8"), ("top_p", "f8"), ("min_p", "f8"), ("seed", "u8"), ("logprobs", "?")]
 PLAIN = {name for name, _ in DRAW}
+UNADJUSTED = {*PLAIN, "forced_end"}  # which adjusts one iteration alone
 columns = attrgetter(*(name for name, _ in DRAW))
 GREEDY = columns(SamplingParams())
 
@@ -32,6 +33,8 @@ ROW = np.dtype(
         ("known", "i8"),  # input tokens that are known here
         ("last_token", "i8"),  # the last of those
         *DRAW,
+        ("forced", "i8"),  # the output token of number `forced_at`, from 1 on
+        ("forced_at", "i8"),  # 0: none
         ("adjusted", "?"),  # it has an entry in `Rows.adjusted`
         ("likeliest", "?"),  # no more is wanted than the likeliest token: no draw, no logprobs, no adjustments
     ]
@@ -40,7 +43,7 @@ ROW = np.dtype(
 
 def is_newer(asked: SamplingParams) -> bool:
     """Whether an endpoint of a newer release has set a parameter that is not known here."""
-    return len(UnknownFieldSet(asked)) > 0
+    return len(UnknownFieldSet(asked)) > 0 or len(UnknownFieldSet(asked.forced_end)) > 0
 
 
 class Constraint(Protocol):
@@ -54,8 +57,11 @@ class Constraint(Protocol):
 class Adjusted:
     """What a request asks for beyond the plain draw, and its input tokens, on which that depends."""
 
-    def __init__(self, asked: SamplingParams, token_ids: Sequence[int], prompt: int) -> None:
-        self.asked, self.prompt = asked, prompt
+    def __init__(
+        self, asked: SamplingParams, token_ids: Sequence[int], prompt: int, start_token: int | None = None
+    ) -> None:
+        """start_token: before the answer, where an encoder reads the prompt."""
+        self.asked, self.prompt, self._start_token = asked, prompt, start_token
         self.scores_prompt = asked.prompt_logprobs and len(token_ids) == prompt  # not told before a recovery
         self.tokens = np.array(token_ids, np.int64)  # [at least the input tokens so far]
         self.bias_ids = np.array(sorted(asked.logit_bias), np.int64)
@@ -66,6 +72,17 @@ class Adjusted:
         self.changes_logits = bool(penalties or len(self.bias_ids) or asked.grammar)
         self.stuck = is_newer(asked)  # it ends, for it asks for what this release does not know
         self.stuck_at: set[int] = set()  # numbers of input tokens behind which no token can follow
+        self.forced: int | None = None  # the only token that may follow
+
+    def force(self, token_id: int) -> None:
+        """The next token is this one."""
+        self.forced, self.changes_logits = token_id, True
+
+    def repeated(self, end: int) -> np.ndarray:
+        """The tokens, of the first `end`, to which the repetition penalty applies: those that the decoder has read."""
+        if self._start_token is None:
+            return np.unique(self.tokens[:end])
+        return np.unique(np.append(self.tokens[self.prompt : end], self._start_token))
 
     def put(self, position: int, token_ids: np.ndarray) -> None:
         """Input tokens from a position on."""
@@ -78,7 +95,8 @@ class Adjusted:
 class Rows:
     """The requests that this rank holds. `table` [n] of ROW grows with the largest row."""
 
-    def __init__(self) -> None:
+    def __init__(self, start_token: int | None = None) -> None:
+        self._start_token = start_token  # of a model with an encoder
         self.table = np.zeros(64, ROW)
         self.adjusted: dict[int, Adjusted] = {}  # by row
         self.inputs: dict[int, np.ndarray] = {}  # by row: the admitted tokens, until they have run
@@ -95,10 +113,10 @@ class Rows:
         prompt = len(admission.token_ids) - admission.generated
         if prompt < 1:
             raise FailedPrecondition(f"row {row}: an admission needs at least one token that was not generated")
-        asked, draw, adjusted = admission.sampling, GREEDY, False
+        asked, draw, forced, adjusted = admission.sampling, GREEDY, admission.sampling.forced_end, False
         if admission.HasField("sampling"):
             draw = columns(asked)
-            adjusted = not {field.name for field, _ in asked.ListFields()} <= PLAIN or is_newer(asked)
+            adjusted = not {field.name for field, _ in asked.ListFields()} <= UNADJUSTED or is_newer(asked)
         self.table[row] = (
             True,
             admission.claim,
@@ -108,13 +126,15 @@ class Rows:
             len(admission.token_ids),
             admission.token_ids[-1],
             *draw,
+            forced.token_id,
+            forced.max_new_tokens,
             adjusted,
             not (asked.temperature > 0 or asked.logprobs or adjusted),
         )
         self.inputs[row] = np.array(admission.token_ids, np.int64)
         self.adjusted.pop(row, None)
         if adjusted:
-            self.adjusted[row] = Adjusted(asked, admission.token_ids, prompt)
+            self.adjusted[row] = Adjusted(asked, admission.token_ids, prompt, self._start_token)
             if self.adjusted[row].stuck:
                 log.error("a sampling parameter is not known here: the request ends", extra={"claim": admission.claim})
 

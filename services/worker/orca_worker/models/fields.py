@@ -89,15 +89,6 @@ class Fields:
             raise self.refuse(f"shares {kv_heads} key/value heads among {heads} heads")
         return kv_heads
 
-    def token(self, name: str, default: Any) -> int:
-        """A token of the vocabulary."""
-        value = self.get(name, default)
-        if type(value) is not int or not 0 <= value < self._checkpoint.vocab_size:
-            raise self.refuse(
-                f"gives {name} {shown(value)}, not a token of a vocabulary of {self._checkpoint.vocab_size}"
-            )
-        return value
-
     def flag(self, name: str, default: bool) -> bool:
         value = self.get(name, default)
         if type(value) is not bool:

@@ -20,8 +20,9 @@ def adjust(logits: Tensor, adjusted: Mapping[int, Adjusted], ends: np.ndarray) -
     """logits [B, V] -> float32 logits [B, V] with the adjustments of some rows; the same tensor when none has any.
 
     adjusted: by row of the batch. ends [B]: how many input tokens each request has. First the repetition penalty over
-    prompt and output (Keskar et al., "CTRL", section 4.1), then OpenAI's presence and frequency penalties over the
-    output, then the bias. At last the tokens are left out that the form of the answer does not allow.
+    prompt and output, or over the output alone where an encoder reads the prompt (Keskar et al., "CTRL", section 4.1),
+    then OpenAI's presence and frequency penalties over the output, then the bias. At last the tokens are left out that
+    the form of the answer does not allow. A token that is forced needs none of it.
     """
     changed = {n: one for n, one in adjusted.items() if one.changes_logits}
     if not changed:
@@ -29,8 +30,11 @@ def adjust(logits: Tensor, adjusted: Mapping[int, Adjusted], ends: np.ndarray) -
     logits = logits.float().clone()
     for n, one in changed.items():
         values, asked, end = logits[n], one.asked, int(ends[n])  # a view of the row
+        if one.forced is not None:
+            values.fill_(-torch.inf)[one.forced] = 0
+            continue
         if one.repetition != 1:
-            seen = to_device(torch.from_numpy(np.unique(one.tokens[:end])), logits.device)
+            seen = to_device(torch.from_numpy(one.repeated(end)), logits.device)
             old = values[seen]
             values[seen] = torch.where(old > 0, old / one.repetition, old * one.repetition)
         if (asked.presence_penalty or asked.frequency_penalty) and end > one.prompt:

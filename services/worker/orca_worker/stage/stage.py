@@ -111,7 +111,7 @@ class Stage:
         self._kv = KVManager(None)
         self._owed: deque[Batch] = deque()  # whose tokens are still to come back on the data plane
         self._unread: deque[Unread] = deque()
-        self.rows = Rows()
+        self.rows = Rows(checkpoint.start_token)
         self._masks: Masks | None = None  # from the first request on that asks for a form
 
     @property

@@ -1,10 +1,9 @@
 """Marian's config.json, without torch."""
 
-from contextlib import suppress
 from dataclasses import dataclass
 
-from orca_common.bounded_file import json_object, read_bounded, shown
-from orca_common.checkpoint import CONFIG_BYTES, Checkpoint
+from orca_common.bounded_file import shown
+from orca_common.checkpoint import Checkpoint, generation_fields
 
 from ..fields import MAX_LAYERS, MAX_WIDTH, Fields
 
@@ -69,17 +68,15 @@ class MarianConfig:
             activation=fields.activation("activation_function", "gelu"),
             tied=True,
             scale_embedding=fields.flag("scale_embedding", False),
-            start_token=fields.token("decoder_start_token_id", 58100),
+            start_token=checkpoint.start_token or 0,
             never_made=_never_made(fields, checkpoint),
         )
 
 
 def _never_made(fields: Fields, checkpoint: Checkpoint) -> tuple[int, ...]:
-    """`bad_words_ids` of config.json, or of generation_config.json: published models forbid their padding so."""
-    given = fields.get("bad_words_ids")
-    with suppress(FileNotFoundError):
-        generation = checkpoint.folder / "generation_config.json"
-        given = given or json_object(read_bounded(generation, CONFIG_BYTES), generation).get("bad_words_ids")
+    """`bad_words_ids`: published models forbid their padding so."""
+    _, said = generation_fields(checkpoint.folder)
+    given = said.get("bad_words_ids")
     words = [] if given is None else given
     if isinstance(words, list) and all(isinstance(word, list) and len(word) == 1 for word in words):
         tokens = tuple(word[0] for word in words)

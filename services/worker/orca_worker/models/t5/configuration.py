@@ -63,5 +63,5 @@ class T5Config:
             scaled_output=fields.flag("scale_decoder_outputs", fields.flag("tie_word_embeddings", True)),
             buckets=buckets,
             reach=reach,
-            start_token=fields.token("decoder_start_token_id", fields.get("pad_token_id", 0)),
+            start_token=checkpoint.start_token or 0,
         )
