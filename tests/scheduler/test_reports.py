@@ -41,6 +41,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "more logprobs": ({"logprobs": [-0.5, -0.5]}, "has 2 logprobs for 1 requests"),
     "not finite": ({"not_finite": [1]}, "names request 1 of 1"),
     "stuck": ({"stuck": [(1 << 32) - 1]}, "names request 4294967295 of 1"),
+    "waiting": ({"waiting": [1]}, "names request 1 of 1"),
     "tops that were not asked for": (
         {"tops": [pb.Scores(index=0, scores=TOP.pack(5, -1.0))]},
         "has 8 bytes of top logprobs",

@@ -56,12 +56,13 @@ class Cancelled:
 @dataclass(frozen=True, slots=True)
 class BatchReturned:
     """The oldest batch in flight came back, with one token for each of its members that samples, in their order; None
-    for one whose logits were not finite, or which is stuck."""
+    for one whose logits were not finite, which is stuck, or which waits."""
 
     now: float
     iteration: int
     token_ids: tuple[int | None, ...]
     stuck: tuple[int, ...] = ()  # positions in token_ids of None: no token can follow by the form of the answer
+    waiting: tuple[int, ...] = ()  # the same: the form's work is not done, so the last position runs again
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,8 +363,12 @@ class Core:
             elif request.overdue(event.now):
                 outcomes.append(Outcome(request.claim, request.generated, None, Reason.DEADLINE))
                 self._end(request)
+            elif request.void:
+                request.void -= 1
             elif not sampled:
                 continue  # a part of its prompt
+            elif position in event.waiting:
+                request.wait()
             elif token is None:
                 reason = Reason.STUCK if position in event.stuck else Reason.NOT_FINITE
                 outcomes.append(Outcome(request.claim, request.generated, None, reason))

@@ -340,7 +340,8 @@ class EngineMaster:
             running = len(self.core.requests)
             for part in report.prompts:
                 self._ledger.outputs.scored(members[part.index].claim, part.scores)
-            event = BatchReturned(now, report.number, self._tokens_of(report), tuple(report.stuck))
+            stuck, waiting = tuple(report.stuck), tuple(report.waiting)
+            event = BatchReturned(now, report.number, self._tokens_of(report), stuck, waiting)
             late = self._now - now if held_up else 0.0
             began = time.perf_counter()
             actions = self.core.step(event)
@@ -353,17 +354,17 @@ class EngineMaster:
             finally:
                 self._record_step(event, actions, late)
             self._stepped()
-            self._pace.returned(now, len(report.token_ids), running, not self.core.in_flight)
+            self._pace.returned(now, len(report.token_ids) - len(report.waiting), running, not self.core.in_flight)
             self._metrics.returned(report.number, self._now - now, stepped, now)
             del self._in_flight[report.number]
 
     def _tokens_of(self, report: pb.IterationReport) -> tuple[int | None, ...]:
         """One a member that samples; None where its logits were not finite, which is counted and logged, and where the
-        member is stuck, which its rank logs."""
-        if not report.not_finite and not report.stuck:
+        member is stuck, which its rank logs, or waits."""
+        if not report.not_finite and not report.stuck and not report.waiting:
             return tuple(report.token_ids)
         tokens: list[int | None] = list(report.token_ids)
-        for position in report.stuck:
+        for position in (*report.stuck, *report.waiting):
             tokens[position] = None
         claims = self._sampling(report.number)
         for position in report.not_finite:

@@ -26,7 +26,7 @@ def problem_of(
         return f"has {len(tokens)} tokens for {places} requests"
     if report.logprobs and len(report.logprobs) != places:
         return f"has {len(report.logprobs)} logprobs for {places} requests"
-    without = {*report.not_finite, *report.stuck}
+    without = {*report.not_finite, *report.stuck, *report.waiting}
     if without and max(without) >= places:
         return f"names request {max(without)} of {places}"
     if tokens and max(tokens) >= vocabulary and any(t >= vocabulary for n, t in enumerate(tokens) if n not in without):
