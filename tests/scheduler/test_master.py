@@ -351,7 +351,7 @@ async def test_tokens_of_an_engine_that_was_lost_are_not_taken() -> None:
 
 
 async def test_a_request_whose_mask_is_late_runs_its_last_position_again() -> None:
-    """What stands in the place of its token is no token."""
+    """The token in its place is not taken."""
     rank = Rank()
     async with bench(rank) as this:
         await this.submit("r", [1, 2], 2)

@@ -59,6 +59,7 @@ class TinyEngine:
         self.ended: list[int] = []
         self.rows: dict[int, tuple[int, list[int]]] = {}  # id of a running request: its row and blocks
         self.mixed = 0  # iterations with both phases
+        self.late: set[int] = set()  # ids of the requests whose masks were not there in the last iteration
 
     def admission(self, request: Sampled) -> worker_pb2.Admission:
         """Admits a request. Its input is the prompt and everything it has made."""
@@ -79,7 +80,8 @@ class TinyEngine:
         return initiation(row, len(request.prompt) + len(request.made), blocks)
 
     def goes_on(self, request: Sampled) -> Member:
-        return increment(self.rows[id(request)][0], len(request.prompt) + len(request.made) - 1, request.made[-1])
+        tokens = [*request.prompt, *request.made]
+        return increment(self.rows[id(request)][0], len(tokens) - 1, tokens[-1])
 
     def free(self, request: Sampled) -> None:
         """Gives a request's row and blocks back."""
@@ -101,7 +103,11 @@ class TinyEngine:
         put_members(iteration, [*map(self.begins, initiations), *map(self.goes_on, increments)])
         self.mixed += bool(initiations) and bool(increments)
         output = self.stage.run(iteration)
+        self.late = {id([*initiations, *increments][n]) for n in output.waiting}
         for request, token, logprob in zip([*initiations, *increments], output.token_ids, output.logprobs, strict=True):
+            if id(request) in self.late:
+                assert token == [*request.prompt, *request.made][-1]
+                continue
             request.made.append(token)
             assert math.isnan(logprob) != bool(request.sampling.get("logprobs"))
             request.logprobs.append(logprob)

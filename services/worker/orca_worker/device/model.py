@@ -42,7 +42,7 @@ from ..iteration.kv import KVManager
 from ..iteration.model import Output
 from ..iteration.rows import Adjusted
 from ..partition import Place
-from ..sampling.adjusting import adjust, stuck
+from ..sampling.adjusting import adjust, stuck, waiting
 from ..sampling.sampling import Layers, OfStage, not_finite, score_prompts
 from ..sampling.scoring import log_totals, tops
 from .graphs import BUCKETS, Recorder, bucket_of
@@ -377,4 +377,5 @@ class DeviceModel(OfStage[DeviceLayers]):
         if not batch.adjusted and not prompts:
             return Output([], [], later=later)
         more = tops(made.logits[:n], batch.adjusted)
-        return later.result()._replace(tops=more, prompts=prompts, stuck=stuck(batch.adjusted))
+        without = {"stuck": stuck(batch.adjusted), "waiting": waiting(batch.adjusted)}
+        return later.result()._replace(tops=more, prompts=prompts, **without)

@@ -124,7 +124,8 @@ def build_batch(
     if np.count_nonzero(before > members["length"]):
         raise FailedPrecondition(f"rows {rows_of} have not come as far as {starts_of}: a token would be missing")
     behind = before >= members["admitted"]  # whose token is not among those of its admission
-    if not given and np.count_nonzero(behind & (before < members["length"])):
+    back = before < members["length"]  # its last position runs again, as no token came of it
+    if not given and np.count_nonzero(behind & back & ~members["adjusted"]):
         raise FailedPrecondition(f"rows {rows_of} have come farther than {starts_of}: their last tokens are other ones")
     tokens = given or ([HERE] * b if tokens_on_device else members["last_token"].tolist())
     if np.count_nonzero(behind) == b and sum(counts) == b:  # each member is one token
@@ -146,7 +147,7 @@ def build_batch(
     if end > max_positions:
         raise FailedPrecondition(f"a token at {end - 1} of a model with {max_positions} positions")
     inputs = members["prompt"] if prefix_lm else None
-    if inputs is not None and np.count_nonzero(np.where(before == 0, ends, before) < inputs):
+    if inputs is not None and np.count_nonzero(np.where(before == 0, ends, before + 1) < inputs):
         raise FailedPrecondition(f"rows {rows_of}: a part of a prompt, to a prefix LM")
     samples = np.array(iteration.samples)
     if np.count_nonzero(samples & (ends < members["admitted"])):
@@ -162,7 +163,9 @@ def build_batch(
                 one.put(starts_of[n], int(token_ids[starts[n]]))
         index = {n: i for i, n in enumerate(sampled.tolist())}
         adjusted = {index[n]: one for n, one in adjusting.items() if n in index}
-        scored = {n: one for n, one in adjusting.items() if one.scores_prompt and starts_of[n] < one.prompt}
+        scored = {
+            n: one for n, one in adjusting.items() if one.scores_prompt and starts_of[n] < one.prompt and not back[n]
+        }
     return Batch(
         rows=each,
         query_lengths=counts,

@@ -69,6 +69,8 @@ class Output(NamedTuple):
     # Positions in `token_ids` where there is no token, whatever stands there: the logits give no distribution.
     not_finite: Sequence[int] = ()
     stuck: Sequence[int] = ()  # the same: no token can follow by the form that the request gives its answer
+    # The same: its mask was not there in time. In `token_ids` stands the last token again, from which it goes on.
+    waiting: Sequence[int] = ()
     # Logprobs beyond those of the chosen tokens, in the form of orca_common.scores, for those that ask for them:
     tops: Mapping[int, bytes] = {}  # the most probable tokens at the place of a token, by position in `token_ids`
     prompts: Mapping[int, bytes] = {}  # each token of a part of a prompt, by member of the batch

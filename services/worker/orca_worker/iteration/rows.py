@@ -46,7 +46,7 @@ class Constraint(Protocol):
     """Holds an answer to its form."""
 
     def allowed(self) -> np.ndarray | None:
-        """Waits for the mask of the next token, [V] bool. None: no token can follow."""
+        """The mask of the next token, [V] bool; nothing in it: no token can follow. None: it is not there in time."""
         ...
 
 
@@ -65,6 +65,7 @@ class Adjusted:
         self.changes_logits = bool(penalties or len(self.bias_ids) or asked.grammar)
         # No token can follow: the request ends. One that asks for what this release does not know begins so.
         self.stuck = is_newer(asked)
+        self.waiting = False  # the mask of its next token was not there in time: it has none in this iteration
 
     def put(self, position: int, token_id: int) -> None:
         """The input token of an increment."""
@@ -127,8 +128,9 @@ class Rows:
         """An iteration of `rows` [B] has run: their new lengths."""
         self.table["length"][rows] = lengths
         if self.inputs:
-            for row in [row for row in self.inputs if self.table["length"][row] >= self.table["admitted"][row]]:
-                del self.inputs[row]
+            behind = self.table["length"] >= self.table["admitted"]
+            for row in [row for row in self.inputs if behind[row] and row not in self.adjusted]:
+                del self.inputs[row]  # one that is adjusted may wait, and run its last position again
 
     def made(self, rows: np.ndarray, token_ids: list[int]) -> None:
         """Keeps the tokens [S] that an iteration has made for `rows` [S] on this rank."""

@@ -139,6 +139,7 @@ class GpuThread:
                 logprobs=output.logprobs,
                 not_finite=output.not_finite,
                 stuck=output.stuck,
+                waiting=output.waiting,
             )
             for index, scores in output.tops.items():
                 made.tops.add(index=index, scores=scores)
