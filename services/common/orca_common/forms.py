@@ -31,6 +31,8 @@ WHITESPACE = r" |\n {0,40}"
 # Without u: a member that a schema names has one spelling, and no other one escapes its schema. So characters that JSON
 # can only spell as \uXXXX, such as U+0001, are in no answer.
 JSON_OPTIONS: JsonCompileOptions = {"whitespace_pattern": WHITESPACE, "json_allowed_escapes": 'nrbtf\\"'}
+TRIED = 8  # tokens of answers that a form is tried with before it is taken
+TOO_COMPLEX = ("ParserTooComplex", "LexerTooComplex")  # why a matcher stopped, in llguidance's words
 SAID = 500  # characters of what the library says about a form
 # Bounds of one form: its size, the work of compiling it, the work of one mask, and its memory (1 to 2 kB a state). They
 # bound no time: 50,000 items took 0.1 to 29 s, and consuming a token has no bound.
@@ -79,6 +81,24 @@ class Forms:
         assert self._tokenizer is not None
         ids = self._tokenizer.tokenize_str(name, parse_special=True)
         return ids[0] if len(ids) == 1 and self._tokenizer.is_special_token(ids[0]) else None
+
+    def check(self, grammar: str) -> None:
+        """Compiles a form and follows two answers for `TRIED` tokens. Raises FormError when that is too much work.
+
+        One has the first tokens of the vocabulary that are allowed, the other one the last ones.
+        """
+        beginning = self.matcher(grammar)
+        ends = sum(1 << end for end in self._eos)
+        for last in (False, True):
+            with panics("follow the form"):
+                matcher = beginning.deep_copy()
+                for _ in range(TRIED):
+                    allowed = int.from_bytes(matcher.compute_bitmask(), "little") & ~ends
+                    if matcher.is_stopped() or not allowed:
+                        break
+                    matcher.consume_token((allowed if last else allowed & -allowed).bit_length() - 1)
+            if matcher.stop_reason() in TOO_COMPLEX:
+                check(matcher)
 
     def matcher(self, grammar: str) -> LLMatcher:
         """Compiles a form. Returns a matcher at the beginning of an answer. Raises FormError.

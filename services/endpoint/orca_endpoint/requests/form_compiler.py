@@ -69,7 +69,7 @@ def compiled(forms: Forms, kind: str, text: str) -> dict[str, str]:
         return compiled_schema(forms, schema)
     try:
         grammar = as_grammar(kind, text)
-        forms.matcher(grammar)
+        forms.check(grammar)
     except (FormError, ValueError) as error:
         return {"problem": str(error), "place": ""}
     return {"grammar": grammar}
@@ -79,7 +79,7 @@ def compiled_schema(forms: Forms, schema: Schema) -> dict[str, str]:
     """The answer to a schema, as `read` returns it."""
     try:
         grammar = grammar_of(schema)
-        forms.matcher(grammar)
+        forms.check(grammar)
     except SchemaError as error:
         return {"problem": str(error), "place": error.place}
     except RecursionError:
@@ -107,7 +107,7 @@ def compiled_tools(forms: Forms, form: ToolForm) -> dict[str, str]:
         ]
         text = form["schema"] if form["schema"] is None else kept(form["schema"])
         grammar = tool_grammar(cast(ToolForm, {**form, "functions": functions, "schema": text}), forms.token)
-        forms.matcher(grammar)
+        forms.check(grammar)
     except (FormError, ValueError, RecursionError) as error:
         for function in form["functions"]:
             alone = compiled_schema(forms, function["parameters"])
@@ -140,7 +140,7 @@ def place_of(forms: Forms, schema: dict[str, Any], problem: str) -> str:
 def problem_of(forms: Forms, schema: dict[str, Any]) -> str | None:
     """Returns the problem that the library has with a schema."""
     try:
-        forms.matcher(grammar_of(schema))
+        forms.check(grammar_of(schema))
     except (FormError, ValueError) as error:
         return str(error)
     return None

@@ -29,6 +29,7 @@ import numpy as np
 from orca_common.checkpoint import Checkpoint
 
 from ..iteration.batch import Batch
+from ..iteration.rows import Adjusted
 from .follower import ASK, LENGTH, NONE, SAID, SLOW, mask_bytes
 
 log = logging.getLogger(__name__)
@@ -213,14 +214,12 @@ class Masks:
     def begin(self, batch: Batch) -> None:
         """Starts on the masks of a batch's next tokens."""
         ends = batch.draws + batch.requests["prompt"]  # as `adjust` has them
-        self._answers.clear()
-        for n, one in batch.adjusted.items():
-            if one.asked.grammar:
-                answer = one.answer
-                if not isinstance(answer, Answer):
-                    one.answer = answer = self._form(one.asked.grammar).answer(self._collect)
-                answer.begin(one.tokens[one.prompt : int(ends[n])])
-                self._answers.append(answer)
+        constrained = {n: one for n, one in batch.adjusted.items() if one.asked.grammar}
+        self._answers = [self._answer_of(one) for one in constrained.values()]
+        for form in {answer.form for answer in self._answers}:
+            form.collect()  # a process that has ended by now is asked nothing
+        for answer, (n, one) in zip(self._answers, constrained.items(), strict=True):
+            answer.begin(one.tokens[one.prompt : int(ends[n])])
         self._alone, self._collected = len(self._answers) == len(batch.sampled), False
         for form in {answer.form for answer in self._answers if answer.pending}:
             form.flush()
@@ -252,6 +251,11 @@ class Masks:
         if not self._alone or len(pending) < len(self._answers):
             pending = [answer for answer in pending if answer.fresh and not answer.form.slow]
         return {answer.form for answer in pending}
+
+    def _answer_of(self, one: Adjusted) -> Answer:
+        if not isinstance(one.answer, Answer):
+            one.answer = self._form(one.asked.grammar).answer(self._collect)
+        return one.answer
 
     def _form(self, grammar: str) -> Form:
         form = self._forms.get(grammar)
