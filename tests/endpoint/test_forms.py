@@ -32,6 +32,11 @@ async def compiler(tmp_path: Path) -> AsyncIterator[FormCompiler]:
 
 # An object of thousands of optional members: seconds of CPU, which the process may not have for one form.
 HARD = json.dumps({"type": "object", "properties": {f"p{n}": {} for n in range(5000)}}, separators=(",", ":"))
+# A rule that may be read in many ways. Its first mask is cheap; those behind the x take seconds.
+AMBIGUOUS = "\n".join(
+    ['start: "x" s', "s: " + " | ".join(f"n{n}" for n in range(150))]
+    + [f"n{n}: s s | s n{(n + 1) % 150} | n{n} s | /[a-z]/" for n in range(150)]
+)
 BAD = {
     "type": ("json_schema", '{"type": "nonsense"}', r"^json_schema: Invalid type: nonsense"),
     "place": (
@@ -45,6 +50,7 @@ BAD = {
     "regex": ("regex", "(a", "^regex: .*unclosed group$"),
     "grammar": ("grammar", "start: x", '^grammar: .*unknown name: "x"$'),
     "hard": ("json_schema", HARD, "^json_schema: is too large or too complex to be followed$"),
+    "ambiguous": ("grammar", AMBIGUOUS, "^grammar: is too large or too complex to be followed$"),
     "nested": ("regex", "(" * 20000 + "a" + ")" * 20000, "^regex: "),
     "empty": ("regex", "", "^regex: is empty$"),
     "long": ("regex", "a" * 65537, "^regex: has 65537 bytes; at most 65536 are allowed$"),

@@ -400,6 +400,29 @@ async def queue(attacker: Attacker) -> None:
                     await connection.changed()
 
 
+def ambiguous(rules: int) -> str:
+    """A legal grammar: an answer of a or z ends there, others can be read in more ways with each letter."""
+    lines = ['start: "a" | "z" | /[b-y]/ s', "s: " + " | ".join(f"n{n}" for n in range(rules))]
+    lines += [f"n{n}: s s | s n{(n + 1) % rules} | n{n} s | /[a-z]/" for n in range(rules)]
+    return "\n".join(lines)
+
+
+async def hard_forms(attacker: Attacker) -> None:
+    """Asks for 16 answers at a time of grammars that compile at once and whose masks take up to seconds."""
+    numbers, drawn = itertools.count(1), pb.Sampling(temperature=1.0)
+
+    def begin(connection: Connection) -> None:
+        number = next(numbers)
+        grammar = f"{ambiguous((20, 60, 150)[number % 3])}\n// {number}"
+        asked = pb.GenerateRequest(
+            token_ids=pb.TokenIds(ids=[number % 90]), max_new_tokens=100, sampling=drawn, grammar=grammar
+        )
+        connection.begin(GENERATE, data=memoryview(http2.message(asked.SerializeToString())))
+
+    async with attacker.connection() as connection:
+        await connection.keep(16, lambda: begin(connection))
+
+
 # -- D6
 def resets(count: int) -> bytes:
     """A whole connection in one piece: calls that are taken back as soon as they are begun, and a ping."""
@@ -528,6 +551,7 @@ ATTACKS = {
     "forms": Attack(forms, 1, "schemas that take a third of a second to compile"),
     "chats": Attack(chats, 1, "chats that take half a second to render"),
     "queue": Attack(queue, 4, "requests that are left in the queue for an hour"),
+    "hard-forms": Attack(hard_forms, 1, "grammars that are hard to follow"),
     "no-window": Attack(deaf(0), 16, "streams of tokens without a window"),
     "no-reading": Attack(deaf(WIDE), 16, "streams of tokens that are not read"),
 }

@@ -682,6 +682,35 @@ def test_a_member_without_a_token(stuck: tuple[int, ...], reason: Reason) -> Non
     assert [request.claim for request in core.requests] == [2]
 
 
+def test_a_member_that_waits_runs_its_last_position_again() -> None:
+    """Its form's work is not done in time. The other one of its batch goes on."""
+    core = formed(max_bs=2)
+    assert arrive(core, ask(1), ask(2)) == [[1, 2]]
+    again, commit = core.step(BatchReturned(0.0, 1, made(None, 12), (), (0,)))
+    assert commit == Commit(1, (Outcome(2, 0, 12, None),))
+    assert isinstance(again, ScheduleBatch)
+    assert [(m.start, m.count, m.token) for m in again.members] == [(2, 1, None), (3, 1, 12)]
+    again, commit = core.step(BatchReturned(0.0, 2, made(21, 13)))
+    assert commit == Commit(2, (Outcome(1, 0, 21, None), Outcome(2, 1, 13, None)))
+    assert isinstance(again, ScheduleBatch)
+    assert [(m.start, m.count, m.token) for m in again.members] == [(3, 1, 21), (4, 1, 13)]
+    again = only_batch(core.step(BatchReturned(0.0, 3, made(None, 14), (), (0,))))
+    assert [(m.start, m.count, m.token) for m in again.members] == [(3, 1, 21), (5, 1, 14)]
+
+
+def test_what_a_run_ahead_makes_of_a_member_that_waits_is_void() -> None:
+    core = ahead(max_bs=2)
+    assert arrive(core, ask(1), ask(2)) == [[1, 2], [1, 2]]
+    again, commit = core.step(BatchReturned(0.0, 1, made(None, 12), (), (0,)))
+    assert commit == Commit(1, (Outcome(2, 0, 12, None),))
+    assert isinstance(again, ScheduleBatch)
+    assert [(m.start, m.count) for m in again.members] == [(2, 1), (4, 1)]
+    assert core.step(BatchReturned(0.0, 2, made(99, 13)))[-1] == Commit(2, (Outcome(2, 1, 13, None),))
+    assert core.step(BatchReturned(0.0, 3, made(21, 14)))[-1] == Commit(
+        3, (Outcome(1, 0, 21, None), Outcome(2, 2, 14, None))
+    )
+
+
 def test_a_deadline_between_two_returns() -> None:
     core = ahead(max_bs=1)
     assert arrive(core, replace(ask(1), deadline=1.0)) == [[1], [1]]

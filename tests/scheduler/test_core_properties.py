@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from scheduler.world import EOS, STOP, WORD, Asked, World, made, storm
+from scheduler.world import EOS, STOP, WAIT, WORD, Asked, World, made, storm
 
 from orca_scheduler.core.core import Arrived, BatchReturned, Commit, Core, EngineReady, Flight, GiveBack
 from orca_scheduler.core.invariants import violations
@@ -26,7 +26,7 @@ ASKED = st.builds(
     stop=st.booleans(),
     patience=st.none() | st.floats(0, 3),
 )
-TOKENS = st.lists(st.sampled_from((EOS, STOP, None, WORD, WORD + 1, WORD + 2)), min_size=5, max_size=5)
+TOKENS = st.lists(st.sampled_from((EOS, STOP, None, WAIT, WORD, WORD + 1, WORD + 2)), min_size=5, max_size=5)
 INDEX = st.integers(0, 30)
 
 
@@ -149,6 +149,7 @@ AHEAD = {
     "STUCK found late",
     "cancelled in two batches",
     "lost in two batches",
+    "void",
 }
 
 

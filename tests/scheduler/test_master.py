@@ -350,6 +350,21 @@ async def test_tokens_of_an_engine_that_was_lost_are_not_taken() -> None:
         assert not master.core.requests
 
 
+async def test_a_request_whose_mask_is_late_runs_its_last_position_again() -> None:
+    """The token in its place is not taken."""
+    rank = Rank()
+    async with bench(rank) as this:
+        await this.submit("r", [1, 2], 2)
+        rank.report(await this.iteration(), 2, waiting=[0])
+        for _ in range(2):
+            again = await this.iteration()
+            assert (list(again.starts), list(again.counts), list(again.outputs)) == ([1], [1], [1])
+            rank.report(again, 2, waiting=[0])
+        rank.report(await this.iteration(), 8)
+        rank.report(await this.iteration(), 9)
+        assert await this.finished("r") == [8, 9]
+
+
 async def test_the_core_waits_for_a_pool_that_is_far_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a long outage would cost memory without a bound, and as many tokens if this process died."""
     monkeypatch.setattr("orca_scheduler.master.ledger.MAX_BEHIND", 2)

@@ -41,6 +41,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "more logprobs": ({"logprobs": [-0.5, -0.5]}, "has 2 logprobs for 1 requests"),
     "not finite": ({"not_finite": [1]}, "names token 1 of 1"),
     "stuck": ({"stuck": [(1 << 32) - 1]}, "names token 4294967295 of 1"),
+    "waiting": ({"waiting": [1]}, "names token 1 of 1"),
     "tops that were not asked for": (
         {"tops": [pb.Scores(index=0, scores=TOP.pack(5, -1.0))]},
         "has 8 bytes of top logprobs",
@@ -194,9 +195,9 @@ def test_the_tokens_of_a_report() -> None:
     report = pb.IterationReport(**WITH_DRAFTS)
     firsts = first_tokens(report, GUESSED)
     assert firsts == {1: 0, 2: 1, 3: 4}
-    assert made_of(report, firsts.values()) == (((5,), (10, 11, 99), (8,)), ())
+    assert made_of(report, firsts.values()) == (((5,), (10, 11, 99), (8,)), (), ())
     report.stuck.append(4)
-    assert made_of(report, firsts.values()) == (((5,), (10, 11, 99), ()), (2,))
+    assert made_of(report, firsts.values()) == (((5,), (10, 11, 99), ()), (2,), ())
 
 
 async def test_random_bytes_from_a_rank_end_no_scheduler() -> None:

@@ -33,6 +33,7 @@ from orca_scheduler.core.request import Arrival, Phase, Reason
 from orca_scheduler.core.selection import Stop
 
 EOS, STOP, WORD = 0, 1, 2  # tokens: of the end, of a stop, and the first of all others
+WAIT = -1  # in place of a token: the form's work is not done
 
 
 def made(*tokens: int | None) -> tuple[tuple[int, ...], ...]:
@@ -57,7 +58,9 @@ class Life:
     arrived: Arrival
     since: int  # number of the event that brought it
     generated: int
-    iterations: int = 0  # that it was scheduled in: each makes a token
+    iterations: int = 0  # that it was scheduled in: each makes a token, but for `lost` ones
+    lost: int = 0  # iterations in which it waited, or which went on from a token that was not made
+    void: int = 0  # those of the latter kind that have not returned
     in_flight: int = 0  # iterations that have not returned
     over: bool = False  # it ended while RUNNING
     row: int | None = None
@@ -70,7 +73,7 @@ class Life:
     @property
     def ends(self) -> bool:
         """It ends with what is in flight, and one knows it."""
-        return self.over or self.arrived.generated + self.iterations == self.arrived.max_new_tokens
+        return self.over or self.arrived.generated + self.iterations - self.lost == self.arrived.max_new_tokens
 
     def overdue(self, now: float) -> bool:
         return self.arrived.deadline is not None and self.arrived.deadline <= now
@@ -140,11 +143,13 @@ class World:
 
     def back(self, *tokens: int | None) -> None:
         """The oldest batch returns, with the first of these tokens; None: the logits were not finite or, in every
-        second iteration, the request is stuck."""
+        second iteration, the request is stuck; WAIT: it waits."""
         iteration, claims = self.in_flight[0]
         assert len(tokens) >= len(claims), "the test gave too few tokens"
         without = tuple(n for n, token in enumerate(tokens[: len(claims)]) if token is None)
-        self.step(BatchReturned(self.now, iteration, made(*tokens[: len(claims)]), without if iteration % 2 else ()))
+        waiting = tuple(n for n, token in enumerate(tokens[: len(claims)]) if token == WAIT)
+        back = made(*(None if token == WAIT else token for token in tokens[: len(claims)]))
+        self.step(BatchReturned(self.now, iteration, back, without if iteration % 2 else (), waiting))
 
     def cancel(self, *claims: int) -> None:
         self.step(Cancelled(self.now, claims))
@@ -159,7 +164,7 @@ class World:
     def quiesce(self) -> None:
         """Lets everything end, and looks at what is left: nothing."""
         if self.formed and not self.drained:
-            left = sum(life.arrived.max_new_tokens - life.generated for life in self.lives.values())
+            left = sum(life.arrived.max_new_tokens - life.generated + life.void for life in self.lives.values())
             steps = 0
             while self.lives:
                 assert self.in_flight, f"claims {sorted(self.lives)} are alive and nothing runs: a deadlock"
@@ -280,6 +285,9 @@ class World:
                 self._end(life)
                 continue
             late = life.overdue(event.now)
+            if not late and (life.void or n in event.waiting):
+                self._made_nothing(life)
+                continue
             if late:
                 finish = Reason.DEADLINE
             elif token is None:
@@ -300,6 +308,17 @@ class World:
                 assert life.in_flight <= self.run_ahead
                 assert not life.in_flight or finish is not Reason.LENGTH, "an end that was known cost a row"
                 self.ahead[f"{finish.name} found late"] += life.in_flight
+
+    def _made_nothing(self, life: Life) -> None:
+        """It waits, and runs the position before the missing token again; or what it made went on from there."""
+        if life.void:
+            life.void -= 1
+            self.ahead["void"] += 1
+            return
+        assert life.row is not None
+        life.void = life.in_flight
+        life.lost += 1 + life.void
+        self.rows[life.row].tokens = life.arrived.input_tokens + life.generated - 1
 
     def _expire(self) -> None:
         for life in list(self.lives.values()):
@@ -378,13 +397,14 @@ class World:
             else:
                 stored = self.rows[member.row]
                 assert stored.claim == member.claim
-                assert member.phase is Phase.INCREMENT
+                assert member.phase is (Phase.INCREMENT if member.start else Phase.INITIATION)
+                assert member.count == 1
                 assert member.start == stored.tokens, "an increment leaves a hole, or writes a position twice"
                 if self.run_ahead:
                     assert member.token is None
                 else:
                     assert member.token == life.last_token
-                    assert member.token is not None
+                    assert (member.token is None) == (member.start < life.arrived.input_tokens + life.arrived.generated)
                 assert member.new_blocks == ()
                 stored.tokens += 1
             assert self.rows[member.row].tokens <= len(self.rows[member.row].blocks) * self.block_size
@@ -451,7 +471,8 @@ class World:
         lives = sorted(self.lives.values(), key=lambda life: life.arrived.arrival)
         for n, earlier in enumerate(lives):
             for later in lives[n + 1 :]:
-                if earlier.since <= later.since and not (self.run_ahead and earlier.ends):
+                passed_over = self.run_ahead and (earlier.ends or earlier.lost)  # as if it needed no more
+                if earlier.since <= later.since and not passed_over:
                     assert earlier.iterations >= later.iterations, "iteration-level FCFS is broken"
         room = self.core.room()
         if self.formed and not self.drained:
@@ -467,7 +488,9 @@ class World:
         rows were run for it than its end could be known to make needless."""
         next_index: dict[int, int] = {}  # of the claims that live
         arrived: dict[int, Arrival] = {}
-        rows: Counter[int] = Counter()  # of iterations, for each claim
+        rows: Counter[int] = Counter()  # of iterations, for each claim, but for those that it lost by waiting
+        flights: dict[int, list[int]] = {}  # claims, by iteration
+        void: Counter[int] = Counter()  # of flights, for each claim
 
         def ends(claim: int, late: int) -> None:
             wasted = rows[claim] - (next_index.pop(claim) - arrived[claim].generated)
@@ -478,6 +501,15 @@ class World:
                 fresh = {arrival.claim: arrival for arrival in event.requests if arrival.claim not in arrived}
                 arrived |= fresh
                 next_index |= {claim: arrival.generated for claim, arrival in fresh.items()}
+            if isinstance(event, EngineLost):
+                flights.clear()
+            if isinstance(event, BatchReturned):
+                for n, claim in enumerate(flights.pop(event.iteration)):
+                    rows[claim] -= bool(void[claim]) or n in event.waiting
+                    if void[claim]:
+                        void[claim] -= 1
+                    elif n in event.waiting:
+                        void[claim] = sum(claim in claims for claims in flights.values())
             if isinstance(event, Cancelled):
                 for claim in set(event.claims) & set(next_index):
                     ends(claim, 1 + self.run_ahead)
@@ -508,6 +540,7 @@ class World:
                     assert set(claims) <= set(next_index)
                     assert ended_now.isdisjoint(claims), "a request runs that this very event has ended"
                     rows.update(claims)
+                    flights[action.iteration] = claims
         assert not next_index, "a request never ended"
 
 
@@ -538,7 +571,7 @@ def storm(draw: random.Random, steps: int) -> World:
             world.form(largest, draw.randint(1, 3))
         elif luck < 0.5:
             if world.in_flight:
-                world.back(*[draw.choice((EOS, STOP, None, *range(WORD, 12))) for _ in range(world.max_bs)])
+                world.back(*[draw.choice((EOS, STOP, None, WAIT, *range(WORD, 12))) for _ in range(world.max_bs)])
         elif luck < 0.7:
             if len(world.lives) < 12:
                 world.arrive(*[asked() for _ in range(draw.randint(1, 3))])

@@ -76,6 +76,7 @@ class TinyEngine:
         self.ended: list[int] = []
         self.rows: dict[int, tuple[int, list[int]]] = {}  # id of a running request: its row and blocks
         self.mixed = 0  # iterations with both phases
+        self.late: set[int] = set()  # ids of the requests whose masks were not there in the last iteration
 
     def admission(self, request: Sampled) -> worker_pb2.Admission:
         """Admits a request. Its input is the prompt and everything it has made."""
@@ -96,7 +97,8 @@ class TinyEngine:
         return initiation(row, len(request.prompt) + len(request.made), blocks)
 
     def goes_on(self, request: Sampled) -> Member:
-        member = increment(self.rows[id(request)][0], len(request.prompt) + len(request.made) - 1, request.made[-1])
+        tokens = [*request.prompt, *request.made]
+        member = increment(self.rows[id(request)][0], len(tokens) - 1, tokens[-1])
         return drafted(member, self.guess(request)[: request.new_tokens - len(request.made) - 1])
 
     def free(self, request: Sampled) -> None:
@@ -123,7 +125,11 @@ class TinyEngine:
         owners = [
             one for one, made in zip(members, output.made or [1] * len(members), strict=True) for _ in range(made)
         ]
+        self.late = {id(owners[n]) for n in output.waiting}
         for request, token, logprob in zip(owners, output.token_ids, output.logprobs, strict=True):
+            if id(request) in self.late:
+                assert token == [*request.prompt, *request.made][-1]
+                continue
             request.made.append(token)
             assert math.isnan(logprob) != bool(request.sampling.get("logprobs"))
             request.logprobs.append(logprob)

@@ -5,18 +5,29 @@ import random
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
-from itertools import product
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from itertools import count, product
 from pathlib import Path
 
 import jsonschema
+import numpy as np
+import psutil
 import pytest
-from checkpoints import make_gpt2
+from checkpoints import make_gpt2, make_tokenizer
+from encoder_decoders import make_marian, make_t5
 from reference import TIE, Reference
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from worker.driver import Sampled, TinyEngine, make_stage
 
+from orca.v1 import worker_pb2
+from orca.v1.sampling_pb2 import SamplingParams
 from orca_common.forms import as_grammar
+from orca_scheduler.core.core import Member
+from orca_scheduler.ranks.members import increment, initiation, put_members
+from orca_worker.iteration.model import Output
+from orca_worker.sampling.forms import Answer
 
 SLOTS, BLOCK = 2048, 4
 KERNELS = pytest.mark.parametrize("kernels", ["auto", "torch"])
@@ -213,6 +224,169 @@ def test_a_form_that_does_not_compile_ends_its_request_alone(tmp_path: Path) -> 
     engine.run([wrong, fine])
     assert wrong.stuck
     assert not fine.stuck
+
+
+def ambiguous(rules: int, letters: str) -> str:
+    """A legal grammar whose steps take longer with each token behind its x. Its y is easy."""
+    names = [f"n{n}" for n in range(rules)]
+    lines = ['start: "x" s | "y" /[a-c]{2,6}/', "s: " + " | ".join(names)]
+    lines += [f"n{n}: s s | s n{(n + 1) % rules} | n{n} s | /[{letters}]/" for n in range(rules)]
+    return "\n".join(lines)
+
+
+SLOW = as_grammar("grammar", ambiguous(20, "a"))  # 20 ms for the eleventh token
+ENDLESS = as_grammar("grammar", ambiguous(150, "a-z"))  # more than half a second for the second one
+
+
+def begins_with(letter: str, folder: Path) -> dict[int, float]:
+    """A bias by which an answer to `ambiguous` begins so."""
+    return dict.fromkeys(Tokenizer.from_file(str(folder / "tokenizer.json")).encode(letter).ids, 90.0)
+
+
+def late_every_other_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each mask is there the second time that it is asked for."""
+    allowed, asked = Answer.allowed, set[tuple[int, int]]()
+
+    def late(answer: Answer) -> np.ndarray | None:
+        mask, place = allowed(answer), (id(answer), len(answer.tokens))
+        if mask is None or place in asked:
+            return mask
+        asked.add(place)
+        answer._waits = True
+        return None
+
+    monkeypatch.setattr(Answer, "allowed", late)
+
+
+def encoder_decoder(folder: Path, make: Callable[..., Path]) -> Path:
+    make(folder, seed=5, vocab_size=259, eos_token_id=256)
+    make_tokenizer(["</s>"]).save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def prefix_lm(folder: Path) -> Path:
+    config = json_model(folder) / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"orca_prefix_lm": True}))
+    return folder
+
+
+MODELS: dict[str, Callable[[Path], Path]] = {
+    "decoder": json_model,
+    "prefix LM": prefix_lm,
+    "t5": partial(encoder_decoder, make=make_t5),
+    "marian": partial(encoder_decoder, make=make_marian),
+}
+
+
+@KERNELS
+@pytest.mark.parametrize("model", MODELS)
+def test_masks_that_come_late_change_no_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernels: str, model: str
+) -> None:
+    """A request that waits runs its last position again, and its batch goes on without it."""
+    folder = MODELS[model](tmp_path / "model")
+    monkeypatch.setattr("orca_worker.sampling.forms.WAIT", 30.0)
+
+    def made() -> list[list[int]]:
+        engine, asked = TinyEngine(make_stage(folder, SLOTS, BLOCK, kernels=kernels), SLOTS, BLOCK, seed=1), some()
+        asked[0].prompt = asked[0].prompt[:1]
+        engine.run(asked)
+        return [one.made for one in asked]
+
+    in_time = made()
+    late_every_other_time(monkeypatch)
+    assert made() == in_time
+
+
+def test_what_is_sent_ahead_of_a_mask_that_is_late_is_void(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rank says so once more, and the position runs again behind it."""
+    monkeypatch.setattr("orca_worker.sampling.forms.WAIT", 30.0)
+    late_every_other_time(monkeypatch)
+    stage = make_stage(json_model(tmp_path), SLOTS, BLOCK)
+    grammar = SamplingParams(grammar=as_grammar("regex", "abcdef"))
+    number = count(1)
+
+    def run(member: Member, *admissions: worker_pb2.Admission) -> Output:
+        iteration = worker_pb2.Iteration(number=next(number), admissions=admissions)
+        put_members(iteration, [member])
+        return stage.run(iteration)
+
+    tokens = [5, 7]
+    out = run(initiation(0, 2, range(8)), worker_pb2.Admission(row=0, claim=1, token_ids=tokens, sampling=grammar))
+    for _ in range(6):
+        assert (out.token_ids, out.waiting) == (tokens[-1:], [0])
+        ahead = run(increment(0, len(tokens)))
+        assert (ahead.token_ids, ahead.waiting) == (tokens[-1:], [0])
+        again = run(increment(0, len(tokens) - 1))
+        assert not again.waiting
+        tokens += again.token_ids
+        out = run(increment(0, len(tokens) - 1))
+    said = Tokenizer.from_file(str(tmp_path / "tokenizer.json")).decode(tokens[2:])
+    assert said == "abcdef"
+
+
+def test_a_slow_form_keeps_no_other_request_waiting(tmp_path: Path) -> None:
+    """Others of its batch have a token in each iteration, and it has the same ones in the end."""
+    folder = json_model(tmp_path)
+
+    def request() -> Sampled:
+        return Sampled([3], 12, {"grammar": SLOW, "logit_bias": begins_with("x", folder)})
+
+    alone, slow = request(), request()
+    TinyEngine(make_stage(folder, SLOTS, BLOCK), SLOTS, BLOCK).run([alone])
+    engine = TinyEngine(make_stage(folder, SLOTS, BLOCK), SLOTS, BLOCK)
+    other, late = Sampled([1, 2], 1000), 0
+    engine.step([slow, other], [])
+    while len(slow.made) < 12:
+        made = len(other.made)
+        engine.step([], [slow, other])
+        assert len(other.made) == made + 1
+        late += id(slow) in engine.late
+        if len(other.made) > 100:
+            other.made = other.made[-1:]
+            engine.free(other)
+            other = Sampled([1, 2], 1000)
+            engine.step([other], [])
+    assert late > 5, "its masks take longer than an iteration"
+    assert slow.made == alone.made
+
+
+def test_a_form_that_takes_too_much_time_ends_its_request_alone(tmp_path: Path) -> None:
+    """Its process is ended. Another answer to the same form goes on in a new one, and the others notice nothing."""
+    folder = json_model(tmp_path)
+
+    def others() -> list[Sampled]:
+        same = Sampled([9], 5, {"grammar": ENDLESS, "logit_bias": begins_with("y", folder)})
+        return [same, Sampled([2], 8, {"grammar": as_grammar("regex", "[abc]{3,20}")}), Sampled([1, 2, 3], 8)]
+
+    without, beside = others(), others()
+    TinyEngine(make_stage(folder, SLOTS, BLOCK), SLOTS, BLOCK).run(without)
+    engine = TinyEngine(make_stage(folder, SLOTS, BLOCK), SLOTS, BLOCK)
+    endless = Sampled([3], 8, {"grammar": ENDLESS, "logit_bias": begins_with("x", folder)})
+    engine.run([endless, *beside])
+    assert endless.stuck
+    assert [one.made for one in beside] == [one.made for one in without]
+    assert not any(one.stuck for one in beside)
+
+
+def test_a_form_begins_again_where_its_processes_were_killed(tmp_path: Path) -> None:
+    """By the kernel, where memory is short."""
+    folder, grammar = json_model(tmp_path), as_grammar("regex", "[abc]{30}")
+    alone, killed = (Sampled([2], 20, {"grammar": grammar, "temperature": 1.0, "seed": 4}) for _ in range(2))
+    TinyEngine(make_stage(folder, SLOTS, BLOCK), SLOTS, BLOCK).run([alone])
+    engine = TinyEngine(make_stage(folder, SLOTS, BLOCK), SLOTS, BLOCK)
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    engine.step([killed], [])
+    while len(killed.made) < 20:
+        if len(killed.made) in (3, 11) and id(killed) not in engine.late:
+            forks = [one for one in psutil.Process().children(recursive=True) if one.pid not in before]
+            for process in forks:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            assert not psutil.wait_procs(forks, 10)[1]
+        engine.step([], [killed])
+    assert killed.made == alone.made
+    assert not killed.stuck
 
 
 def test_requests_without_a_form_cost_nothing() -> None:

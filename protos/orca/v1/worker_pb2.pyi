@@ -225,7 +225,7 @@ class Times(_message.Message):
     def __init__(self, stages: _Optional[_Iterable[_Union[StageTimes, _Mapping]]] = ...) -> None: ...
 
 class IterationReport(_message.Message):
-    __slots__ = ("epoch", "number", "token_ids", "made", "logprobs", "times", "error", "peer_lost", "not_finite", "stuck", "tops", "prompts")
+    __slots__ = ("epoch", "number", "token_ids", "made", "logprobs", "times", "error", "peer_lost", "not_finite", "stuck", "waiting", "tops", "prompts")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -236,6 +236,7 @@ class IterationReport(_message.Message):
     PEER_LOST_FIELD_NUMBER: _ClassVar[int]
     NOT_FINITE_FIELD_NUMBER: _ClassVar[int]
     STUCK_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
     TOPS_FIELD_NUMBER: _ClassVar[int]
     PROMPTS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
@@ -248,9 +249,10 @@ class IterationReport(_message.Message):
     peer_lost: bool
     not_finite: _containers.RepeatedScalarFieldContainer[int]
     stuck: _containers.RepeatedScalarFieldContainer[int]
+    waiting: _containers.RepeatedScalarFieldContainer[int]
     tops: _containers.RepeatedCompositeFieldContainer[Scores]
     prompts: _containers.RepeatedCompositeFieldContainer[Scores]
-    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., made: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., times: _Optional[_Union[StageTimes, _Mapping]] = ..., error: _Optional[str] = ..., peer_lost: _Optional[bool] = ..., not_finite: _Optional[_Iterable[int]] = ..., stuck: _Optional[_Iterable[int]] = ..., tops: _Optional[_Iterable[_Union[Scores, _Mapping]]] = ..., prompts: _Optional[_Iterable[_Union[Scores, _Mapping]]] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., made: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., times: _Optional[_Union[StageTimes, _Mapping]] = ..., error: _Optional[str] = ..., peer_lost: _Optional[bool] = ..., not_finite: _Optional[_Iterable[int]] = ..., stuck: _Optional[_Iterable[int]] = ..., waiting: _Optional[_Iterable[int]] = ..., tops: _Optional[_Iterable[_Union[Scores, _Mapping]]] = ..., prompts: _Optional[_Iterable[_Union[Scores, _Mapping]]] = ...) -> None: ...
 
 class Scores(_message.Message):
     __slots__ = ("index", "scores")

@@ -1,18 +1,16 @@
 """The form that a request gives its answer: a JSON schema, a regular expression or a grammar, by llguidance.
 
-An endpoint compiles a form before it takes the request, and the rank that samples compiles it again, by the same
-tokenizer and limits: a form that the endpoint accepts does not fail at the start of its answer. A matcher says which
-tokens may come next. This depends on the form and the tokens so far alone.
+An endpoint compiles a form before it takes the request, and a process beside the rank that samples compiles it again,
+by the same tokenizer and limits: a form that the endpoint accepts does not fail at the start of its answer. A matcher
+says which tokens may come next. This depends on the form and the tokens so far alone.
 
 llguidance is imported with the first request that asks for a form. Its errors are never raised: a matcher that has one
-keeps it for good.
+keeps it for good. It may hold Python's lock for seconds, so no process that serves others calls it.
 """
 
 from __future__ import annotations
 
 import re
-import threading
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,15 +25,17 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 EXCERPT = re.compile(r"\s*([0-9]+ \|.*|\^+)?")  # a line of an error that shows the form again
-KEPT = 64  # compiled forms
 # Between the parts of JSON: a space, or a line break with an indent. Without a bound some models write nothing else. A
 # schema may ask for another one: {"x-guidance": {"whitespace_pattern": ..}}.
 WHITESPACE = r" |\n {0,40}"
 # Without u: a member that a schema names has one spelling, and no other one escapes its schema. So characters that JSON
 # can only spell as \uXXXX, such as U+0001, are in no answer.
 JSON_OPTIONS: JsonCompileOptions = {"whitespace_pattern": WHITESPACE, "json_allowed_escapes": 'nrbtf\\"'}
+TRIED = 8  # tokens of answers that a form is tried with before it is taken
+TOO_COMPLEX = ("ParserTooComplex", "LexerTooComplex")  # why a matcher stopped, in llguidance's words
 SAID = 500  # characters of what the library says about a form
-# Bounds of one form: its size, the work of compiling it, the work of one mask, and its memory (1 to 2 kB a state).
+# Bounds of one form: its size, the work of compiling it, the work of one mask, and its memory (1 to 2 kB a state). They
+# bound no time: 50,000 items took 0.1 to 29 s, and consuming a token has no bound.
 LIMITS = {
     "max_grammar_size": 100_000,
     "initial_lexer_fuel": 1_000_000,
@@ -64,14 +64,12 @@ def as_grammar(kind: str, text: str) -> str:
 
 
 class Forms:
-    """Compiles forms for one model, and keeps those that were used last. Any thread may call it."""
+    """Compiles forms for one model."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._file, self._vocab_size = checkpoint.tokenizer_file, checkpoint.vocab_size
         self._eos = checkpoint.eos_token_ids
-        self._lock = threading.Lock()
         self._tokenizer: LLTokenizer | None = None
-        self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
 
     def open(self) -> None:
         """Reads the tokenizer, unless that was done. Raises FormError when this model's answers can have no form."""
@@ -85,25 +83,28 @@ class Forms:
         return ids[0] if len(ids) == 1 and self._tokenizer.is_special_token(ids[0]) else None
 
     def check(self, grammar: str) -> None:
-        """Compiles a form, makes its first mask, and drops it. Raises FormError."""
-        self._compiled(grammar)
+        """Compiles a form and follows two answers for `TRIED` tokens. Raises FormError when that is too much work.
+
+        One has the first tokens of the vocabulary that are allowed, the other one the last ones.
+        """
+        beginning = self.matcher(grammar)
+        ends = sum(1 << end for end in self._eos)
+        for last in (False, True):
+            with panics("follow the form"):
+                matcher = beginning.deep_copy()
+                for _ in range(TRIED):
+                    allowed = int.from_bytes(matcher.compute_bitmask(), "little") & ~ends
+                    if matcher.is_stopped() or not allowed:
+                        break
+                    matcher.consume_token((allowed if last else allowed & -allowed).bit_length() - 1)
+            if matcher.stop_reason() in TOO_COMPLEX:
+                check(matcher)
 
     def matcher(self, grammar: str) -> LLMatcher:
-        """A matcher at the beginning of an answer. Raises FormError.
+        """Compiles a form. Returns a matcher at the beginning of an answer. Raises FormError.
 
-        The kept one has made its first mask: a copy's first mask then takes a tenth of the time of a fresh one's.
+        It has made its first mask: a copy's first mask then takes a tenth of the time of a fresh one's.
         """
-        with self._lock:
-            found = self._kept.get(grammar)
-            if found is None:
-                found = self._kept[grammar] = self._compiled(grammar)
-                if len(self._kept) > KEPT:
-                    self._kept.popitem(last=False)
-            else:
-                self._kept.move_to_end(grammar)
-            return found.deep_copy()
-
-    def _compiled(self, grammar: str) -> LLMatcher:
         from llguidance import LLMatcher, LLParserLimits
 
         self.open()

@@ -56,12 +56,13 @@ class Cancelled:
 @dataclass(frozen=True, slots=True)
 class BatchReturned:
     """The oldest batch in flight came back, with the tokens of each of its members that has outputs, in their order:
-    none of a member whose logits were not finite, or which is stuck."""
+    none of a member whose logits were not finite, which is stuck, or which waits."""
 
     now: float
     iteration: int
     made: tuple[tuple[int, ...], ...]
     stuck: tuple[int, ...] = ()  # places in `made` without a token: none can follow by the form of the answer
+    waiting: tuple[int, ...] = ()  # the same: the form's work is not done, so the last position runs again
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,8 +381,12 @@ class Core:
             elif request.overdue(event.now):
                 outcomes.append(Outcome(request.claim, request.generated, None, Reason.DEADLINE))
                 self._end(request)
+            elif request.void:
+                request.void -= 1
             elif not most:
                 continue  # a part of its prompt
+            elif place in event.waiting:
+                request.wait()
             elif not tokens:
                 reason = Reason.STUCK if place in event.stuck else Reason.NOT_FINITE
                 outcomes.append(Outcome(request.claim, request.generated, None, reason))

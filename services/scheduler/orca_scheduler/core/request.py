@@ -58,7 +58,7 @@ class Request:
     """
 
     arrived: Arrival
-    in_order: bool  # it arrived after all that were seen here before: iteration-level FCFS holds for it
+    in_order: bool  # iteration-level FCFS holds for it: it came after all that were seen here before, and never waited
     generated: int  # tokens that have returned
     known: int  # tokens of its prompt, and generated ones, those included that are being made
     computed: int = 0
@@ -67,6 +67,7 @@ class Request:
     last_token: int | None = None  # that has returned since it was given its row
     iterations: int = 0  # how many it was scheduled in
     ended: bool = False  # it ended while RUNNING: its slots stay until its batches have returned
+    void: int = 0  # batches in flight, the next ones to return, that went on from a token that was not made
 
     @classmethod
     def of(cls, arrived: Arrival, in_order: bool) -> "Request":
@@ -95,6 +96,16 @@ class Request:
         """Takes back this number of tokens that its last iteration might have made: the drafts for them were wrong."""
         self.known -= tokens
         self.computed -= tokens
+
+    def wait(self) -> None:
+        """The token that was being made is not there yet: the last position runs again.
+
+        What a run-ahead makes of it meanwhile is void. Later requests may have run ahead of it.
+        """
+        self.in_order = False
+        self.known = self.arrived.input_tokens + self.generated
+        self.computed = self.known - 1
+        self.void = self.in_flight
 
     def end_by(self, token: int) -> Reason | None:
         """Why the request ends with this token, its newest; None: it goes on."""

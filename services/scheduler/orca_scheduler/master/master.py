@@ -360,7 +360,7 @@ class EngineMaster:
             finally:
                 self._record_step(event, actions, late)
             self._stepped()
-            self._pace.returned(now, len(report.token_ids), running, not self.core.in_flight)
+            self._pace.returned(now, len(report.token_ids) - len(report.waiting), running, not self.core.in_flight)
             self._metrics.returned(report.number, self._now - now, stepped, now)
             del self._in_flight[report.number]
 

@@ -6,6 +6,7 @@ wrong report is a verdict on that rank, and its engine forms again.
 
 from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate, count
+from typing import NamedTuple
 
 from orca.v1 import worker_pb2 as pb
 from orca_common.scores import TOP, size_of_prompt
@@ -30,7 +31,7 @@ def problem_of(
         return f"has {len(tokens)} tokens for {len(ends)} requests"
     if report.logprobs and len(report.logprobs) != places:
         return f"has {len(report.logprobs)} logprobs for {len(ends)} requests"
-    without = {*report.not_finite, *report.stuck}
+    without = {*report.not_finite, *report.stuck, *report.waiting}
     if without and max(without) >= places:
         return f"names token {max(without)} of {places}"
     if report.made:
@@ -48,18 +49,28 @@ def first_tokens(report: pb.IterationReport, members: Sequence[Member]) -> dict[
     return dict(zip(claims, accumulate(report.made, initial=0) if report.made else count(), strict=False))
 
 
-def made_of(report: pb.IterationReport, firsts: Collection[int]) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
-    """The tokens of a right report and who is stuck, as `BatchReturned` has them. firsts: of `first_tokens`."""
+class Returned(NamedTuple):
+    """The tokens of a right report, as `BatchReturned` has them."""
+
+    made: tuple[tuple[int, ...], ...]
+    stuck: tuple[int, ...] = ()
+    waiting: tuple[int, ...] = ()
+
+
+def made_of(report: pb.IterationReport, firsts: Collection[int]) -> Returned:
+    """firsts: of `first_tokens`."""
     tokens = tuple(report.token_ids)
     made: list[tuple[int, ...]] = list(zip(tokens, strict=True))
     if report.made:
         made = [tokens[first : first + size] for first, size in zip(firsts, report.made, strict=True)]
-    if not report.not_finite and not report.stuck:
-        return tuple(made), ()
-    for place, first in enumerate(firsts):
-        if first in report.not_finite or first in report.stuck:
-            made[place] = ()
-    return tuple(made), tuple(place for place, first in enumerate(firsts) if first in report.stuck)
+    without = {*report.not_finite, *report.stuck, *report.waiting}
+    if not without:
+        return Returned(tuple(made))
+    places = [(place, first) for place, first in enumerate(firsts) if first in without]
+    for place, _ in places:
+        made[place] = ()
+    stuck = tuple(place for place, first in places if first in report.stuck)
+    return Returned(tuple(made), stuck, tuple(place for place, first in places if first in report.waiting))
 
 
 def _problem_of_drafts(report: pb.IterationReport, ends: Sequence[Member], without: set[int]) -> str | None:

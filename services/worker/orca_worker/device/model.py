@@ -42,7 +42,7 @@ from ..iteration.kv import KVManager
 from ..iteration.model import Output
 from ..iteration.rows import Adjusted
 from ..partition import Place
-from ..sampling.adjusting import adjust, stuck
+from ..sampling.adjusting import adjust, stuck, waiting
 from ..sampling.sampling import Layers, OfStage, not_finite, score_prompts
 from ..sampling.scoring import log_totals, tops
 from .graphs import BUCKETS, Recorder, bucket_of
@@ -383,8 +383,9 @@ class DeviceModel(OfStage[DeviceLayers]):
         if not batch.adjusted and not prompts and not batch.drafts:
             return Output([], [], later=later)
         more = tops(made.logits[:n], batch.adjusted)
-        output = later.result()._replace(tops=more, prompts=prompts, stuck=stuck(batch.adjusted, batch.out_ends))
+        without = {"stuck": stuck(batch.adjusted), "waiting": waiting(batch.adjusted)}
+        output = later.result()._replace(tops=more, prompts=prompts, **without)
         if batch.drafts and self.tokens is not None:
-            kept = batch.right(output.token_ids, {*output.not_finite, *output.stuck})
+            kept = batch.right(output.token_ids, output.without)
             self.tokens.learn(batch.out_rows, made.chosen[0, :n], batch.newest(kept))
         return output

@@ -88,7 +88,8 @@ class Batch:
 
     def right(self, tokens: Sequence[int], without: Collection[int] = ()) -> np.ndarray:
         """[O] bool: which outputs count, of those that were made. The first of a member, and each one behind a draft
-        that equals the token made at its place.
+        that equals the token made at its place, where no form says which tokens may follow: its mask is one for the
+        first.
 
         without: outputs that have no token.
         """
@@ -97,7 +98,9 @@ class Batch:
             drafts, of = self.token_ids[self.out_at].tolist(), self.out_member.tolist()
             for n in range(1, len(kept)):
                 if of[n] == of[n - 1]:
-                    kept[n] = kept[n - 1] and tokens[n - 1] == drafts[n] and not {n - 1, n} & set(without)
+                    formed = n in self.adjusted and bool(self.adjusted[n].asked.grammar)
+                    follows = kept[n - 1] and tokens[n - 1] == drafts[n] and not formed
+                    kept[n] = follows and not {n - 1, n} & set(without)
         return kept
 
     def newest(self, kept: np.ndarray) -> np.ndarray:
@@ -154,19 +157,22 @@ def build_batch(
         behind = before >= members["admitted"]  # whose token is not among those of its admission
         rows.learn(each[behind], before[behind], np.array(given)[behind])
         members = rows.table.take(each)
-    new = before >= members["known"]  # whose token this rank has neither made nor been given
+    known, back = members["known"], before < members["length"]  # its last position runs again
+    if rows.adjusted and not tokens_on_device:  # who waits has its last token again, and a run-ahead goes on from that
+        known = np.where(members["adjusted"] & (before >= members["admitted"]), before + 1, known)
+    new = before >= known  # whose token this rank has neither made nor been given
     lacking = bool(np.count_nonzero(new))
     if lacking and reads_tokens:
-        if np.count_nonzero(new & (before < members["length"])):
+        if np.count_nonzero(new & back & ~members["adjusted"]):
             raise FailedPrecondition(f"rows {rows_of} have come farther than {starts_of}: their last tokens are others")
         if not tokens_on_device:
             raise FailedPrecondition(f"rows {rows_of}: no token is known at {starts_of}")
     tokens = np.where(new, HERE, members["last_token"]) if lacking else members["last_token"].copy()
     drafts = drafts_of(iteration, outputs, counts)
-    if np.count_nonzero(before + 1 >= members["known"]) == b and counts.count(1) == b:
+    if np.count_nonzero(before + 1 >= known) == b and counts.count(1) == b:
         token_ids, positions, starts, flat_rows, ends = tokens, before, np.arange(b + 1), each, before + 1
     else:
-        last, latest = tokens.tolist(), (members["known"] - 1).tolist()
+        last, latest = tokens.tolist(), (known - 1).tolist()
         parts = [
             np.append(last[n], drafts[n])
             if start >= latest[n] and count == 1 + len(drafts[n])
@@ -185,7 +191,7 @@ def build_batch(
     if end > max_positions:
         raise FailedPrecondition(f"a token at {end - 1} of a model with {max_positions} positions")
     inputs = members["prompt"] if prefix_lm else None
-    if inputs is not None and np.count_nonzero(np.where(before == 0, ends, before) < inputs):
+    if inputs is not None and np.count_nonzero(np.where(before == 0, ends, before + 1) < inputs):
         raise FailedPrecondition(f"rows {rows_of}: a part of a prompt, to a prefix LM")
     made = np.array(outputs)
     if np.count_nonzero((made > 0) & (ends - np.maximum(made - 1, 0) < members["admitted"])):
@@ -204,7 +210,12 @@ def build_batch(
             if ends[n] > members["admitted"][n]:
                 one.put(starts_of[n], token_ids[starts[n] : starts[n + 1]])
         adjusted = {i: adjusting[n] for i, n in enumerate(out_member.tolist()) if n in adjusting}
-        scored = {n: one for n, one in adjusting.items() if one.scores_prompt and starts_of[n] < one.prompt}
+        for i in np.flatnonzero(out_member[1:] == out_member[:-1]).tolist():
+            if i + 1 in adjusted:
+                adjusted[i + 1] = adjusted[i + 1].behind_a_draft()
+        scored = {
+            n: one for n, one in adjusting.items() if one.scores_prompt and starts_of[n] < one.prompt and not back[n]
+        }
     out_ends = positions[out_at] + 1
     for n in np.flatnonzero(requests["forced_at"] == out_ends - requests["prompt"] + 1).tolist():
         requests["likeliest"][n] = False

@@ -71,11 +71,18 @@ class Output(NamedTuple):
     # Positions in `token_ids` where there is no token, whatever stands there: the logits give no distribution.
     not_finite: Sequence[int] = ()
     stuck: Sequence[int] = ()  # the same: no token can follow by the form that the request gives its answer
+    # The same: its mask was not there in time. In `token_ids` stands the last token again, from which it goes on.
+    waiting: Sequence[int] = ()
     # Logprobs beyond those of the chosen tokens, in the form of orca_common.scores, for those that ask for them:
     tops: Mapping[int, bytes] = {}  # the most probable tokens at the place of a token, by position in `token_ids`
     prompts: Mapping[int, bytes] = {}  # each token of a part of a prompt, by member of the batch
     later: Later | None = None  # the iteration has been launched, no more; there are no tokens here until it has run
     made: Sequence[int] = ()  # how many tokens each member with outputs has; empty: one each
+
+    @property
+    def without(self) -> set[int]:
+        """Positions in `token_ids` where there is no token."""
+        return {*self.not_finite, *self.stuck, *self.waiting}
 
     def of(self, kept: np.ndarray, members: np.ndarray) -> Output:
         """The outputs alone that are `kept` [O]. members [O]: whose each is."""
@@ -85,6 +92,7 @@ class Output(NamedTuple):
             logprobs=[self.logprobs[n] for n in places],
             not_finite=[places[n] for n in self.not_finite if n in places],
             stuck=[places[n] for n in self.stuck if n in places],
+            waiting=[places[n] for n in self.waiting if n in places],
             tops={places[n]: scores for n, scores in self.tops.items() if n in places},
             made=list(Counter(members[kept].tolist()).values()),
         )

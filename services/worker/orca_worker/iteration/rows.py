@@ -1,7 +1,10 @@
 """What a rank knows of each request besides its keys and values, in arrays indexed by row."""
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Sequence
+from copy import copy
 from operator import attrgetter
 from typing import Protocol
 
@@ -49,8 +52,8 @@ def is_newer(asked: SamplingParams) -> bool:
 class Constraint(Protocol):
     """Holds an answer to its form."""
 
-    def allowed(self, end: int) -> np.ndarray | None:
-        """Waits for the mask of the token behind `end` input tokens, [V] bool. None: no token can follow."""
+    def allowed(self) -> np.ndarray | None:
+        """The mask of the next token, [V] bool; nothing in it: no token can follow. None: it is not there in time."""
         ...
 
 
@@ -70,9 +73,16 @@ class Adjusted:
         penalties = asked.presence_penalty or asked.frequency_penalty or self.repetition != 1
         self.answer: Constraint | None = None  # from its first token on, on the rank that samples
         self.changes_logits = bool(penalties or len(self.bias_ids) or asked.grammar)
-        self.stuck = is_newer(asked)  # it ends, for it asks for what this release does not know
-        self.stuck_at: set[int] = set()  # numbers of input tokens behind which no token can follow
+        # No token can follow: the request ends. One that asks for what this release does not know begins so.
+        self.stuck = is_newer(asked)
+        self.waiting = False  # the mask of its next token was not there in time: it has none in this iteration
         self.forced: int | None = None  # the only token that may follow
+
+    def behind_a_draft(self) -> Adjusted:
+        """The same for a further output of an iteration. It has no mask: that of the form is for the first one."""
+        other = copy(self)
+        other.answer, other.stuck = None, False
+        return other
 
     def force(self, token_id: int) -> None:
         """The next token is this one."""
@@ -150,8 +160,9 @@ class Rows:
         """An iteration of `rows` [B] has run: their new lengths."""
         self.table["length"][rows] = lengths
         if self.inputs:
-            for row in [row for row in self.inputs if self.table["length"][row] >= self.table["admitted"][row]]:
-                del self.inputs[row]
+            behind = self.table["length"] >= self.table["admitted"]
+            for row in [row for row in self.inputs if behind[row] and row not in self.adjusted]:
+                del self.inputs[row]  # one that is adjusted may wait, and run its last position again
 
     def learn(self, rows: np.ndarray, positions: np.ndarray, token_ids: np.ndarray) -> None:
         """The tokens [n] at `positions` [n] of `rows` [n], which are their last known ones."""

@@ -31,18 +31,20 @@ def parts(batch: Batch, kv: KVManager, start_token: int) -> tuple[Batch, Batch]:
     earlier, counts = np.array(batch.contexts), np.array(batch.query_lengths)
     begins, inputs = earlier == 0, batch.requests["prompt"]
     one_each = len(batch.out_at) == len(batch) and not batch.drafts
-    if not one_each or np.count_nonzero(np.where(begins, counts, earlier) < inputs):
+    if not one_each or np.count_nonzero(np.where(begins, counts, earlier + 1) < inputs):
         raise FailedPrecondition(
             f"rows {batch.rows.tolist()}: a part of a prompt or a draft, to a model with an encoder"
         )
     new = np.flatnonzero(begins)
     of_encoder = batch.positions < inputs.repeat(counts)
-    encoder = _part(batch, kv, new, batch.token_ids[of_encoder], inputs[new], np.zeros_like(new), 0)
+    read = of_encoder & begins.repeat(counts)
+    encoder = _part(batch, kv, new, batch.token_ids[read], inputs[new], np.zeros_like(new), 0)
 
-    own = counts - begins * inputs  # tokens of each member that are the decoder's, and known
-    tokens = np.insert(batch.token_ids[~of_encoder], (own.cumsum() - own)[new], start_token)
+    starts = earlier < inputs  # with the start token: all that begin, and those that make their first token again
+    own = np.where(begins, counts - inputs, counts - starts)  # tokens of each member that are the decoder's, and known
+    tokens = np.insert(batch.token_ids[~of_encoder], (own.cumsum() - own)[starts], start_token)
     firsts = np.where(begins, 0, earlier - inputs + 1)
-    return encoder, _part(batch, kv, np.arange(len(batch)), tokens, own + begins, firsts, inputs)
+    return encoder, _part(batch, kv, np.arange(len(batch)), tokens, own + starts, firsts, inputs)
 
 
 def _part(

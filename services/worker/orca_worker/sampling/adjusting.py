@@ -48,22 +48,33 @@ def adjust(logits: Tensor, adjusted: Mapping[int, Adjusted], ends: np.ndarray) -
                 torch.from_numpy(one.biases), logits.device
             )
         if one.answer is not None:
-            _keep_allowed(values, one, end)
+            _keep_allowed(values, one, one.answer.allowed(), int(one.tokens[end - 1]))
     return logits
 
 
-def _keep_allowed(values: Tensor, one: Adjusted, end: int) -> None:
-    """Takes the tokens away that the form does not allow, of one row's logits [V]. Marks a row that has none left."""
-    allowed = one.answer.allowed(end) if one.answer is not None else None
-    if allowed is not None:
-        kept = to_device(torch.from_numpy(allowed), values.device)
-        largest = values.where(kept, -torch.inf).max()
-        if largest > -torch.inf or largest.isnan():  # NaN: of the model, which has a report of its own
-            values.masked_fill_(~kept, -torch.inf)
-            return
-    one.stuck_at.add(end)  # its token means nothing
+def _keep_allowed(values: Tensor, one: Adjusted, allowed: np.ndarray | None, last: int) -> None:
+    """Takes the tokens away that the form does not allow, of one row's logits [V]. Marks a row that has none left.
+
+    allowed: as of `Constraint.allowed`. last: the row's last token, which it gets again where it waits.
+    """
+    one.waiting = allowed is None
+    if allowed is None:
+        values.fill_(-torch.inf)
+        values[last] = 0
+        return
+    kept = to_device(torch.from_numpy(allowed), values.device)
+    largest = values.where(kept, -torch.inf).max()
+    if largest > -torch.inf or largest.isnan():  # NaN: of the model, which has a report of its own
+        values.masked_fill_(~kept, -torch.inf)
+    else:
+        one.stuck = True  # its token means nothing
 
 
-def stuck(adjusted: Mapping[int, Adjusted], ends: np.ndarray) -> list[int]:
+def stuck(adjusted: Mapping[int, Adjusted]) -> list[int]:
     """The rows for which `adjust` has found no token."""
-    return [n for n, one in adjusted.items() if one.stuck or int(ends[n]) in one.stuck_at]
+    return [n for n, one in adjusted.items() if one.stuck]
+
+
+def waiting(adjusted: Mapping[int, Adjusted]) -> list[int]:
+    """The rows whose masks were not there when `adjust` asked for them."""
+    return [n for n, one in adjusted.items() if one.waiting]

@@ -30,7 +30,7 @@ from ..iteration.device_tokens import DeviceTokens
 from ..iteration.kv import KVManager, KVShape
 from ..iteration.model import Output
 from ..iteration.rows import Adjusted
-from .adjusting import adjust, stuck
+from .adjusting import adjust, stuck, waiting
 from .host_draw import draw_rows
 from .scoring import PromptScores, log_totals, tops
 
@@ -71,7 +71,7 @@ def sample(logits: Tensor, requests: np.ndarray, draws: np.ndarray, adjusted: Ma
     made = Output([int(token) for token in ids], asked, not_finite=not_finite(maxima))
     if not adjusted:
         return made
-    return made._replace(tops=tops(logits, adjusted), stuck=stuck(adjusted, draws + requests["prompt"]))
+    return made._replace(tops=tops(logits, adjusted), stuck=stuck(adjusted), waiting=waiting(adjusted))
 
 
 def choose(logits: Tensor, requests: np.ndarray, draws: np.ndarray, adjusted: Mapping[int, Adjusted] = PLAIN) -> Tensor:

@@ -140,6 +140,7 @@ class GpuThread:
                 not_finite=output.not_finite,
                 stuck=output.stuck,
                 made=output.made,
+                waiting=output.waiting,
             )
             for index, scores in output.tops.items():
                 made.tops.add(index=index, scores=scores)

@@ -266,7 +266,7 @@ class Stage:
             self._return_tokens(batch, output)
         self.rows.advance(batch.rows, batch.ends)
         if output.token_ids:
-            kept = batch.right(output.token_ids, {*output.not_finite, *output.stuck})
+            kept = batch.right(output.token_ids, output.without)
             self._know(batch, output.token_ids, kept)
             if batch.drafts:
                 output = output.of(kept, batch.out_member)
