@@ -135,7 +135,7 @@ async def test_another_host_is_refused() -> None:
 
 
 @pytest.mark.parametrize("settings", [{"host_names": "page.example"}, {"api_keys": line_of("research", KEY)}])
-async def test_hosts_that_are_given_and_keys(settings: dict[str, str]) -> None:
+async def test_hosts_that_are_given_and_keys(settings: dict[str, Any]) -> None:
     async with page(scripted(), **settings) as client:
         answer = await client.get("/about", headers={"host": "page.example", "authorization": f"Bearer {KEY}"})
     assert answer.status_code == 200
