@@ -13,7 +13,7 @@ from orca_common.roles import Role
 from orca_local.authority import Authority
 
 PEER_CONNECTIONS, CONNECTIONS = 3, 5
-GET = b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+GET = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
 BOUNDS = {"max_peer_connections": PEER_CONNECTIONS, "max_connections": CONNECTIONS, "header_seconds": 1.0}
 HALF_A_HELLO = b"\x16\x03\x01\x02\x00\x01"
 

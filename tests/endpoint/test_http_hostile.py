@@ -68,7 +68,7 @@ async def test_a_path_with_a_slash_is_the_path_without(http: httpx.AsyncClient) 
 async def test_who_comes_and_to_whom_is_said_once(http: httpx.AsyncClient, name: str) -> None:
     """gRPC's door took the last one, this one the first; no client of HTTP sends two."""
     reader, writer = await asyncio.open_connection(http.base_url.host, http.base_url.port)
-    hosts = "Host: a\r\n" if name != "Host" else ""
+    hosts = "Host: localhost\r\n" if name != "Host" else ""
     head = f"GET /v1/models HTTP/1.1\r\n{hosts}{name}: Bearer a\r\n{name}: Bearer b\r\nConnection: close\r\n\r\n"
     writer.write(head.encode())
     async with asyncio.timeout(10):

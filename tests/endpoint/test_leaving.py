@@ -29,7 +29,8 @@ async def test_a_drain_has_its_bound_though_redis_is_frozen(model: Path) -> None
             host, _, port = orca.serving.addresses["http"].rpartition(":")
             _, writer = await asyncio.open_connection(host, int(port))
             body = b'{"prompt": [5, 6], "max_tokens": 3, "stream": true}'
-            writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+            head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            writer.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
             await until(lambda: orca.serving.app.delivery.count == 2)
             redis.freeze()
             try:

@@ -75,7 +75,8 @@ def connections(orca: World) -> Counter[str]:
 
 def post(body: bytes, length: int | None = None, header: str = "") -> bytes:
     size = len(body) if length is None else length
-    return f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {size}\r\n{header}\r\n".encode() + body
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n{header}"
+    return f"{head}content-length: {size}\r\n\r\n".encode() + body
 
 
 def status_of(answer: bytes) -> int:
@@ -370,7 +371,7 @@ async def test_errors_echo_little(orca: World, body: dict[str, object]) -> None:
 
 
 async def test_errors_of_unknown_paths_echo_little(orca: World) -> None:
-    answer = await http(orca, b"GET /" + b"x" * 9000 + b" HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+    answer = await http(orca, b"GET /" + b"x" * 9000 + b" HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
     assert status_of(answer) == 404
     assert len(answer) < 700
 
@@ -458,11 +459,13 @@ async def test_connections_of_a_peer_are_bounded(small: World) -> None:
     for _, writer in opened:
         writer.write(b"GET /v1/models HTTP/1.1\r\n")
     await until(lambda: connections(small).total() == 4)
-    assert await http(small, b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n") == b""
+    assert await http(small, b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n") == b""
     for _, writer in opened:
         writer.close()
     await until(lambda: connections(small).total() == 0)
-    assert status_of(await http(small, b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")) == 200
+    assert (
+        status_of(await http(small, b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")) == 200
+    )
 
 
 async def test_grpc_connections_are_bounded(small: World, caplog: pytest.LogCaptureFixture) -> None:

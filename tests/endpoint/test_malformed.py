@@ -166,7 +166,7 @@ async def test_a_client_of_the_status_port_that_leaves(orca: World, capfd: pytes
     for _ in range(20):
         with socket.create_connection((host, int(port))) as one:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            one.sendall(b"GET /readyz HTTP/1.1\r\nhost: x\r\n\r\n")
+            one.sendall(b"GET /readyz HTTP/1.1\r\nhost: localhost\r\n\r\n")
     await asyncio.to_thread(answered, host, int(port))
     assert "Traceback" not in capfd.readouterr().err
 

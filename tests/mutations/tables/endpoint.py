@@ -173,7 +173,7 @@ MUTATIONS = [
     Mutation(
         "a cancelled stream ends as a whole one",
         f"{SERVICE}/openai/stream.py",
-        "Stream.write",
+        "Stream._write",
         drop("check_whole"),
         "tests/endpoint/test_http.py::test_a_stream_that_is_cancelled_elsewhere",
     ),
@@ -238,7 +238,7 @@ MUTATIONS = [
     # Forms.
     Mutation(
         "a caller has all compilers",
-        f"{SERVICE}/requests/forms.py",
+        f"{SERVICE}/requests/turns.py",
         "Turns.turn",
         always("_having"),
         "tests/endpoint/test_forms.py::test_callers_have_turns_in_rotation",

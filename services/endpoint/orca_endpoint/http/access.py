@@ -16,9 +16,7 @@ from .connection import GuardedConnection
 from .errors import OtherHost, refused
 
 OPEN_PATHS = {"/", "/health", "/version", "/docs", "/openapi.json"}  # without a key: probes, and how to call
-
-
-ONCE = (AUTHORIZATION, "host")  # headers that say who comes, and to whom
+TWICE = "comes twice; programs on the way may each read another one"
 
 
 class HostMiddleware:
@@ -28,8 +26,12 @@ class HostMiddleware:
         self._app, self._hosts = app, hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal = self._hosts.refusal(Headers(scope=scope).getlist("host"))
-        app = self._app if refusal is None else refused(OtherHost("Host", refusal))
+        hosts = Headers(scope=scope).getlist("host")
+        app = self._app
+        if len(hosts) > 1:
+            app = refused(InvalidArgument("host", TWICE))
+        elif (refusal := self._hosts.refusal(hosts)) is not None:
+            app = refused(OtherHost("Host", refusal))
         await app(scope, receive, send)
 
 
@@ -43,9 +45,8 @@ class KeyMiddleware:
         try:
             if scope["path"] not in OPEN_PATHS:
                 headers = Headers(scope=scope)
-                for name in ONCE:
-                    if len(headers.getlist(name)) > 1:
-                        raise InvalidArgument(name, "comes twice; programs on the way may each read another one")
+                if len(headers.getlist(AUTHORIZATION)) > 1:
+                    raise InvalidArgument(AUTHORIZATION, TWICE)
                 scope["orca.tenant"] = self._keys.tenant_of(headers.get(AUTHORIZATION))
         except OrcaError as error:
             await refused(error)(scope, receive, send)
