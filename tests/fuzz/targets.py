@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from fuzz.doors import Door
 from google.protobuf.message import DecodeError, Message
 
 from orca.v1 import orca_pb2 as pb
@@ -52,6 +53,7 @@ def targets(folder: Path, runner: asyncio.Runner) -> dict[str, Target]:
         "completions": _completions(doors, runner),
         "chats": _chats(doors, runner),
         "chat-template": _chat_template(folder / "template"),
+        "http": Door(folder / "http", runner),
         "http2": _http2(runner),
     }
 
