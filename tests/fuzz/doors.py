@@ -141,7 +141,7 @@ class Door:
 
 
 def built(raw: bytes) -> tuple[str, bytes] | None:
-    """The method and the whole message of an input; None: it is none of ours."""
+    """The method and the whole message of an input; None: it has another form."""
     try:
         given = json.loads(raw)
     except (ValueError, RecursionError):
