@@ -25,6 +25,7 @@ from types import FrameType
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from fuzz.doors import Door
 from fuzz.mutations import LARGEST, mutated
 from fuzz.targets import CORPUS, Target, corpus, targets
 
@@ -79,7 +80,10 @@ def fuzz(name: str, seed: int, seconds: float, count: int, present: Present, out
     """A process: runs inputs until the time or the count is over. Writes those that fail, and ends with 1 then."""
     bound_process()
     with asyncio.Runner() as runner:
-        failures = _inputs(targets(folder, runner)[name], name, seed, seconds, count, present, out)
+        target = targets(folder, runner)[name]
+        failures = _inputs(target, name, seed, seconds, count, present, out)
+        if isinstance(target, Door):
+            target.close()
     sys.exit(1 if failures else 0)
 
 
@@ -176,7 +180,10 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="orca-fuzz-", dir=SHM if SHM.is_dir() else None) as folder:
             if given.input is not None:
                 with asyncio.Runner() as runner:
-                    targets(Path(folder), runner)[name](given.input.read_bytes())
+                    target = targets(Path(folder), runner)[name]
+                    target(given.input.read_bytes())
+                    if isinstance(target, Door):
+                        target.close()
                 return
             results.append(supervise(name, given.seed, given.seconds, given.count, given.out, Path(folder)))
             print(f"{name}: {results[-1].inputs:,} inputs in {results[-1].seconds:.0f} s", flush=True)

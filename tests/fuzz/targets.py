@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from fuzz.doors import Door
 from google.protobuf.message import DecodeError, Message
 
 from orca.v1 import orca_pb2 as pb
@@ -17,6 +18,7 @@ from orca_common.lanes.server import LaneCall
 from orca_endpoint.openai.chat.request import parse as parse_chat
 from orca_endpoint.openai.completions.request import parse
 from orca_endpoint.requests.chats import Chats
+from orca_endpoint.requests.defaults import not_followed, read_defaults
 from orca_endpoint.requests.forms import FormCompiler
 from orca_endpoint.requests.threads import Threads
 from orca_endpoint.requests.validation import Validator
@@ -52,6 +54,7 @@ def targets(folder: Path, runner: asyncio.Runner) -> dict[str, Target]:
         "completions": _completions(doors, runner),
         "chats": _chats(doors, runner),
         "chat-template": _chat_template(folder / "template"),
+        "http": Door(folder / "http", runner),
         "http2": _http2(runner),
     }
 
@@ -81,7 +84,9 @@ def _generation_config(folder: Path) -> Target:
     def target(raw: bytes) -> None:
         path.write_bytes(raw)
         with suppress(OrcaError):
-            read_checkpoint(folder)
+            checkpoint = read_checkpoint(folder)
+            not_followed(folder, checkpoint.model_type)
+            read_defaults(folder, checkpoint.vocab_size)
 
     return target
 

@@ -5,6 +5,7 @@ import random
 from collections.abc import Iterator, Mapping
 
 import pytest
+from fuzz.doors import Door
 from fuzz.mutations import mutated
 from fuzz.targets import CORPUS, Target, corpus, targets
 
@@ -15,7 +16,11 @@ COUNT = 150
 @pytest.fixture(scope="module")
 def parsers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Target]]:
     with asyncio.Runner() as runner:
-        yield targets(tmp_path_factory.mktemp("fuzz"), runner)
+        made = targets(tmp_path_factory.mktemp("fuzz"), runner)
+        yield made
+        door = made["http"]
+        assert isinstance(door, Door)
+        door.close()
 
 
 def test_every_parser_has_a_corpus(parsers: Mapping[str, Target]) -> None:
