@@ -374,6 +374,32 @@ async def forms(attacker: Attacker) -> None:
         await connection.keep(16, lambda: begin(connection))
 
 
+def ambiguous(rules: int) -> str:
+    """A legal grammar: an answer of a or z ends there, others can be read in more ways with each letter."""
+    lines = ['start: "a" | "z" | /[b-y]/ s', "s: " + " | ".join(f"n{n}" for n in range(rules))]
+    lines += [f"n{n}: s s | s n{(n + 1) % rules} | n{n} s | /[a-z]/" for n in range(rules)]
+    return "\n".join(lines)
+
+
+def followed(*rules: int) -> Attempt:
+    """Asks for 16 answers at a time of grammars that compile at once. With more rules masks take up to seconds."""
+
+    async def attempt(attacker: Attacker) -> None:
+        numbers, drawn = itertools.count(1), pb.Sampling(temperature=1.0)
+
+        def begin(connection: Connection) -> None:
+            number = next(numbers)
+            grammar = f"{ambiguous(rules[number % len(rules)])}\n// {number}"
+            ids = pb.TokenIds(ids=[number % 90])
+            asked = pb.GenerateRequest(token_ids=ids, max_new_tokens=100, sampling=drawn, grammar=grammar)
+            connection.begin(GENERATE, data=memoryview(http2.message(asked.SerializeToString())))
+
+        async with attacker.connection() as connection:
+            await connection.keep(16, lambda: begin(connection))
+
+    return attempt
+
+
 # -- D6
 def resets(count: int) -> bytes:
     """A whole connection in one piece: calls that are taken back as soon as they are begun, and a ping."""
@@ -500,6 +526,8 @@ ATTACKS = {
     "headers": Attack(headers, 8, "headers of 60 and 120 KB"),
     "table": Attack(table, 8, "headers of 16 KB that become 64 MB"),
     "forms": Attack(forms, 1, "schemas that take a third of a second to compile"),
+    "easy-forms": Attack(followed(1), 1, "16 answers at a time, to measure the next one against"),
+    "hard-forms": Attack(followed(20, 60, 150), 1, "the same of grammars that are hard to follow"),
     "no-window": Attack(deaf(0), 16, "streams of tokens without a window"),
     "no-reading": Attack(deaf(WIDE), 16, "streams of tokens that are not read"),
 }

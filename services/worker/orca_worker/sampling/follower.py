@@ -108,7 +108,7 @@ def main(folder: str) -> None:
     """Forks processes until standard input ends."""
     name_process("orca-forms")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them: their sockets show that they have ended
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # their sockets show that they have ended
     resource.setrlimit(resource.RLIMIT_DATA, (BYTES, BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # Waking it interrupts nothing: a rank's question takes 13 us, not 400 where both run on one processor.
