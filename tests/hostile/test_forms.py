@@ -81,7 +81,7 @@ async def test_answers_beside_forms_that_are_hard_to_follow(tmp_path: Path) -> N
     async with running(tmp_path / "run", json_model(tmp_path / "model"), slots=8192, max_batch_size=32) as this:
         processes = [(one["role"], one["pid"]) for one in this.processes()]
         await honest(this, 0.1)
-        took, answers = {"nobody": await honest(this, 2.0)}, dict[str, int]()
+        took, answers = {"no attack": await honest(this, 2.0)}, dict[str, int]()
         for attack in ("easy-forms", "hard-forms"):
             attacking = asyncio.create_task(hostile(attack, this.grpc, 2 * SECONDS))
             took[attack] = await honest(this, 2 * SECONDS - 1)
