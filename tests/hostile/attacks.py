@@ -404,20 +404,23 @@ def ambiguous(rules: int) -> str:
     return "\n".join(lines)
 
 
-async def hard_forms(attacker: Attacker) -> None:
-    """Asks for 16 answers at a time of grammars that compile at once and whose masks take up to seconds."""
-    numbers, drawn = itertools.count(1), pb.Sampling(temperature=1.0)
+def followed(*rules: int) -> Attempt:
+    """Asks for 16 answers at a time of grammars that compile at once. With more rules masks take up to seconds."""
 
-    def begin(connection: Connection) -> None:
-        number = next(numbers)
-        grammar = f"{ambiguous((20, 60, 150)[number % 3])}\n// {number}"
-        asked = pb.GenerateRequest(
-            token_ids=pb.TokenIds(ids=[number % 90]), max_new_tokens=100, sampling=drawn, grammar=grammar
-        )
-        connection.begin(GENERATE, data=memoryview(http2.message(asked.SerializeToString())))
+    async def attempt(attacker: Attacker) -> None:
+        numbers, drawn = itertools.count(1), pb.Sampling(temperature=1.0)
 
-    async with attacker.connection() as connection:
-        await connection.keep(16, lambda: begin(connection))
+        def begin(connection: Connection) -> None:
+            number = next(numbers)
+            grammar = f"{ambiguous(rules[number % len(rules)])}\n// {number}"
+            ids = pb.TokenIds(ids=[number % 90])
+            asked = pb.GenerateRequest(token_ids=ids, max_new_tokens=100, sampling=drawn, grammar=grammar)
+            connection.begin(GENERATE, data=memoryview(http2.message(asked.SerializeToString())))
+
+        async with attacker.connection() as connection:
+            await connection.keep(16, lambda: begin(connection))
+
+    return attempt
 
 
 # -- D6
@@ -547,8 +550,9 @@ ATTACKS = {
     "table": Attack(table, 8, "headers of 16 KB that become 64 MB"),
     "forms": Attack(forms, 1, "schemas that take a third of a second to compile"),
     "chats": Attack(chats, 1, "chats that take half a second to render"),
-    "hard-forms": Attack(hard_forms, 1, "grammars that are hard to follow"),
     "queue": Attack(queue, 8, "requests that are left in the queue for an hour"),
+    "easy-forms": Attack(followed(1), 1, "16 answers at a time, to measure the next one against"),
+    "hard-forms": Attack(followed(20, 60, 150), 1, "the same of grammars that are hard to follow"),
     "no-window": Attack(deaf(0), 16, "streams of tokens without a window"),
     "no-reading": Attack(deaf(WIDE), 16, "streams of tokens that are not read"),
 }

@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -14,9 +13,7 @@ import pytest_asyncio
 from endpoint.harness import generation, make_model
 from hostile.stage import Endpoint, endpoint, engine, hostile
 from servers import redis_server
-from stacks import Running, running
 from tool_templates import HERMES
-from worker.test_forms import json_model
 
 from orca.v1 import orca_pb2 as pb
 from orca.v1.orca_pb2_grpc import OrcaStub
@@ -81,30 +78,3 @@ async def test_small_work_of_another_host(started: Endpoint, attack: str) -> Non
     print(f"p95 {1000 * quiet:.0f} ms alone, {1000 * attacked:.0f} ms beside {said}; {grown:.0f} MB more")
     assert attacked < max(2 * quiet, QUIET)
     assert len(said["answers"]) == 1, "its own are answered, in their turns"
-
-
-async def test_answers_of_another_host_beside_forms_that_are_hard_to_follow(tmp_path: Path) -> None:
-    """They take at most twice as long as in a quiet stack, with a form and without, and no rank is lost."""
-
-    async def honest(this: Running, seconds: float) -> float:
-        """The time within which 95 % of the answers ended."""
-        took, numbers, end = list[float](), itertools.count(), time.monotonic() + seconds
-        while time.monotonic() < end or len(took) < CALLS:
-            form: dict[str, Any] = {"regex": "[ab]{20}"} if next(numbers) % 2 else {"ignore_eos": True}
-            began = time.monotonic()
-            answer = await this.stub.GenerateText(generation(max_new_tokens=20, **form), timeout=DEADLINE)
-            assert len(answer.token_ids) == 20
-            took.append(time.monotonic() - began)
-        return sorted(took)[int(0.95 * len(took))]
-
-    async with running(tmp_path / "run", json_model(tmp_path / "model"), slots=8192, max_batch_size=32) as this:
-        processes = [(one["role"], one["pid"]) for one in this.processes()]
-        await honest(this, 0.1)
-        quiet = await honest(this, 3.0)
-        attacking = asyncio.create_task(hostile("hard-forms", this.grpc, 3 * SECONDS))
-        attacked = await honest(this, 3 * SECONDS - 1)
-        said = await attacking
-        print(f"p95 {1000 * quiet:.0f} ms alone, {1000 * attacked:.0f} ms beside {said}")
-        assert attacked < max(2 * quiet, QUIET)
-        assert [(one["role"], one["pid"]) for one in this.processes()] == processes
-        assert set(said["answers"]) <= {"status 0", "status 9"}, "some are too hard: FAILED_PRECONDITION"
