@@ -1,8 +1,12 @@
-"""How much memory a rank may use: what a container's limit leaves."""
+"""How much memory a rank may use, which is what a container's limit leaves, and what it gives back."""
 
+import weakref
 from pathlib import Path
 
 import pytest
+from checkpoints import make_gpt2
+from iterations import begins, iteration_of
+from worker.driver import make_stage
 
 from orca_worker import machine
 
@@ -23,3 +27,15 @@ def test_files_that_a_container_has_read_do_not_count_as_used(tmp_path: Path, mo
     assert machine.available_bytes() == 0
     (tmp_path / "memory.max").write_text("max\n")
     assert machine.available_bytes() == pytest.approx(whole, rel=0.2)
+
+
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+def test_a_stage_that_is_dropped_frees_its_model(tmp_path: Path, kernels: str) -> None:
+    """At once: what a stage has loaded is frozen, so no collection would ever find it in a cycle."""
+    folder = make_gpt2(tmp_path, heads=1, layers=1, hidden=8, vocab=97, positions=48, seed=9)
+    stage = make_stage(folder, 64, 4, kernels=kernels)
+    stage.run(iteration_of([begins(7, [1, 2], [3])]))
+    assert stage._model is not None
+    model = weakref.ref(stage._model)
+    del stage
+    assert model() is None

@@ -101,8 +101,9 @@ class Stage:
     ) -> None:
         self._checkpoint, self._dtype, self._device = checkpoint, dtype, device
         self._max_slots, self._compute = max_slots, compute
-        self._load_model = load or (lambda place: load_model(checkpoint, place, dtype, device, compute, self.loading))
-        self.loading = Loading()
+        self.loading = loading = Loading()
+        # Without a reference to itself, or a model that is replaced would stay: what is frozen is never collected.
+        self._load_model = load or (lambda place: load_model(checkpoint, place, dtype, device, compute, loading))
         self._of_folder = load is None
         self.weights = self._fingerprint()
         self._model: Model | None = None
