@@ -80,7 +80,7 @@ def journal(folder: Path) -> Path:
         begins = phase == "initiation"
         members = {"claim": [claim], "row": [0], "start": [0 if begins else 2], "count": [3 if begins else 1]}
         batch = {"iteration": iteration, "members": members, "admitted": int(begins), "free_rows": [], "reserved": 3}
-        returned = {"now": 1.0, "iteration": iteration - 1, "token_ids": [5]}
+        returned = {"now": 1.0, "iteration": iteration - 1, "made": [[5]]}
         actions = [["ScheduleBatch", batch | {"stop": Stop.POOL}]]
         lines.append({"event": ["BatchReturned", returned], "actions": actions})
         times = [

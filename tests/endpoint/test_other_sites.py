@@ -41,6 +41,8 @@ async def test_another_host_is_refused(orca: World) -> None:
             answer = await http.request(method, path, headers={"host": "evil.example:80"})
             assert (answer.status_code, answer.json()["error"]["param"]) == (421, "Host")
             assert "'evil.example' is no name of this port" in answer.json()["error"]["message"]
+        probe = await http.get("/health", headers={"host": "any-http"})  # Envoy's, by its cluster's name
+        assert probe.status_code == 200
         for host in ("localhost:8000", "127.0.0.1", "[::1]:8000"):
             assert (await http.get("/v1/models", headers={"host": host})).status_code == 200
 

@@ -8,7 +8,7 @@ import pytest
 from endpoint.harness import EOS, POSITIONS, VOCABULARY, generation, make_model
 from google.protobuf.duration_pb2 import Duration
 from tokenizers import Tokenizer, processors
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from orca.v1 import orca_pb2 as pb
 from orca.v1.sampling_pb2 import ForcedEnd, SamplingParams
@@ -317,11 +317,9 @@ async def test_control_tokens_in_a_message_are_text(tmp_path: Path, text: str) -
     config = {"extra_special_tokens": ["<|start|>"], "chat_template": CHATML}
     (model / "tokenizer_config.json").write_text(json.dumps(config))
     path, template = model / "tokenizer.json", ChatTemplate(CHATML, {})
-    theirs = PreTrainedTokenizerFast(tokenizer_file=str(path), extra_special_tokens=["<|start|>"])
+    theirs = AutoTokenizer.from_pretrained(model)
     start, end = (theirs.convert_tokens_to_ids(token) for token in ("<|start|>", "<|end|>"))
-    split = PreTrainedTokenizerFast(
-        tokenizer_file=str(path), extra_special_tokens=["<|start|>"], split_special_tokens=True
-    )
+    split = AutoTokenizer.from_pretrained(model, split_special_tokens=True)
     user = split("user " + text.strip())["input_ids"]
     chat = pb.Chat(messages=[pb.ChatMessage(role="user", content=text)])
     request = pb.GenerateRequest(chat=chat, max_new_tokens=1)

@@ -125,7 +125,7 @@ MUTATIONS = [
         "a prompt is scored again after a recovery",
         "services/worker/orca_worker/iteration/rows.py",
         "Adjusted.__init__",
-        without("generated"),
+        without("len", "prompt"),
         "tests/worker/test_adjustments.py::test_a_model_that_computes_nothing_answers_too",
     ),
     Mutation(

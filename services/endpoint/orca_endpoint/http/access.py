@@ -15,12 +15,13 @@ from orca_common.roles import Role, dns_names, roles_in, wrong_role
 from .connection import GuardedConnection
 from .errors import OtherHost, refused
 
-OPEN_PATHS = {"/", "/health", "/version", "/docs", "/openapi.json"}  # without a key: probes, and how to call
+PROBES = {"/health"}
+OPEN_PATHS = {*PROBES, "/", "/version", "/docs", "/openapi.json"}  # without a key: probes, and how to call
 TWICE = "comes twice; programs on the way may each read another one"
 
 
 class HostMiddleware:
-    """Refuses HTTP requests for another host than this one."""
+    """Refuses HTTP requests for another host than this one, but probes: proxies name their own word for it there."""
 
     def __init__(self, app: ASGIApp, hosts: Hosts) -> None:
         self._app, self._hosts = app, hosts
@@ -30,7 +31,7 @@ class HostMiddleware:
         app = self._app
         if len(hosts) > 1:
             app = refused(InvalidArgument("host", TWICE))
-        elif (refusal := self._hosts.refusal(hosts)) is not None:
+        elif scope["path"] not in PROBES and (refusal := self._hosts.refusal(hosts)) is not None:
             app = refused(OtherHost("Host", refusal))
         await app(scope, receive, send)
 

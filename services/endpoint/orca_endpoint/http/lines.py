@@ -7,9 +7,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from orca_common.address import join_address
 
 from ..calls.line import CLIENT_GONE, CallLine, Outcome, opened
+from .access import PROBES
 from .errors import STATUS
-
-PROBES = {"/health"}  # paths whose calls have no line
 
 
 class Http:
