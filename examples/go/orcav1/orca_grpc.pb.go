@@ -58,7 +58,8 @@ type OrcaClient interface {
 	//	                     TENANT_FULL: the caller's own limit; ENDPOINT_FULL: another one may have room]
 	//	ABORTED              a newer call of the request took over: do not resume [TAKEN_OVER]
 	//	CANCELLED            its client had left before, and detach_grace is over [CLIENT_LEFT]
-	//	UNAVAILABLE          no engine has formed yet [NO_ENGINE]; the process that compiles forms was ended [NO_COMPILER]
+	//	UNAVAILABLE          no engine has formed yet [NO_ENGINE]; the process that compiles forms, or renders chats, was
+	//	                     ended [NO_COMPILER, NO_RENDERER]
 	//	ABORTED              no engine has the weights any more that made its first tokens [MODEL_CHANGED]
 	//	DATA_LOSS            the pool lost tokens that were shown [TOKENS_LOST]
 	//	INTERNAL             engines were lost with this request three times [ENGINES_LOST]
@@ -191,7 +192,8 @@ type OrcaServer interface {
 	//	                     TENANT_FULL: the caller's own limit; ENDPOINT_FULL: another one may have room]
 	//	ABORTED              a newer call of the request took over: do not resume [TAKEN_OVER]
 	//	CANCELLED            its client had left before, and detach_grace is over [CLIENT_LEFT]
-	//	UNAVAILABLE          no engine has formed yet [NO_ENGINE]; the process that compiles forms was ended [NO_COMPILER]
+	//	UNAVAILABLE          no engine has formed yet [NO_ENGINE]; the process that compiles forms, or renders chats, was
+	//	                     ended [NO_COMPILER, NO_RENDERER]
 	//	ABORTED              no engine has the weights any more that made its first tokens [MODEL_CHANGED]
 	//	DATA_LOSS            the pool lost tokens that were shown [TOKENS_LOST]
 	//	INTERNAL             engines were lost with this request three times [ENGINES_LOST]
