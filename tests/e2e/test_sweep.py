@@ -1,5 +1,5 @@
 """Served tokens equal transformers' generate (5.23) for checkpoints by chance, or a refusal names the key that asks for
-more. What generation_config.json asks for and the log names is taken out of transformers' one, and nothing else is."""
+more. Fields of generation_config.json that the log names are taken out of transformers' one; all others stay."""
 
 import json
 import re

@@ -34,7 +34,7 @@ TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 
 
 class Watch:
-    """Times the callbacks of this process's event loops, inside. What else takes a loop's time is away meanwhile."""
+    """Times the callbacks of this process's event loops, from inside, while what else takes their time is paused."""
 
     def __init__(self) -> None:
         self.longest, self.what = 0.0, ""

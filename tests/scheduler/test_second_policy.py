@@ -208,8 +208,8 @@ def test_every_request_ends_whatever_is_preempted(seed: int, run_ahead: int) -> 
 
 
 async def test_it_runs_through_core_wire_ranks_and_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two stages of a GPT-2, tokens of transformers. What begins like a long request that runs has blocks of it, whose
-    own are taken away for shorter ones."""
+    """Two stages of a GPT-2, tokens of transformers. A request that begins like a long one shares its blocks, and the
+    long one gives up its row for shorter ones."""
     from checkpoints import make_gpt2
     from reference import Reference
     from scheduler.live import World

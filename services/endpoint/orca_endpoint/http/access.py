@@ -21,7 +21,7 @@ TWICE = "comes twice; programs on the way may each read another one"
 
 
 class HostMiddleware:
-    """Refuses HTTP requests for another host than this one, but probes: proxies name their own word for it there."""
+    """Refuses HTTP requests for another host than this one. Probes pass: proxies send names of their own with them."""
 
     def __init__(self, app: ASGIApp, hosts: Hosts) -> None:
         self._app, self._hosts = app, hosts

@@ -49,7 +49,7 @@ def first_tokens(report: pb.IterationReport, members: Sequence[Member]) -> dict[
     return dict(zip(claims, accumulate(report.made, initial=0) if report.made else count(), strict=False))
 
 
-class Returned(NamedTuple):
+class Made(NamedTuple):
     """The tokens of a right report, as `BatchReturned` has them."""
 
     made: tuple[tuple[int, ...], ...]
@@ -57,20 +57,20 @@ class Returned(NamedTuple):
     waiting: tuple[int, ...] = ()
 
 
-def made_of(report: pb.IterationReport, firsts: Collection[int]) -> Returned:
-    """firsts: of `first_tokens`."""
+def made_of(report: pb.IterationReport, firsts: Collection[int]) -> Made:
+    """The tokens of a right report. firsts: of `first_tokens`."""
     tokens = tuple(report.token_ids)
     made: list[tuple[int, ...]] = list(zip(tokens, strict=True))
     if report.made:
         made = [tokens[first : first + size] for first, size in zip(firsts, report.made, strict=True)]
     without = {*report.not_finite, *report.stuck, *report.waiting}
     if not without:
-        return Returned(tuple(made))
+        return Made(tuple(made))
     places = [(place, first) for place, first in enumerate(firsts) if first in without]
     for place, _ in places:
         made[place] = ()
     stuck = tuple(place for place, first in places if first in report.stuck)
-    return Returned(tuple(made), stuck, tuple(place for place, first in places if first in report.waiting))
+    return Made(tuple(made), stuck, tuple(place for place, first in places if first in report.waiting))
 
 
 def _problem_of_drafts(report: pb.IterationReport, ends: Sequence[Member], without: set[int]) -> str | None:

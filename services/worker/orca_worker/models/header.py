@@ -101,7 +101,7 @@ def _check_ranges(file: Path, start: int, size: int, tensors: dict[str, Stored])
 
 
 def _numbers(value: object, least: int, most: int) -> TypeGuard[list[int]]:
-    """Whether it is a list of so many whole numbers from 0 on."""
+    """Whether it is a list of `least` to `most` whole numbers, none below 0."""
     return (
         isinstance(value, list)
         and least <= len(value) <= most

@@ -1,8 +1,8 @@
 """Follows forms in processes beside the rank that samples: `python -m orca_worker.sampling.follower FOLDER`.
 
 A stranger's grammar may make the library run for minutes, hold Python's lock meanwhile, or take gigabytes. So no rank
-calls it. This process reads the tokenizer, and forks one process for each form. That one works for the answers of its
-form alone, has little time for each step, and may die: `forms.Form` has another one.
+calls it. This process reads the tokenizer, and forks one process for each form. Such a process follows
+the answers of its form alone and has little time for each step. It may die: `forms.Form` then starts another one.
 
 Standard input is a socket. A byte on it brings two descriptors for a new process: its socket, and the memory of its
 masks. There it reads the form (`LENGTH` and the grammar), then questions, and answers each in turn. A question is `ASK`
