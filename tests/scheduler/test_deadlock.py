@@ -3,7 +3,7 @@
 The naive engine is the very loop of the core with another policy: it takes a slot when a token needs one.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from orca_scheduler.core.core import Action, Arrived, BatchReturned, Commit, Core, EngineReady
 from orca_scheduler.core.memory import Memory, Slots
-from orca_scheduler.core.policy import Paper
 from orca_scheduler.core.request import Arrival, Request
 from orca_scheduler.core.selection import Limits, Plan, Stop
+from orca_scheduler.core.sets import FirstCome
 
 WORD = 7
 
@@ -21,20 +21,24 @@ WORD = 7
 class OnDemand(Slots):
     """Memory without reservation: a token's slot is taken in the iteration that stores it."""
 
+    grows = True
+
     def need(self, request: Request, count: int) -> int:
         held = len(self.rows().get(request.row, ())) if request.row is not None else 0
         return request.computed + count - held
 
 
-class Naive(Paper):
+class Naive(FirstCome):
     """A request runs when it finds slots now, by arrival; a failure stops no other."""
 
-    name = "naive"
+    @property
+    def name(self) -> str:
+        return "naive"
 
     def memory(self, n_slots: int, block_size: int) -> Memory:
         return OnDemand(n_slots, block_size)
 
-    def plan(self, ready: Iterable[Request], limits: Limits, memory: Memory) -> Plan:
+    def plan(self, ready: Iterable[Request], live: Sequence[Request], limits: Limits, memory: Memory) -> Plan:
         batch: list[tuple[Request, int]] = []
         free = memory.free
         for request in ready:

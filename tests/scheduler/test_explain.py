@@ -10,7 +10,19 @@ from scheduler.life_script import fresh_lifecycle
 from scheduler.world import EOS, WORD, Asked, World, storm
 
 from orca_pool.records import Reason, Standing, Times
-from orca_scheduler.core.core import Action, Arrived, Commit, EngineLost, Event, ScheduleBatch
+from orca_scheduler.core.core import (
+    Action,
+    Arrived,
+    BatchReturned,
+    Commit,
+    Core,
+    EngineLost,
+    EngineReady,
+    Event,
+    ScheduleBatch,
+)
+from orca_scheduler.core.request import Arrival
+from orca_scheduler.core.sets import policy_named
 from orca_scheduler.explain.explanation import Explanation, Kind, explain
 from orca_scheduler.explain.history import SECOND, History
 from orca_scheduler.explain.telling import as_json, sentence, title
@@ -23,7 +35,7 @@ def name_of(arrival: int) -> str:
     return f"request-{arrival}"
 
 
-def heading(world: World, now: float, term: int = 1) -> Heading:
+def heading(world: "World | Record", now: float, term: int = 1) -> Heading:
     core = world.fresh()
     numbers = {
         "max_bs": core.limits.max_bs,
@@ -36,7 +48,7 @@ def heading(world: World, now: float, term: int = 1) -> Heading:
     return Heading(numbers, core.state(), lifecycle_state(fresh_lifecycle()), term, now, wall, {})
 
 
-def journal(world: World, times: Sequence[float], submitted: dict[int, int]) -> Iterator[Line]:
+def journal(world: "World | Record", times: Sequence[float], submitted: dict[int, int]) -> Iterator[Line]:
     """A world's events at these times. submitted: by arrival number, in microseconds of the pool's clock."""
     yield heading(world, times[0])
     for now, (event, actions) in zip(times, world.record, strict=True):
@@ -164,6 +176,63 @@ def test_slots_that_another_request_holds() -> None:
         "in batches of 1",
     ]
     assert (story.state, story.tokens, story.position) == ("finished", 2, 1)
+
+
+class Record:
+    """A core with a policy, and its events, each 0.1 s after the one before."""
+
+    def __init__(self, max_bs: int, policy: str) -> None:
+        self._policy, self._max_bs = policy_named(policy), max_bs
+        self.core, self.record = self.fresh(), list[tuple[Event, list[Action]]]()
+
+    def fresh(self) -> Core:
+        return Core(self._max_bs, 1, 4, policy=self._policy)
+
+    def step(self, event: Event) -> None:
+        self.record.append((event, self.core.step(event)))
+
+    def back(self) -> None:
+        (flight,) = self.core.in_flight
+        self.step(BatchReturned(0.0, flight.iteration, ((WORD,),) * sum(outputs > 0 for outputs in flight.outputs)))
+
+    def explain(self, arrival: int) -> Explanation:
+        times = [n / 10 for n in range(len(self.record))]
+        history = History("engine-0")
+        history.take(journal(self, times, {1: micros(0), 2: micros(0)}))
+        story = explain(name_of(arrival), [history], None, wall(times[-1]))
+        assert story is not None
+        whole(story)
+        return story
+
+
+def test_the_positions_of_an_iteration() -> None:
+    """Prompts in parts of at most 8 positions. The second waits until the first leaves some of them."""
+    one = Record(2, "stall-free,positions=8")
+    one.step(EngineReady(0.0, 64, 1))
+    one.step(Arrived(0.0, (Arrival(1, 1, 16, 3), Arrival(2, 2, 6, 1))))
+    for _ in range(3):
+        one.back()
+    assert told(one.explain(1))[1:] == [
+        "ran 300.0 ms in 3 iterations (1 to 3) of engine-0: 2 initiations of 16 positions and 1 increment, "
+        "in batches of 1 to 2"
+    ]
+    assert told(one.explain(2))[1:] == [
+        "waited 200.0 ms at engine-0, 2 iterations, for positions: requests before it had all of an iteration",
+        "ran 100.0 ms in iteration 3 of engine-0: 1 initiation of 6 positions, in a batch of 2",
+    ]
+
+
+def test_a_request_that_gave_up_its_slots() -> None:
+    one = Record(2, "kv=on-demand")
+    one.step(EngineReady(0.0, 16, 1))
+    one.step(Arrived(0.0, (Arrival(1, 1, 7, 5), Arrival(2, 2, 7, 5))))
+    for _ in range(6):
+        one.back()
+    assert told(one.explain(2))[2:4] == [
+        "gave up its slots for an earlier request, and waited 300.0 ms at engine-0, 3 iterations, "
+        "for slots held by request-1",
+        "ran 100.0 ms in iteration 6 of engine-0: 1 initiation of 9 positions, in a batch of 1",
+    ]
 
 
 def test_places_and_the_queue_before_it() -> None:

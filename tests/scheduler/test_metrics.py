@@ -6,6 +6,7 @@ from metrics import Scrape
 from orca.v1 import worker_pb2 as pb
 from orca_common.metrics import CAUSES, Metrics
 from orca_pool.records import CommitRow, Committed
+from orca_scheduler.core.core import Member, ScheduleBatch
 from orca_scheduler.lifecycle.suspicions import Kind
 from orca_scheduler.master.metrics import EngineMetrics
 from orca_scheduler.master.output import new_tokens
@@ -28,11 +29,17 @@ def times(stage: int, tensor_rank: int, received: float, started: float, compute
     )
 
 
+def batch(iteration: int, size: int) -> ScheduleBatch:
+    """Of requests that run four positions each, one of which took its slots from another one."""
+    members = tuple(Member(n, n, 0, 4, 1, (), None) for n in range(size))
+    return ScheduleBatch(iteration, members, size, (), 0, "", (size,))
+
+
 @pytest.mark.parametrize("times_first", [True, False])
 def test_the_parts_of_an_iteration(monkeypatch: pytest.MonkeyPatch, times_first: bool) -> None:
     clock, metrics = Clock(monkeypatch), Metrics("scheduler")
     engine = EngineMetrics(metrics, "e", 2)
-    engine.scheduled(7, 3, now=50.0)
+    engine.scheduled(batch(7, 3), now=50.0)
     ranks = [
         times(0, 0, received=0.25, started=1, computed=2, sent=2.5),
         times(0, 1, received=0.75, started=1, computed=3, sent=3.25),  # the slowest of its stage
@@ -55,6 +62,8 @@ def test_the_parts_of_an_iteration(monkeypatch: pytest.MonkeyPatch, times_first:
     assert value(metrics, "orca_stage_busy_seconds_total", stage="1") == 4.0
     assert value(metrics, "orca_engine_active_seconds_total") == 9.0
     assert value(metrics, "orca_batch_size_sum") == 3
+    assert value(metrics, "orca_iteration_positions_sum") == 12
+    assert value(metrics, "orca_preemptions_total") == 1
 
 
 PARTS = ("scheduler", "control", "data", "compute")
@@ -67,12 +76,12 @@ def value(metrics: Metrics, name: str, **labels: str) -> float:
 def test_an_engine_is_active_while_a_batch_is_in_flight() -> None:
     metrics = Metrics("scheduler")
     engine = EngineMetrics(metrics, "e", 1)
-    engine.scheduled(1, 1, now=10.0)
-    engine.scheduled(2, 1, now=11.0)
+    engine.scheduled(batch(1, 1), now=10.0)
+    engine.scheduled(batch(2, 1), now=11.0)
     engine.returned(1, 0.0, 0.0, now=12.0)
     engine.returned(2, 0.0, 0.0, now=14.0)
     assert value(metrics, "orca_engine_active_seconds_total") == 4.0
-    engine.scheduled(3, 1, now=20.0)  # whether the times of the others have come or not
+    engine.scheduled(batch(3, 1), now=20.0)  # whether the times of the others have come or not
     engine.returned(3, 0.0, 0.0, now=21.0)
     assert value(metrics, "orca_engine_active_seconds_total") == 5.0
 
@@ -80,12 +89,12 @@ def test_an_engine_is_active_while_a_batch_is_in_flight() -> None:
 def test_iterations_that_were_lost_are_not_observed() -> None:
     metrics = Metrics("scheduler")
     engine = EngineMetrics(metrics, "e", 1)
-    engine.scheduled(1, 1, now=10.0)
+    engine.scheduled(batch(1, 1), now=10.0)
     engine.lost("gone")
     engine.timed(1, [times(0, 0, 0, 1, 2, 3)])
     assert value(metrics, "orca_iteration_seconds_count") == 0
     assert value(metrics, "orca_recoveries_total", cause="gone") == value(metrics, "orca_recoveries_total") == 1
-    engine.scheduled(2, 1, now=20.0)
+    engine.scheduled(batch(2, 1), now=20.0)
     engine.returned(2, 0.0, 0.0, now=21.0)
     assert value(metrics, "orca_engine_active_seconds_total") == 1.0
 

@@ -21,10 +21,10 @@ from orca_scheduler.app import main
 from orca_scheduler.core.core import Arrived, BatchReturned, Commit, Core, EngineReady, GiveBack, ScheduleBatch
 from orca_scheduler.core.invariants import violations
 from orca_scheduler.core.memory import Admitted, Memory, Slots
-from orca_scheduler.core.policy import POLICIES, policy_named
 from orca_scheduler.core.prefix import keys_of
 from orca_scheduler.core.request import Arrival, Request
 from orca_scheduler.core.selection import Limits, Plan, Stop
+from orca_scheduler.core.sets import POLICIES, policy_named
 from orca_scheduler.master.journal import CoreStep, replay, scheduled
 
 PART = 16
@@ -32,6 +32,8 @@ PART = 16
 
 class OnDemand(Slots):
     """A row gets blocks for the positions that it is about to run, and begins with those that others have of it."""
+
+    grows = True
 
     def __init__(self, n_slots: int, block_size: int) -> None:
         super().__init__(n_slots, block_size)
@@ -85,6 +87,7 @@ class Shortest:
     name = "shortest"
     needs = frozenset((PARTS, OUTPUTS, SHARED))
     reserves_output = False
+    positions = None
 
     def __init__(self, streams: dict[int, list[int]] | None = None) -> None:
         """streams: answers by the length of the prompt, from which drafts are taken."""
@@ -103,7 +106,7 @@ class Shortest:
         right = [token if n % 7 else token + 1 for n, token in enumerate(stream)]
         return tuple(right[made : made + min(3, max(most, 0))])
 
-    def plan(self, ready: Iterable[Request], limits: Limits, memory: Memory) -> Plan:
+    def plan(self, ready: Iterable[Request], live: Sequence[Request], limits: Limits, memory: Memory) -> Plan:
         assert isinstance(memory, OnDemand)
         memory.look()
         waiting, free = list(ready), memory.free
@@ -144,7 +147,9 @@ if __name__ == "__main__":
 
 
 def test_an_unknown_policy_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match=r"policy: there is no 'shortest'; there are: paper"):
+    with pytest.raises(
+        ValueError, match=r"policy: there is no 'shortest'; there are: balanced, even, paper, split-fuse, stall-free"
+    ):
         policy_named("shortest")
 
 
@@ -228,7 +233,7 @@ async def test_it_runs_through_core_wire_ranks_and_pool(tmp_path: Path, monkeypa
             try:
                 for _ in range(2):
                     await this.supervisor()
-                settings = {"pp": 2, "slots": 700, "block_size": 4, "policy": "shortest"}
+                settings = {"pp": 2, "slots": 636, "block_size": 4, "policy": "shortest"}
                 scheduler = await this.scheduler(script=Path(__file__), **settings)
                 await this.formed("engine-0")
                 (info,) = await pool.engine_infos()

@@ -33,6 +33,7 @@ OUTPUT_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1
 ITERATION = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 BETWEEN_TOKENS = (0.001, 0.0025, 0.005, *OUTPUT_TOKEN)
 BATCH = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+POSITIONS = (*BATCH, 1024, 2048, 4096, 8192)
 
 ENGINE = "each engine's name"
 RANK = "numbers of the pod's ranks"
@@ -198,6 +199,21 @@ TABLE = (
         "Requests in a batch, at each iteration.",
         {"engine": ENGINE},
         BATCH,
+    ),
+    Row(
+        "orca_iteration_positions",
+        "histogram",
+        AT_SCHEDULER,
+        "Positions that an iteration computes: one for each increment, those of prompts or of their parts.",
+        {"engine": ENGINE},
+        POSITIONS,
+    ),
+    Row(
+        "orca_preemptions_total",
+        "counter",
+        AT_SCHEDULER,
+        "Requests that gave up their slots for earlier ones, and are computed again.",
+        {"engine": ENGINE},
     ),
     Row(
         "orca_iteration_seconds",

@@ -8,7 +8,8 @@ from pydantic_settings import SettingsConfigDict
 from orca_common.settings import PoolSettings, ServiceSettings
 
 from . import timers
-from .core.policy import PAPER, policy_named
+from .core.selection import Limits
+from .core.sets import PAPER, policy_named
 from .lifecycle.places import Shape
 
 Positive = Annotated[int, Field(gt=0)]
@@ -47,7 +48,8 @@ class SchedulerSettings(ServiceSettings, PoolSettings):
     slots: Positive | None = None
     """Tokens whose keys and values an engine holds, rounded down to whole blocks; what memory holds if not given."""
     policy: str = PAPER.name
-    """How batches are chosen: paper is Algorithm 1 of the paper, first come, first served."""
+    """How batches are chosen: paper (Algorithm 1), even, stall-free, split-fuse or balanced, and parts that differ, as
+    in balanced,positions=128."""
     run_ahead: Annotated[int, Field(ge=0, le=1)] = 0
     """1: a batch's next iteration is issued before its tokens are back, and an end is found one iteration late."""
 
@@ -98,8 +100,8 @@ class SchedulerSettings(ServiceSettings, PoolSettings):
         return self
 
     @model_validator(mode="after")
-    def _policy_is_there(self) -> Self:
-        policy_named(self.policy)
+    def _policy_can_be(self) -> Self:
+        Limits(self.max_batch_size, self.pp, policy_named(self.policy).positions)
         return self
 
     @property

@@ -13,9 +13,10 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, NamedTuple, cast
 
-from .policy import PAPER, Policy
+from .policy import Policy
 from .request import Arrival, Phase, Reason, Request
 from .selection import Limits, Plan, Stop
+from .sets import PAPER
 
 # -- events
 
@@ -119,6 +120,7 @@ class ScheduleBatch:
     free_rows: tuple[int, ...]
     reserved: int  # slots, after this selection
     stop: str  # why the batch holds no more
+    preempted: tuple[int, ...] = ()  # claims that gave up their rows, which are among `free_rows`
 
 
 class Outcome(NamedTuple):
@@ -184,7 +186,8 @@ class Core:
         self, max_bs: int, n_workers: int, block_size: int, run_ahead: int = 0, policy: Policy = PAPER
     ) -> None:
         assert run_ahead in (0, 1), "a request is in one batch in flight, or in two"
-        self.limits, self.n_workers, self.block_size, self.run_ahead = Limits(max_bs), n_workers, block_size, run_ahead
+        self.limits = Limits(max_bs, n_workers, policy.positions)
+        self.n_workers, self.block_size, self.run_ahead = n_workers, block_size, run_ahead
         self.policy = policy
         self.memory = policy.memory(0, block_size)
         self.in_flight: deque[Flight] = deque()  # oldest first
@@ -277,9 +280,9 @@ class Core:
             return None
         plan = NOTHING
         if self.n_scheduled < self.n_workers:  # line 8
-            plan = self.policy.plan(self._waiting(), self.limits, self.memory)  # line 4
+            plan = self.policy.plan(self._waiting(), self._pool, self.limits, self.memory)  # line 4
         if not plan.batch and self.run_ahead and self.n_scheduled <= self.n_workers:
-            plan = self.policy.plan(self._returning(), self.limits, self.memory)
+            plan = self.policy.plan(self._returning(), self._pool, self.limits, self.memory)
         if not plan.batch:
             return None  # an empty batch is never run: the next event comes here again
         for request in plan.preempt:
@@ -287,11 +290,20 @@ class Core:
         new = [part for part in plan.batch if part[0].row is None]
         going_on = plan.batch if not new else [part for part in plan.batch if part[0].row is not None]
         parts, drafts = [*new, *going_on], plan.drafts
-        members = [self._member(request, count, drafts.get(request.claim, ())) for request, count in parts]
-        requests, outputs = tuple([part[0] for part in parts]), tuple([member.outputs for member in members])
+        if drafts:
+            members = [self._member(request, count, drafts.get(request.claim, ())) for request, count in parts]
+        else:
+            members = [self._member(request, count) for request, count in parts]
+        requests, outputs = tuple([part[0] for part in parts]), tuple([member[4] for member in members])
         self.in_flight.append(Flight(self._iteration, requests, outputs))  # line 7: n_scheduled grows by one batch
         action = ScheduleBatch(
-            self._iteration, tuple(members), len(new), tuple(self._free_rows), self.memory.reserved, str(plan.stop)
+            self._iteration,
+            tuple(members),
+            len(new),
+            tuple(self._free_rows),
+            self.memory.reserved,
+            str(plan.stop),
+            tuple(request.claim for request in plan.preempt),
         )
         self._free_rows.clear()
         self._iteration += 1
@@ -307,20 +319,25 @@ class Core:
         oldest = {r for r, outputs in zip(*self.in_flight[0][1:], strict=True) if outputs < 2} if self.in_flight else ()
         return (r for r in self._pool if not r.in_flight or (r.in_flight == 1 and r in oldest and r.goes_on))
 
-    def _member(self, request: Request, count: int, drafts: tuple[int, ...]) -> Member:
+    def _member(self, request: Request, count: int, drafts: tuple[int, ...] = ()) -> Member:
         """The request's part in the batch that is being made; gives it the slots that it needs."""
-        memory, row, shared = self.memory, request.row, ()
-        need = memory.need(request, count + len(drafts))
-        if row is None:
-            request.row, request.computed, shared = memory.admit(request)
-            row = request.row
-        new_blocks = memory.grow(row, need) if need else ()
+        memory, row, shared, run = self.memory, request.row, (), count + len(drafts)
+        new_blocks: tuple[int, ...] = ()
+        if row is None or memory.grows:
+            need = memory.need(request, run)
+            if row is None:
+                row, request.computed, shared = memory.admit(request)
+                request.row = row
+            if need:
+                new_blocks = memory.grow(row, need)
         start = request.computed
         end = start + count
         assert start < end <= request.known, "a plan runs a position whose token is not known"
         outputs = 1 + len(drafts) if end == request.known else 0
         assert not drafts or 1 < outputs <= request.arrived.max_tokens - request.known, "a plan has drafts too many"
-        request.computed = end + len(drafts)
+        if outputs:
+            request.initiated = True
+        request.computed = start + run
         request.known += outputs
         request.in_flight += 1  # line 6
         request.iterations += 1
@@ -329,7 +346,7 @@ class Core:
             request.arrived.claim,
             row,
             start,
-            count + len(drafts),
+            run,
             outputs,
             (*shared, *new_blocks) if shared else new_blocks,
             token,
@@ -341,7 +358,8 @@ class Core:
         """Takes a waiting request's row. It starts again, with its prompt and all tokens that it has made."""
         assert not request.running, "a RUNNING request was preempted"
         self._release(request)
-        request.computed, request.last_token = 0, None
+        request.computed, request.last_token, request.initiated = 0, None, False
+        request.preemptions += 1
 
     def _release(self, request: Request) -> None:
         """Takes a request's row back, if it has one. The ranks learn of it with the next batch."""
@@ -372,20 +390,22 @@ class Core:
         assert event.iteration == iteration, f"iteration {event.iteration} returned before {iteration}"
         assert len(event.made) == len(outputs) - outputs.count(0), "a batch returned with tokens of other members"
         outcomes: list[Outcome] = []
-        made = iter(enumerate(event.made))
+        made, waiting, place, tokens = event.made, event.waiting, -1, ()
         for request, most in zip(requests, outputs, strict=True):
             request.in_flight -= 1
-            place, tokens = next(made) if most else (-1, ())
+            if most:
+                place += 1
+                tokens = made[place]
             if request.ended:
                 self._end(request)  # what it generated after its end is void
-            elif request.overdue(event.now):
+            elif request.arrived.deadline is not None and request.overdue(event.now):
                 outcomes.append(Outcome(request.claim, request.generated, None, Reason.DEADLINE))
                 self._end(request)
             elif request.void:
                 request.void -= 1
             elif not most:
                 continue  # a part of its prompt
-            elif place in event.waiting:
+            elif waiting and place in waiting:
                 request.wait()
             elif not tokens:
                 reason = Reason.STUCK if place in event.stuck else Reason.NOT_FINITE

@@ -31,6 +31,11 @@ class Memory(Protocol):
     def n_slots(self) -> int: ...
 
     @property
+    def grows(self) -> bool:
+        """Whether rows get blocks after they have begun."""
+        ...
+
+    @property
     def free(self) -> int:
         """Slots in blocks that no row has."""
         ...
@@ -40,8 +45,20 @@ class Memory(Protocol):
         """`n_rsrv`: slots in blocks that rows have."""
         ...
 
+    @property
+    def spare(self) -> int:
+        """Slots that must stay free when a request begins while others run."""
+        ...
+
     def need(self, request: Request, count: int) -> int:
         """Slots that must be free for the request's next `count` positions: whole blocks; 0: its row has them."""
+        ...
+
+    def victims(self, request: Request, lacking: int, live: Sequence[Request]) -> list[Request]:
+        """The requests that give up their rows, so that `lacking` more slots are free for one that runs already.
+
+        None where that cannot be. They are younger than it, which stands with them in `live`, and wait.
+        """
         ...
 
     def room(self, waiting: Iterable[Request]) -> int:
@@ -64,6 +81,10 @@ class Memory(Protocol):
         """Rows in use and their blocks."""
         ...
 
+    def violations(self, requests: Sequence[Request]) -> list[str]:
+        """Sentences about broken promises. requests: the live ones, in the policy's order."""
+        ...
+
     def state(self) -> dict[str, Any]:
         """All of it as plain values."""
         ...
@@ -78,6 +99,8 @@ class Slots:
 
     `n_slots` is rounded down to whole blocks.
     """
+
+    grows = False
 
     def __init__(self, n_slots: int, block_size: int) -> None:
         self.block_size = block_size
@@ -101,13 +124,24 @@ class Slots:
     def reserved(self) -> int:
         return self.n_slots - self.free
 
+    @property
+    def spare(self) -> int:
+        return 0
+
     def need(self, request: Request, count: int) -> int:
         if request.row is not None:
             return 0
+        return self.whole(request)
+
+    def whole(self, request: Request) -> int:
+        """Slots for all the tokens that the request may have."""
         return self._reservation.upfront(request.arrived.input_tokens, request.arrived.max_new_tokens)
 
     def room(self, waiting: Iterable[Request]) -> int:
         return self.free - sum(self.need(request, request.remaining) for request in waiting)
+
+    def victims(self, request: Request, lacking: int, live: Sequence[Request]) -> list[Request]:
+        return []
 
     def admit(self, request: Request) -> Admitted:
         return Admitted(self.new_row(), 0, ())
@@ -144,6 +178,10 @@ class Slots:
 
     def rows(self) -> dict[int, tuple[int, ...]]:
         return dict(self._rows)
+
+    def violations(self, requests: Sequence[Request]) -> list[str]:
+        need = sum(self.whole(request) for request in requests if request.row is not None)
+        return [f"{self.reserved} slots are reserved, live requests need {need}"] if self.reserved != need else []
 
     def state(self) -> dict[str, Any]:
         return {

@@ -67,6 +67,8 @@ class Request:
     last_token: int | None = None  # that has returned since it was given its row
     iterations: int = 0  # how many it was scheduled in
     ended: bool = False  # it ended while RUNNING: its slots stay until its batches have returned
+    initiated: bool = False  # the last part of its initiation was scheduled: what follows are increments
+    preemptions: int = 0  # how often it gave up its row
     void: int = 0  # batches in flight, the next ones to return, that went on from a token that was not made
 
     @classmethod
@@ -109,12 +111,13 @@ class Request:
 
     def end_by(self, token: int) -> Reason | None:
         """Why the request ends with this token, its newest; None: it goes on."""
-        longest = self.generated >= self.arrived.max_new_tokens
-        if longest and self.arrived.forced_end:
+        arrived = self.arrived
+        longest = self.generated >= arrived.max_new_tokens
+        if longest and arrived.forced_end:
             return Reason.LENGTH
-        if token in self.arrived.stop_token_ids:
+        if token in arrived.stop_token_ids:
             return Reason.STOP_TOKEN
-        if token in self.arrived.eos_token_ids:
+        if token in arrived.eos_token_ids:
             return Reason.EOS
         return Reason.LENGTH if longest else None
 

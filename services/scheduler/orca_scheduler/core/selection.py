@@ -13,14 +13,25 @@ class Stop(StrEnum):
 
     BATCH_FULL = "max_bs requests are selected"
     SLOTS = "the next request does not fit in the free slots"
+    POSITIONS = "the iteration has all its positions"
+    SHARE = "it has its share of the requests: other batches in flight get theirs"
     POOL = "no other request is waiting for an iteration"
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The bounds of a batch."""
+    """The bounds of a batch. Raises ValueError where increments alone could use all its positions."""
 
     max_bs: int  # requests
+    n_workers: int = 1  # batches in flight that share an engine's requests
+    positions: int | None = None  # computed in an iteration at most
+
+    def __post_init__(self) -> None:
+        if self.positions is not None and self.positions <= self.max_bs:
+            raise ValueError(
+                f"policy: positions={self.positions} must be above max_batch_size, {self.max_bs}: each request of a "
+                "batch computes one, and prompts need some"
+            )
 
 
 @dataclass(frozen=True, slots=True)

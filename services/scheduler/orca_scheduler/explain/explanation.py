@@ -27,6 +27,8 @@ class Kind(StrEnum):
     CLAIM = "claim"  # queued: the engine had room, and its claim was on the way
     TAKEN_OVER = "taken over"  # claimed: the engine's scheduler was gone
     FULL = "full"  # claimed: max_bs requests before it in the order were selected
+    POSITIONS = "positions"  # claimed: requests before it had all positions of the iteration
+    PREEMPTED = "preempted"  # claimed: it gave up its slots for an earlier request
     PIPELINE = "pipeline"  # claimed: as many batches were in flight as there may be
     BEHIND = "behind"  # claimed: the pool had not kept what was made before
     SCHEDULER = "scheduler"  # claimed: the scheduler's own time between two iterations
@@ -237,16 +239,16 @@ class _Story:
         for turn in stay.turns:
             batch = turn.batch
             begin = min(batch.scheduled, left)
-            self._between(history, stay, begin)
+            self._between(history, stay, begin, turn.admitted and turn is not stay.turns[0])
             if batch.returned is not None:
                 self._add(_run(history, turn, self._cursor, min(batch.returned, left)))
             elif batch.lost is not None:
                 self._add(replace(_run(history, turn, self._cursor, min(batch.lost, left)), kind=Kind.LOST))
             else:
                 self._add(_run(history, turn, self._cursor, left))
-        self._between(history, stay, left)
+        self._between(history, stay, left, stay.preempted)
 
-    def _between(self, history: History, stay: Stay, end: int) -> None:
+    def _between(self, history: History, stay: Stay, end: int, preempted: bool) -> None:
         """The time until its next iteration: what else ran, or kept the engine from running it."""
         begin = self._cursor
         if end <= begin:
@@ -257,8 +259,14 @@ class _Story:
         before = next((turn.batch for turn in reversed(stay.turns) if turn.batch.returned == begin), None)
         if state is not None and not state.formed:
             part = replace(part, kind=Kind.FORMING, why=state.why)
-        elif any(batch.stop == Stop.BATCH_FULL for batch in others):
+        elif preempted:
+            holders = [other for other in history.holders(begin, end) if other is not stay]
+            by = _names(holders, begin, len(others))
+            part = replace(part, kind=Kind.PREEMPTED, iterations=len(others), by=by)
+        elif any(batch.stop in (Stop.BATCH_FULL, Stop.SHARE) for batch in others):
             part = replace(part, kind=Kind.FULL, iterations=len(others))
+        elif any(batch.stop == Stop.POSITIONS for batch in others):
+            part = replace(part, kind=Kind.POSITIONS, iterations=len(others))
         elif any(batch.stop == Stop.SLOTS for batch in others) and not stay.turns:
             by = _names(history.holders(begin, end), begin, len(others))
             part = replace(part, kind=Kind.SLOTS, iterations=len(others), by=by)

@@ -22,8 +22,8 @@ from ..core.core import (
     GiveBack,
     ScheduleBatch,
 )
-from ..core.policy import policy_named
 from ..core.request import Arrival, Phase, Request
+from ..core.sets import policy_named
 from ..master.journal import CoreStep, Heading, LifeStep, Line, Named, Note
 
 SECOND = 1_000_000_000
@@ -55,6 +55,7 @@ class Turn:
     phase: Phase
     count: int  # positions
     samples: bool
+    admitted: bool  # the request begins, or begins again, in a new row
 
 
 @dataclass(slots=True, eq=False)
@@ -71,6 +72,7 @@ class Stay:
     turns: list[Turn] = field(default_factory=list)
     tokens: int = 0  # that it had when it came, and those since
     slots: int = 0  # that it holds
+    preempted: bool = False  # it gave up its row, and has no other yet
     left: int | None = None
     why: str = ""  # it left: a reason of the core, or GIVEN_BACK, ELSEWHERE, HANDED_OVER
 
@@ -287,10 +289,15 @@ class History:
         self.batches.append(batch)
         self._flying[action.iteration] = batch
         self._reserved = action.reserved
-        for member in action.members:
+        for claim in action.preempted:
+            if claim in self._live:
+                self._live[claim].slots, self._live[claim].preempted = 0, True
+        for n, member in enumerate(action.members):
             stay = self._live.get(member.claim)
             if stay is not None:
-                stay.turns.append(Turn(batch, member.phase, member.count, member.outputs > 0))
+                admitted = n < action.admitted
+                stay.preempted = stay.preempted and not admitted
+                stay.turns.append(Turn(batch, member.phase, member.count, member.outputs > 0, admitted))
                 stay.slots += (len(member.new_blocks) - member.shared) * self._block
 
     def _end(self, claim: int, at: int, why: str) -> None:

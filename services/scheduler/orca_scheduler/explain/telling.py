@@ -49,6 +49,11 @@ def sentence(part: Part) -> str:
             return f"waited {took} until another scheduler had taken {engine} over"
         case Kind.FULL:
             return f"waited {took} {where}, {iterations}, for max_bs: requests before it filled the batch"
+        case Kind.POSITIONS:
+            return f"waited {took} {where}, {iterations}, for positions: requests before it had all of an iteration"
+        case Kind.PREEMPTED:
+            held = _held_by(part.by, part.iterations)
+            return f"gave up its slots for an earlier request, and waited {took} {where}, {iterations}, for slots{held}"
         case Kind.PIPELINE:
             return f"waited {took} {where}: as many batches were in flight as there may be"
         case Kind.BEHIND:

@@ -38,7 +38,7 @@ from ..core.core import (
     Outcome,
     ScheduleBatch,
 )
-from ..core.policy import policy_named
+from ..core.sets import policy_named
 from ..lifecycle import lifecycle
 from ..lifecycle.events import CandidateChanged, LifeAction, LifeEvent, RankLeaving, Recorded, Say, Suspected
 from ..lifecycle.lifecycle import Lifecycle

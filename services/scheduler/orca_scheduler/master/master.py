@@ -44,9 +44,10 @@ from ..core.core import (
     ScheduleBatch,
 )
 from ..core.invariants import violations
-from ..core.policy import Policy, policy_named
+from ..core.policy import Policy
 from ..core.prefix import keys_of
 from ..core.request import Arrival
+from ..core.sets import policy_named
 from ..discovery.candidates import Candidate, Discovery
 from ..lifecycle.events import (
     Admit,
@@ -625,7 +626,7 @@ class EngineMaster:
         now = self._now
         self._pace.scheduled(now)
         message = self._control_message(action)
-        self._metrics.scheduled(action.iteration, len(action.members), now)
+        self._metrics.scheduled(action, now)
         self._dialed.send(message)
 
     def _control_message(self, action: ScheduleBatch) -> pb.Iteration:

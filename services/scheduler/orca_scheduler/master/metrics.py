@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from orca.v1 import worker_pb2 as pb
 from orca_common.metrics import CAUSES, Metrics
 
+from ..core.core import ScheduleBatch
+
 SECOND = 1e9  # nanoseconds
 
 
@@ -24,6 +26,8 @@ class EngineMetrics:
 
     def __init__(self, metrics: Metrics, engine: str, stages: int) -> None:
         self._batch = metrics.histogram("orca_batch_size", engine)
+        self._positions = metrics.histogram("orca_iteration_positions", engine)
+        self._preemptions = metrics.counter("orca_preemptions_total", engine)
         self._scheduler, self._control, self._data, self._compute = (
             metrics.histogram("orca_iteration_seconds", engine, part)
             for part in ("scheduler", "control", "data", "compute")
@@ -38,13 +42,15 @@ class EngineMetrics:
         self._in_flight = 0
         self._since = 0.0  # until when the active time is counted, while a batch is in flight
 
-    def scheduled(self, iteration: int, size: int, now: float) -> None:
-        """A batch of this many requests is sent. now: on the loop's clock."""
-        self._batch.observe(size)
+    def scheduled(self, action: ScheduleBatch, now: float) -> None:
+        """A batch is sent. now: on the loop's clock."""
+        self._batch.observe(len(action.members))
+        self._positions.observe(sum([member.count for member in action.members]))
+        self._preemptions.add(len(action.preempted))
         if not self._in_flight:
             self._since = now
         self._in_flight += 1
-        self._flights[iteration] = Flight(time.time_ns())
+        self._flights[action.iteration] = Flight(time.time_ns())
 
     def returned(self, iteration: int, ago: float, stepped: float, now: float) -> None:
         """A batch's tokens came at `now` on the loop's clock, `ago` seconds before this call.

@@ -87,6 +87,8 @@ class Tracing:
                 "orca.slots.free": slots - action.reserved,
                 "orca.policy": self._policy,
                 "orca.selection.stop": action.stop,
+                "orca.positions": sum(m.count for m in action.members),
+                "orca.preempted": len(action.preempted),
             },
         )
         self._iterations[action.iteration] = span

@@ -1,0 +1,122 @@
+"""Scheduling policies by name, and how one is written: the name of a set, and parts that differ from it.
+
+`balanced,positions=128` is the set `balanced` with another budget of positions. A further policy is one class in one
+file and a line in `POLICIES`.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from orca_common.protocol import PARTS
+
+from .fills import FILLS, IN_PARTS
+from .memory import Memory, Slots
+from .on_demand import OnDemand
+from .policy import Policy
+from .request import Request
+from .selection import Limits, Plan, select
+
+MEMORIES: dict[str, type[Slots]] = {"reserve": Slots, "on-demand": OnDemand}
+
+
+@dataclass(frozen=True, slots=True)
+class FirstCome:
+    """Policies that serve who came first. Without parameters it is Algorithm 1 of the paper.
+
+    Raises ValueError where the parts do not go together.
+    """
+
+    fill: str = "paper"  # how an iteration is filled: of FILLS
+    kv: str = "reserve"  # slots for all tokens at the first iteration, or blocks as they are needed: of MEMORIES
+    positions: int | None = None  # of an iteration: what prompts in parts are cut by
+
+    def __post_init__(self) -> None:
+        for part, value, known in (("fill", self.fill, FILLS), ("kv", self.kv, MEMORIES)):
+            if value not in known:
+                raise ValueError(f"policy: {part}={value} is not there; there are: {', '.join(known)}")
+        if self.fill in IN_PARTS and self.positions is None:
+            raise ValueError(f"policy: fill={self.fill} needs positions, the bound of an iteration")
+        if self.fill not in IN_PARTS and self.positions is not None:
+            fills = " and ".join(sorted(IN_PARTS))
+            raise ValueError(f"policy: positions={self.positions} is for {fills}: fill={self.fill} cuts no prompt")
+
+    @property
+    def name(self) -> str:
+        for name, policy in POLICIES.items():
+            if policy == self:
+                return name
+        parts = {"fill": self.fill, "kv": self.kv, "positions": self.positions}
+        return ",".join(f"{part}={value}" for part, value in parts.items() if value is not None)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset((PARTS,)) if self.fill in IN_PARTS else frozenset()
+
+    @property
+    def reserves_output(self) -> bool:
+        return self.kv == "reserve"
+
+    def order(self, request: Request) -> tuple[float, ...]:
+        return (request.arrived.arrival,)
+
+    def memory(self, n_slots: int, block_size: int) -> Memory:
+        return MEMORIES[self.kv](n_slots, block_size)
+
+    def plan(self, ready: Iterable[Request], live: Sequence[Request], limits: Limits, memory: Memory) -> Plan:
+        if self.fill == "paper" and self.kv == "reserve":
+            return select(ready, limits, memory)
+        return FILLS[self.fill](ready, live, limits, memory)
+
+    def violations(self, requests: Sequence[Request], memory: Memory) -> list[str]:
+        return [*memory.violations(requests), *self._out_of_order(requests)]
+
+    def _out_of_order(self, requests: Sequence[Request]) -> list[str]:
+        """Iteration-level FCFS. Where prompts run in parts or begin again, it is about the end of initiations."""
+        pairs = pairwise([r for r in requests if r.in_order and (r.goes_on or not r.running)])
+        if self.fill in ("paper", "even") and self.kv == "reserve":
+            return [
+                f"claim {b.claim} ran {b.iterations} iterations, claim {a.claim} before it {a.iterations}"
+                for a, b in pairs
+                if b.iterations > a.iterations
+            ]
+        if self.fill == "split-fuse" or self.kv == "on-demand":
+            return []
+        return [
+            f"claim {b.claim} ended its initiation, claim {a.claim} before it did not"
+            for a, b in pairs
+            if b.initiated and not a.initiated
+        ]
+
+
+PAPER = FirstCome()
+POLICIES: dict[str, Policy] = {
+    "paper": PAPER,
+    "even": FirstCome("even"),
+    "stall-free": FirstCome("stall-free", positions=256),
+    "split-fuse": FirstCome("split-fuse", positions=256),
+    "balanced": FirstCome("stall-free", "on-demand", 256),
+}
+
+
+def policy_named(text: str) -> Policy:
+    """Returns the policy that a text describes. Raises ValueError, which says what there is."""
+    words = text.split(",")
+    named = [word for word in words[:1] if "=" not in word]
+    if named and named[0] not in POLICIES:
+        raise ValueError(f"policy: there is no {named[0]!r}; there are: {', '.join(sorted(POLICIES))}")
+    policy = POLICIES[named[0]] if named else PAPER
+    changes = dict[str, str | int]()
+    for word in words[len(named) :]:
+        part, equals, value = word.partition("=")
+        if not equals or part not in ("fill", "kv", "positions") or not isinstance(policy, FirstCome):
+            raise ValueError(f"policy: {word!r} is no part of {named[0] if named else 'it'}: fill=, kv=, positions=")
+        if part in changes:
+            raise ValueError(f"policy: {part} stands twice in {text!r}")
+        if part == "positions" and not (value.isascii() and value.isdecimal() and 0 < int(value) <= MOST):
+            raise ValueError(f"policy: positions={value} must be a whole number from 1 to {MOST}")
+        changes[part] = int(value) if part == "positions" else value
+    return replace(policy, **changes) if changes else policy  # pyright: ignore
+
+
+MOST = 1 << 24  # positions
