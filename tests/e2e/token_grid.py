@@ -3,7 +3,8 @@
 GPT-2 for tp x pp in {1, 2, 3} x {1, 2, 4}, run-ahead 0 and 1; the other families for {1, 2} x {1, 2}, max_bs 1, 3, 8,
 and those with an encoder for three stages and a run-ahead too. The loop of a GPU on a CPU (`kernels=device-loop`) for
 all families without an encoder, {1, 2} x {1, 2}, run-ahead 0 and 1; where it
-runs ahead, the graphs have the all-reduces of two tensor ranks.
+runs ahead, the graphs have the all-reduces of two tensor ranks. Prompts in parts of 4 to 256 positions for all families
+that can, and blocks on demand with slots for a third of the requests for all families without an encoder.
 
     python tests/e2e/token_grid.py [--sample N] [--seed 1] [--model t5] [--kernels device-loop]
                                    [--device cuda --ranks 4] [--graphs-tp]
@@ -61,6 +62,9 @@ class Case(NamedTuple):
     run_ahead: int = 0
     max_bs: int = 3
     kernels: str = "auto"
+    policy: str = "paper"
+    block_size: int = 4
+    slots: int | None = None
 
     @property
     def graphs_tp(self) -> bool:
@@ -68,7 +72,7 @@ class Case(NamedTuple):
 
     @property
     def requests(self) -> int:
-        return 16 if self.max_bs < 8 else 40
+        return 60 if self.policy != "paper" else 16 if self.max_bs < 8 else 40
 
 
 class Asked(NamedTuple):
@@ -88,6 +92,28 @@ GRID = [
     ),
     *(Case(model, 1, 3, ahead, max_bs) for model, ahead, max_bs in product(WITH_ENCODER, (0, 1), (1, 3, 8))),
     *(Case(model, 2, 2, run_ahead=1) for model in WITH_ENCODER),
+    *(
+        Case(model, tp, pp, n % 2, policy=f"{fill},positions={positions}", block_size=(16, 1)[n % 2])
+        for n, (model, tp, pp, (fill, positions)) in enumerate(
+            product(
+                (*MODELS, *SHAPES),
+                (1, 2),
+                (1, 2),
+                (("stall-free", 4), ("split-fuse", 17), ("stall-free", 64), ("stall-free", 256), ("split-fuse", 5)),
+            )
+        )
+        if tp == 1 or model not in ONE_RANK
+    ),
+    *(
+        Case(model, tp, pp, max_bs=8, policy=policy, slots=300)
+        for model, (tp, pp), policy in product(
+            (*MODELS, *SHAPES, *PREFIX_LM),
+            ((1, 1), (2, 2), (1, 2)),
+            ("even,kv=on-demand", "balanced,positions=32"),
+        )
+        if (tp == 1 or model not in ONE_RANK) and (policy.startswith("even") or model not in PREFIX_LM)
+    ),
+    *(Case(model, 1, 2, policy="even") for model in WITH_ENCODER),
     *(
         Case(model, tp, pp, ahead, kernels="device-loop")
         for model, tp, pp, ahead in product((*MODELS, *SHAPES, *PREFIX_LM), (1, 2), (1, 2), (0, 1))
@@ -121,7 +147,8 @@ async def check(case: Case, folder: Path, seed: int, device: str = "cpu", graphs
         model = make_odd(folder / "model") if case.model == "odd" else DEMO_MODEL
     asked = requests_for(of(model), draw, case.requests)
     run = folder / "run"
-    numbers: dict[str, Any] = {"max_batch_size": case.max_bs, "block_size": 4, "run_ahead": case.run_ahead}
+    numbers: dict[str, Any] = {"max_batch_size": case.max_bs, "block_size": case.block_size}
+    numbers |= {"run_ahead": case.run_ahead, "policy": case.policy, "slots": case.slots}
     numbers["cuda_graphs_tp"] = case.graphs_tp or graphs_tp
     async with running(run, model, tp=case.tp, pp=case.pp, **numbers, kernels=case.kernels, device=device) as stack:
         assert len([p for p in stack.processes() if p["role"] == "rank"]) == case.tp * case.pp
@@ -137,9 +164,11 @@ async def answer(stack: Running, request: Asked) -> list[int]:
 
 async def main(
     sample: int | None, seed: int, model: str | None, kernels: str | None, device: str, ranks: int | None,
-    graphs_tp: bool,
+    graphs_tp: bool, policies: bool,
 ) -> None:  # fmt: skip
     grid = [case for case in GRID if model in (None, case.model) and kernels in (None, case.kernels)]
+    if policies:
+        grid = [case for case in grid if case.policy != "paper"]
     if ranks is not None:
         grid = [case for case in grid if case.tp * case.pp <= ranks]
     cases = grid if sample is None else random.Random(seed).sample(grid, sample)
@@ -150,6 +179,7 @@ async def main(
         ahead = ", one ahead" if case.run_ahead else ""
         loop = f", {case.kernels}" if case.kernels != "auto" else ""
         where = f"tp {case.tp} x pp {case.pp}, max_bs {case.max_bs}{ahead}{loop}"
+        where += f", {case.policy}, blocks of {case.block_size}" if case.policy != "paper" else ""
         print(f"{case.model} model, {where}: {case.requests} requests equal", end=" ")
         print(f"({time.monotonic() - started:.1f} s)", flush=True)
     print(f"{len(cases)} of {len(grid)} passed")
@@ -164,6 +194,7 @@ if __name__ == "__main__":
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--ranks", type=int, help="the cases of this number of ranks at most")
     parser.add_argument("--graphs-tp", action="store_true", help="graphs have the all-reduces of tensor ranks, too")
+    parser.add_argument("--policies", action="store_true", help="the cases of other policies than the paper's alone")
     given = parser.parse_args()
     chosen = given.sample, given.seed, given.model, given.kernels, given.device, given.ranks, given.graphs_tp
-    asyncio.run(main(*chosen))
+    asyncio.run(main(*chosen, given.policies))

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from orca_common.checkpoint import Checkpoint
-from orca_common.protocol import OUTPUTS, PARTS, SHARED
+from orca_common.protocol import GROWN, OUTPUTS, PARTS, SHARED
 from orca_scheduler.app import main
 from orca_scheduler.core.core import Arrived, BatchReturned, Commit, Core, EngineReady, GiveBack, ScheduleBatch
 from orca_scheduler.core.invariants import violations
@@ -85,7 +85,7 @@ class OnDemand(Slots):
 
 class Shortest:
     name = "shortest"
-    needs = frozenset((PARTS, OUTPUTS, SHARED))
+    needs = frozenset((PARTS, OUTPUTS, SHARED, GROWN))
     reserves_output = False
     positions = None
 
@@ -294,14 +294,16 @@ async def test_a_model_that_cannot_do_what_a_policy_needs(tmp_path: Path, monkey
             finally:
                 await this.close()
     why = scheduler.events("engine cannot form")[0]["why"]
-    assert why.endswith("policy: shortest needs outputs and parts and shared, which ranks of this model cannot do")
+    assert why.endswith(
+        "policy: shortest needs grown and outputs and parts and shared, which ranks of this model cannot do"
+    )
 
 
 @pytest.mark.parametrize(
     ("config", "can"),
     [
-        ({}, ("parts", "outputs", "shared")),
-        ({"orca_prefix_lm": True}, ("outputs",)),
+        ({}, ("parts", "outputs", "shared", "grown")),
+        ({"orca_prefix_lm": True}, ("outputs", "grown")),
         ({"model_type": "t5"}, ()),
         ({"model_type": "marian"}, ()),
     ],

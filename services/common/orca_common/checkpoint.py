@@ -10,7 +10,7 @@ from typing import Any
 
 from .bounded_file import SHOWN, json_object, read_bounded, shown
 from .errors import FailedPrecondition
-from .protocol import OUTPUTS, PARTS, SHARED
+from .protocol import GROWN, OUTPUTS, PARTS, SHARED
 
 INDEX = "model.safetensors.index.json"
 WEIGHT_NAMES = ("model.safetensors", INDEX)
@@ -83,10 +83,11 @@ class Checkpoint:
     @property
     def can(self) -> tuple[str, ...]:
         """Returns what a policy may need of its ranks. Where the tokens of a prompt see each other they run together,
-        and their keys and values depend on all of it. An encoder makes one token an iteration."""
+        and their keys and values depend on all of it. A model with an encoder makes one token an iteration, and keeps
+        it one slot behind its place among the tokens: the decoder's first token has a slot, too."""
         if self.has_encoder:
             return ()
-        return (OUTPUTS,) if self.prefix_lm else (PARTS, OUTPUTS, SHARED)
+        return (OUTPUTS, GROWN) if self.prefix_lm else (PARTS, OUTPUTS, SHARED, GROWN)
 
     @property
     def random_weights(self) -> int | None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from orca_common.protocol import PARTS
+from orca_common.protocol import GROWN, PARTS
 
 from .fills import FILLS, IN_PARTS
 from .memory import Memory, Slots
@@ -51,7 +51,8 @@ class FirstCome:
 
     @property
     def needs(self) -> frozenset[str]:
-        return frozenset((PARTS,)) if self.fill in IN_PARTS else frozenset()
+        needs = {PARTS: self.fill in IN_PARTS, GROWN: self.kv == "on-demand"}
+        return frozenset(word for word, needed in needs.items() if needed)
 
     @property
     def reserves_output(self) -> bool:
