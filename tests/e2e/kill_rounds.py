@@ -1,7 +1,7 @@
 """Kills and freezes ranks under load, at random moments: no request's tokens change, no other process ends.
 
     python tests/e2e/kill_rounds.py --rounds 30 [--seed 1] [--tp 2] [--pp 2] [--run-ahead 1] [--dtype bfloat16]
-                                    [--family llama]
+                                    [--family llama] [--policy balanced,positions=9 --slots 160]
 
 A round streams requests, sends SIGKILL or SIGSTOP to one rank or to two at once at a random moment, and waits until all
 streams have ended. In float32 the tokens must be those of transformers, in bfloat16 those that the stack itself makes
@@ -34,7 +34,7 @@ from encoder_decoders import Seq2Seq, make_t5  # noqa: E402
 from reference import Reference  # noqa: E402
 from stacks import Running, running  # noqa: E402
 
-from orca_scheduler.master.journal import CoreStep, Heading, LifeStep, Line, Note, read, restored  # noqa: E402
+from orca_scheduler.master.journal import CoreStep, Heading, LifeStep, Line, Note, read, restored, scheduled  # noqa: E402
 
 VOCAB, REQUESTS, NEW_TOKENS, MAX_BS = 211, 8, 40, 2
 SIGNALS = (signal.SIGKILL, signal.SIGSTOP)
@@ -162,7 +162,7 @@ def check_journals(run_dir: Path) -> None:
 
 async def main(
     rounds: int, seed: int, tp: int, pp: int, run_ahead: int, dtype: str, kernels: str, family: str, device: str,
-    graphs_tp: bool,
+    graphs_tp: bool, policy: str, slots: int | None,
 ) -> None:  # fmt: skip
     draw = random.Random(seed)
     done: list[Recovery] = []
@@ -177,7 +177,7 @@ async def main(
         else:
             make_model(model)
         numbers: dict[str, Any] = {"tp": tp, "pp": pp, "max_batch_size": MAX_BS, "run_ahead": run_ahead}
-        numbers["cuda_graphs_tp"] = graphs_tp
+        numbers |= {"cuda_graphs_tp": graphs_tp, "policy": policy, "slots": slots}
         async with running(run, model, **numbers, dtype=dtype, kernels=kernels, device=device) as stack:
             lab = Rounds(stack, model, draw, dtype, of)
             for n in range(rounds):
@@ -188,6 +188,7 @@ async def main(
                     victims[(n + draw.randrange(1, ranks)) % ranks] = draw.choice(SIGNALS)
                 done.append(await lab.round(victims))
                 print(f"round {n + 1}: {done[-1]}", flush=True)
+            preempted = sum(len(batch.preempted) for batch in scheduled(stack.journal()))
         check_journals(run)
     for kind in SIGNALS:
         of_kind = [r for r in done if r.signals == (kind,)]
@@ -198,6 +199,7 @@ async def main(
             )
             print(f"{kind.name} of one rank, {len(of_kind)} rounds, medians:", end=" ")
             print(f"verdict {verdict}, re-formation {formation}, re-initiation {initiation}")
+    print(f"slots given up {preempted} times")
     print(f"{rounds} rounds passed: tokens equal, survivors' pids unchanged, slots reserved 0, journals replay")
 
 
@@ -213,6 +215,9 @@ if __name__ == "__main__":
     parser.add_argument("--family", choices=("gpt2", "llama", "t5"), default="gpt2")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--graphs-tp", action="store_true", help="graphs have the all-reduces of tensor ranks, too")
+    parser.add_argument("--policy", default="paper")
+    parser.add_argument("--slots", type=int, help="few, so that requests give theirs up")
     given = parser.parse_args()
     numbers = given.rounds, given.seed, given.tp, given.pp, given.run_ahead
-    asyncio.run(main(*numbers, given.dtype, given.kernels, given.family, given.device, given.graphs_tp))
+    kind = given.dtype, given.kernels, given.family, given.device, given.graphs_tp
+    asyncio.run(main(*numbers, *kind, given.policy, given.slots))

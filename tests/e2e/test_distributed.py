@@ -5,11 +5,14 @@ import itertools
 import os
 import random
 import signal
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
-from checkpoints import make_timed
+from checkpoints import make_shape, make_timed
 from e2e import kill_rounds, token_grid
+from reference import Reference
 from stacks import Running, generation, running
 
 from orca_lab.timeline import label, letters, planes, read_run, shares
@@ -103,6 +106,20 @@ async def test_tokens(tmp_path: Path, case: token_grid.Case) -> None:
     What families differ in is below the wire: `tests/worker` holds their tokens. `make distributed` runs the grid.
     """
     await token_grid.check(case, tmp_path, 1)
+
+
+@pytest.mark.parametrize("pp", [1, 2])
+async def test_slots_for_a_third_of_the_requests(tmp_path: Path, pp: int) -> None:
+    """Sixty requests at once, prompts in parts, blocks on demand: their tokens are right, whoever gave up its slots."""
+    model = make_shape(tmp_path / "model", "llama, 2 K/V heads", max_position_embeddings=96)
+    asked = list(islice(Reference(model).random(random.Random(pp), (1, 30), (30, 60)), 60))
+    slots = sum(len(prompt) + len(tokens) for prompt, tokens in asked) // 3
+    numbers: dict[str, Any] = {"pp": pp, "max_batch_size": 60, "policy": "balanced,positions=80", "slots": slots}
+    async with running(tmp_path / "run", model, dtype="float32", block_size=4, **numbers) as stack:
+        got = await asyncio.gather(*(stack.tokens(prompt, len(tokens)) for prompt, tokens in asked))
+        preempted = sum(len(batch.preempted) for batch in scheduled(stack.journal()))
+    assert got == [tokens for _, tokens in asked]
+    assert preempted >= 20
 
 
 async def test_two_engines_share_a_pool(tmp_path: Path) -> None:
