@@ -27,6 +27,7 @@ from orca_scheduler.core.core import (
     EngineReady,
     Event,
     GiveBack,
+    Measured,
     Member,
     Outcome,
     ScheduleBatch,
@@ -473,6 +474,7 @@ EVENTS: list[Event] = [
     EngineLost(0.25),
     Drain(0.25),
     Tick(0.25),
+    Measured(0.25, 300),
 ]
 MEMBERS = (
     Member(1 << 50, 3, 4, 9, outputs=0, new_blocks=(5, 6), token=None, shared=1),

@@ -23,6 +23,7 @@ from orca_scheduler.core.core import (
     EngineReady,
     Event,
     GiveBack,
+    Measured,
     ScheduleBatch,
 )
 from orca_scheduler.core.fills import FILLS, IN_PARTS, first_come
@@ -367,6 +368,8 @@ def test_blocks_on_demand_need_fewer_iterations() -> None:
         ("fill=stall-free", r"fill=stall-free needs positions"),
         ("paper,positions=64", r"positions=64 is for split-fuse and stall-free: fill=paper cuts no prompt"),
         ("stall-free,positions=0", r"positions=0 must be a whole number from 1 to"),
+        ("stall-free,positions=auto:", r"positions=auto: must be a whole number .*, or auto: and milliseconds"),
+        ("paper,positions=auto:50", r"positions=256 is for split-fuse and stall-free"),
         ("stall-free,positions=many", r"positions=many must be a whole number"),
         ("stall-free,positions=9,positions=9", r"positions stands twice"),
         ("balanced,budget=9", r"'budget=9' is no part of balanced: fill=, kv=, positions="),
@@ -383,12 +386,36 @@ def test_increments_may_not_use_all_positions() -> None:
         Limits(8, 1, policy_named("stall-free,positions=8").positions)
 
 
-@pytest.mark.parametrize("policy", [*POLICIES.values(), FirstCome("split-fuse", "on-demand", 99)])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        *POLICIES.values(),
+        FirstCome("split-fuse", "on-demand", 99),
+        FirstCome("stall-free", positions=256, seconds=0.05),
+    ],
+)
 def test_its_name_finds_it_again(policy: FirstCome) -> None:
     assert policy_named(policy.name) == policy
 
 
+def test_measured_positions() -> None:
+    """They are the bound of the next iteration, and never of increments alone; the state has them."""
+    core = Core(2, 1, 1, policy=policy_named("stall-free,positions=auto:50"))
+    core.step(EngineReady(0.0, 1000, 1))
+    counts = list[int]()
+    events = [Measured(0.0, 20), Arrived(0.0, (Arrival(1, 1, 400, 5),)), Measured(0.0, 1)]
+    for event in [*events, BatchReturned(0.0, 1, ()), Measured(0.0, 50), BatchReturned(0.0, 2, ())]:
+        batches = [action for action in core.step(event) if isinstance(action, ScheduleBatch)]
+        counts += [member.count for batch in batches for member in batch.members]
+    assert counts == [20, 3, 50]
+    again = Core(2, 1, 1, policy=policy_named("stall-free,positions=auto:50"))
+    again.restore(core.state())
+    assert again.limits == core.limits
+    assert Core(300, 1, 1, policy=policy_named("stall-free,positions=auto:50")).limits.positions == 301
+
+
 def test_names() -> None:
+    assert policy_named("stall-free,positions=auto:50").name == "fill=stall-free,kv=reserve,positions=auto:50"
     assert policy_named("balanced,positions=128").name == "fill=stall-free,kv=on-demand,positions=128"
     assert policy_named("stall-free,kv=on-demand").name == "balanced"
     assert policy_named("kv=reserve").name == "paper"

@@ -87,7 +87,7 @@ class Shortest:
     name = "shortest"
     needs = frozenset((PARTS, OUTPUTS, SHARED, GROWN))
     reserves_output = False
-    positions = None
+    positions = seconds = None
 
     def __init__(self, streams: dict[int, list[int]] | None = None) -> None:
         """streams: answers by the length of the prompt, from which drafts are taken."""

@@ -8,7 +8,7 @@ from pydantic_settings import SettingsConfigDict
 from orca_common.settings import PoolSettings, ServiceSettings
 
 from . import timers
-from .core.selection import Limits
+from .core.policy import limits_of
 from .core.sets import PAPER, policy_named
 from .lifecycle.places import Shape
 
@@ -101,7 +101,7 @@ class SchedulerSettings(ServiceSettings, PoolSettings):
 
     @model_validator(mode="after")
     def _policy_can_be(self) -> Self:
-        Limits(self.max_batch_size, self.pp, policy_named(self.policy).positions)
+        limits_of(policy_named(self.policy), self.max_batch_size, self.pp)
         return self
 
     @property

@@ -9,13 +9,13 @@ whether they come from a live engine, a simulation or a journal.
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, cast
 
-from .policy import Policy
+from .policy import Policy, limits_of
 from .request import Arrival, Phase, Reason, Request
-from .selection import Limits, Plan, Stop
+from .selection import Plan, Stop
 from .sets import PAPER
 
 # -- events
@@ -80,7 +80,15 @@ class Tick:
     now: float
 
 
-Event = EngineReady | EngineLost | Arrived | Cancelled | BatchReturned | Drain | Tick
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """By what iterations took, they may have this many positions from now on, or one more than `max_bs`."""
+
+    now: float
+    positions: int
+
+
+Event = EngineReady | EngineLost | Arrived | Cancelled | BatchReturned | Drain | Tick | Measured
 
 # -- actions
 
@@ -186,7 +194,7 @@ class Core:
         self, max_bs: int, n_workers: int, block_size: int, run_ahead: int = 0, policy: Policy = PAPER
     ) -> None:
         assert run_ahead in (0, 1), "a request is in one batch in flight, or in two"
-        self.limits = Limits(max_bs, n_workers, policy.positions)
+        self.limits = limits_of(policy, max_bs, n_workers)
         self.n_workers, self.block_size, self.run_ahead = n_workers, block_size, run_ahead
         self.policy = policy
         self.memory = policy.memory(0, block_size)
@@ -241,6 +249,8 @@ class Core:
                 self._draining = True
             case Tick():
                 actions += self._expire(event.now)
+            case Measured():
+                self.limits = replace(self.limits, positions=max(event.positions, self.limits.max_bs + 1))
         batches: list[Action] = []
         while (batch := self._schedule()) is not None:
             batches.append(batch)
@@ -259,6 +269,7 @@ class Core:
             "last_arrival": self._last_arrival,
             "formed": self._formed,
             "draining": self._draining,
+            "positions": self.limits.positions,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -273,6 +284,7 @@ class Core:
         self._free_rows, self._iteration = list(state["free_rows"]), state["iteration"]
         self._last_arrival = state["last_arrival"]
         self._formed, self._draining = state["formed"], state["draining"]
+        self.limits = replace(self.limits, positions=state.get("positions", self.limits.positions))
 
     def _schedule(self) -> ScheduleBatch | None:
         """Algorithm 1, lines 3 to 7: one batch, if one may be in flight and there is work for it."""

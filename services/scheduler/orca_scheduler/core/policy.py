@@ -12,6 +12,14 @@ from .request import Request
 from .selection import Limits, Plan
 
 
+def limits_of(policy: "Policy", max_bs: int, n_workers: int) -> Limits:
+    """The bounds of an engine's first batch. Raises ValueError where the policy and `max_bs` do not go together."""
+    positions = policy.positions
+    if positions is not None and policy.seconds is not None:
+        positions = max(positions, max_bs + 1)
+    return Limits(max_bs, n_workers, positions)
+
+
 class Policy(Protocol):
     """Decides for one engine. It keeps nothing: requests and memory have all state, so a journal replays."""
 
@@ -36,6 +44,11 @@ class Policy(Protocol):
     @property
     def positions(self) -> int | None:
         """Positions that an iteration runs at most; None: as many as its requests have."""
+        ...
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds that an iteration may take: `positions` then follow what is measured. None: they stay."""
         ...
 
     def order(self, request: Request) -> tuple[float, ...]:

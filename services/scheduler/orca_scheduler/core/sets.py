@@ -17,6 +17,8 @@ from .policy import Policy
 from .request import Request
 from .selection import Limits, Plan, select
 
+AUTO = "auto:"  # before milliseconds
+FIRST = 256  # positions, until iterations have been measured
 MEMORIES: dict[str, type[Slots]] = {"reserve": Slots, "on-demand": OnDemand}
 
 
@@ -30,6 +32,7 @@ class FirstCome:
     fill: str = "paper"  # how an iteration is filled: of FILLS
     kv: str = "reserve"  # slots for all tokens at the first iteration, or blocks as they are needed: of MEMORIES
     positions: int | None = None  # of an iteration: what prompts in parts are cut by
+    seconds: float | None = None  # that an iteration may take: `positions` are those at first
 
     def __post_init__(self) -> None:
         for part, value, known in (("fill", self.fill, FILLS), ("kv", self.kv, MEMORIES)):
@@ -46,7 +49,8 @@ class FirstCome:
         for name, policy in POLICIES.items():
             if policy == self:
                 return name
-        parts = {"fill": self.fill, "kv": self.kv, "positions": self.positions}
+        positions = self.positions if self.seconds is None else f"{AUTO}{self.seconds * 1e3:g}"
+        parts = {"fill": self.fill, "kv": self.kv, "positions": positions}
         return ",".join(f"{part}={value}" for part, value in parts.items() if value is not None)
 
     @property
@@ -107,17 +111,24 @@ def policy_named(text: str) -> Policy:
     if named and named[0] not in POLICIES:
         raise ValueError(f"policy: there is no {named[0]!r}; there are: {', '.join(sorted(POLICIES))}")
     policy = POLICIES[named[0]] if named else PAPER
-    changes = dict[str, str | int]()
+    changes = dict[str, str | int | float | None]()
     for word in words[len(named) :]:
         part, equals, value = word.partition("=")
         if not equals or part not in ("fill", "kv", "positions") or not isinstance(policy, FirstCome):
             raise ValueError(f"policy: {word!r} is no part of {named[0] if named else 'it'}: fill=, kv=, positions=")
         if part in changes:
             raise ValueError(f"policy: {part} stands twice in {text!r}")
-        if part == "positions" and not (value.isascii() and value.isdecimal() and 0 < int(value) <= MOST):
-            raise ValueError(f"policy: positions={value} must be a whole number from 1 to {MOST}")
-        changes[part] = int(value) if part == "positions" else value
+        changes |= _positions(value) if part == "positions" else {part: value}
     return replace(policy, **changes) if changes else policy  # pyright: ignore
 
 
-MOST = 1 << 24  # positions
+def _positions(text: str) -> dict[str, int | float | None]:
+    """A number of positions, or the time that an iteration may take."""
+    number = text.removeprefix(AUTO)
+    whole = number.isascii() and number.isdecimal() and len(number) < 9 and int(number) > 0
+    if not whole:
+        problem = f"must be a whole number from 1 to 99999999, or {AUTO} and milliseconds"
+        raise ValueError(f"policy: positions={text} {problem}")
+    if text == number:
+        return {"positions": int(number), "seconds": None}
+    return {"positions": FIRST, "seconds": int(number) / 1e3}

@@ -90,6 +90,7 @@ from ..lifecycle.lifecycle import Draining, Lifecycle, Running
 from ..ranks.members import put_members
 from ..ranks.ranks import Ranks
 from ..settings import SchedulerSettings
+from .forecast import Forecast
 from .journal import Journal, Named, path_of
 from .ledger import CaughtUp, Deposed, EndedElsewhere, Ledger, News
 from .metrics import EngineMetrics
@@ -127,7 +128,7 @@ class Returned(NamedTuple):
     report: pb.IterationReport
 
 
-Message = LifeEvent | News | core.Tick | Returned
+Message = LifeEvent | News | core.Tick | core.Measured | Returned
 
 
 class EngineMaster:
@@ -167,6 +168,8 @@ class EngineMaster:
             settings.run_ahead,
             policy_named(settings.policy),
         )
+        limits, seconds = self.core.limits, self.core.policy.seconds
+        self._forecast = Forecast(seconds, limits.positions) if seconds is not None and limits.positions else None
         self._pace, self._metrics = Pace(), EngineMetrics(metrics, engine, settings.pp)
         self._ledger = Ledger(pool, engine, owner, term, self.core.room, self.load, self._post, self._committed)
         self._inbox: asyncio.Queue[Message] = asyncio.Queue()
@@ -300,8 +303,8 @@ class EngineMaster:
                     await self._take_returned(held_up=True)
                 case EndedElsewhere() as ended:
                     self._end_elsewhere(ended.claims)
-                case core.Tick() as tick:
-                    self._step_core(tick)
+                case core.Tick() | core.Measured() as event:
+                    self._step_core(event)
                 case Claimed() as claimed:
                     self._note_claims(claimed.now, claimed.claims)
                     if self._tracing is not None:
@@ -575,6 +578,8 @@ class EngineMaster:
             case EngineLost():
                 self._metrics.lost(self.lifecycle.lost_by)
                 self._pace.lost()
+                if self._forecast is not None:
+                    self._forecast.lost()
                 self._in_flight.clear()
                 if self._tracing is not None:
                     self._tracing.lost()
@@ -625,6 +630,8 @@ class EngineMaster:
         self._ledger.used(action.iteration)
         now = self._now
         self._pace.scheduled(now)
+        if self._forecast is not None:
+            self._forecast.scheduled(action.iteration, sum([member.count for member in action.members]))
         message = self._control_message(action)
         self._metrics.scheduled(action, now)
         self._dialed.send(message)
@@ -708,6 +715,8 @@ class EngineMaster:
     def _times_came(self, iteration: int, times: list[pb.StageTimes]) -> None:
         """All ranks have told their times of an iteration."""
         self._metrics.timed(iteration, times)
+        if self._forecast is not None and self._forecast.timed(iteration, times):
+            self._post(core.Measured(self._now, self._forecast.positions))
         self._journal.note(iteration=iteration, times=[times_of(one) for one in times])
 
     async def _ticking(self) -> None:
