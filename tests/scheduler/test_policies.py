@@ -24,18 +24,20 @@ from orca_scheduler.core.core import (
     Event,
     GiveBack,
     Measured,
+    Member,
     ScheduleBatch,
 )
+from orca_scheduler.core.drafting import MOST, PAUSE, POSITIONS
 from orca_scheduler.core.fills import FILLS, IN_PARTS, first_come
 from orca_scheduler.core.invariants import violations
 from orca_scheduler.core.memory import Slots
 from orca_scheduler.core.on_demand import PREEMPTIONS, SPARE
 from orca_scheduler.core.request import Arrival, Request
 from orca_scheduler.core.selection import Limits, Stop, select
-from orca_scheduler.core.sets import MEMORIES, POLICIES, FirstCome, policy_named
+from orca_scheduler.core.sets import DRAFTS, MEMORIES, POLICIES, FirstCome, policy_named
 
 EOS, WORD = 0, 7
-COMBINATIONS = [*product(FILLS, MEMORIES)]
+COMBINATIONS = [*product(FILLS, MEMORIES, DRAFTS)]
 
 
 @dataclass
@@ -56,17 +58,17 @@ class Life:
 class Engine:
     """A core under random events."""
 
-    def __init__(self, draw: random.Random, fill: str, kv: str) -> None:
+    def __init__(self, draw: random.Random, fill: str, kv: str, drafts: str = "off") -> None:
         self.draw = draw
         self.max_bs, self.n_workers, self.block = draw.randint(1, 5), draw.randint(1, 4), draw.choice((1, 4, 16))
-        self.run_ahead = draw.randint(0, 1)
+        self.run_ahead = draw.randint(0, 1) if drafts == "off" else 0
         self.positions = self.max_bs + draw.randint(1, 20) if fill in IN_PARTS else None
-        self.policy = FirstCome(fill, kv, self.positions)
+        self.policy = FirstCome(fill, kv, self.positions, drafts=drafts)
         self.core = Core(self.max_bs, self.n_workers, self.block, self.run_ahead, self.policy)
         self.largest = draw.randint(2, 60)
         self.lives: dict[int, Life] = {}
         self.flights: deque[ScheduleBatch] = deque()
-        self.claims = self.preemptions = self.parts = 0
+        self.claims = self.preemptions = self.parts = self.right = self.wrong = 0
         self.queue: list[Arrival] = []  # given back
         self.tokens: dict[int, int] = {}  # by arrival: tokens committed
         self.waited: set[int] = set()  # claims that waited for their forms' work: their last position ran again
@@ -94,8 +96,23 @@ class Engine:
         makers = [member for member in batch.members if member.outputs]
         waiting = tuple(n for n in range(len(makers)) if self.draw.random() < waits)
         self.waited.update(makers[n].claim for n in waiting)
-        made = [() if n in waiting else (EOS if self.draw.random() < ends else WORD,) for n, _ in enumerate(makers)]
-        self.step(BatchReturned(0.0, batch.iteration, tuple(made), waiting=waiting))
+        made = [() if n in waiting else self.made(member, ends) for n, member in enumerate(makers)]
+        offers = tuple(self.offer() for _ in makers) if self.policy.drafts != "off" else ()
+        self.step(BatchReturned(0.0, batch.iteration, tuple(made), (), waiting, offers))
+
+    def offer(self) -> tuple[int, ...]:
+        """Drafts, of which each is right with a probability of three quarters."""
+        return tuple(WORD + (self.draw.random() < 0.25) for _ in range(self.draw.randint(0, MOST)))
+
+    def made(self, member: Member, ends: float) -> tuple[int, ...]:
+        """The tokens of a member, as far as its drafts are right."""
+        right = 0
+        while right < len(member.drafts) and member.drafts[right] == WORD:
+            right += 1
+        self.right, self.wrong = self.right + right, self.wrong + len(member.drafts) - right
+        if (life := self.lives.get(member.claim)) is not None:
+            life.computed -= len(member.drafts) - right
+        return (WORD,) * right + (EOS if self.draw.random() < ends else WORD,)
 
     def cancel(self) -> None:
         if self.lives:
@@ -161,11 +178,14 @@ class Engine:
             )
             assert life.preemptions <= PREEMPTIONS
             self.preemptions += 1
-        assert sum(member.count for member in batch.members) <= (self.positions or 1 << 30)
+        positions = sum(member.count for member in batch.members)
+        assert positions <= (self.positions or 1 << 30)
+        if any(member.drafts for member in batch.members):
+            assert positions <= POSITIONS
         for n, member in enumerate(batch.members):
             life = self.lives[member.claim]
             assert (life.row is None) == (n < batch.admitted)
-            back = 1 + self.run_ahead if life.arrived.claim in self.waited else 0
+            back = 1 + self.run_ahead + MOST if life.arrived.claim in self.waited else 0
             assert life.computed - back <= member.start <= life.computed, "a hole, or a position twice"
             assert not member.outputs or member.start + member.count >= life.arrived.input_tokens + life.generated
             self.parts += not member.outputs
@@ -200,9 +220,9 @@ class Engine:
         assert self.core.memory.reserved == 0
 
 
-def storm(seed: Any, fill: str, kv: str, steps: int = 120) -> Engine:
+def storm(seed: Any, fill: str, kv: str, drafts: str, steps: int = 120) -> Engine:
     draw = random.Random(seed)
-    engine = Engine(draw, fill, kv)
+    engine = Engine(draw, fill, kv, drafts)
     waits = draw.choice((0.0, 0.0, 0.1))
     for _ in range(steps):
         luck = draw.random()
@@ -219,14 +239,16 @@ def storm(seed: Any, fill: str, kv: str, steps: int = 120) -> Engine:
     return engine
 
 
-@pytest.mark.parametrize(("fill", "kv"), COMBINATIONS)
-def test_storms(fill: str, kv: str) -> None:
+@pytest.mark.parametrize(("fill", "kv", "drafts"), COMBINATIONS)
+def test_storms(fill: str, kv: str, drafts: str) -> None:
     """Everything ends, and every promise is kept on the way."""
-    engines = [storm(f"{fill} {kv} {seed}", fill, kv) for seed in range(150)]
+    engines = [storm(f"{fill} {kv} {seed}", fill, kv, drafts) for seed in range(100)]
     for engine in engines:
         engine.quiesce()
     assert (sum(engine.parts for engine in engines) > 200) == (fill in IN_PARTS)
-    assert (sum(engine.preemptions for engine in engines) > 50) == (kv == "on-demand")
+    assert (sum(engine.preemptions for engine in engines) > 30) == (kv == "on-demand")
+    found = sum(engine.right for engine in engines), sum(engine.wrong for engine in engines)
+    assert (min(found) > 100) == (max(found) > 0) == (drafts == "ngram")
 
 
 @pytest.mark.parametrize("fill", sorted(IN_PARTS))
@@ -364,6 +386,7 @@ def test_blocks_on_demand_need_fewer_iterations() -> None:
     [
         ("shortest", r"there is no 'shortest'; there are: balanced, even, paper, split-fuse, stall-free"),
         ("fill=greedy", r"fill=greedy is not there; there are: paper, even, stall-free, split-fuse"),
+        ("drafts=model", r"drafts=model is not there; there are: off, ngram"),
         ("kv=swap", r"kv=swap is not there; there are: reserve, on-demand"),
         ("fill=stall-free", r"fill=stall-free needs positions"),
         ("paper,positions=64", r"positions=64 is for split-fuse and stall-free: fill=paper cuts no prompt"),
@@ -372,7 +395,7 @@ def test_blocks_on_demand_need_fewer_iterations() -> None:
         ("paper,positions=auto:50", r"positions=256 is for split-fuse and stall-free"),
         ("stall-free,positions=many", r"positions=many must be a whole number"),
         ("stall-free,positions=9,positions=9", r"positions stands twice"),
-        ("balanced,budget=9", r"'budget=9' is no part of balanced: fill=, kv=, positions="),
+        ("balanced,budget=9", r"'budget=9' is no part of balanced: fill=, kv=, positions=, drafts="),
         ("balanced,9", r"'9' is no part of balanced"),
     ],
 )
@@ -392,6 +415,7 @@ def test_increments_may_not_use_all_positions() -> None:
         *POLICIES.values(),
         FirstCome("split-fuse", "on-demand", 99),
         FirstCome("stall-free", positions=256, seconds=0.05),
+        FirstCome(drafts="ngram"),
     ],
 )
 def test_its_name_finds_it_again(policy: FirstCome) -> None:
@@ -412,6 +436,44 @@ def test_measured_positions() -> None:
     again.restore(core.state())
     assert again.limits == core.limits
     assert Core(300, 1, 1, policy=policy_named("stall-free,positions=auto:50")).limits.positions == 301
+
+
+def test_drafts_follow_what_was_right() -> None:
+    """All right: twice as many, up to MOST. All wrong: half as many, then none for PAUSE tokens."""
+    core = Core(1, 1, 1, policy=policy_named("drafts=ngram"))
+    core.step(EngineReady(0.0, 1000, 1))
+    (batch,) = core.step(Arrived(0.0, (Arrival(1, 1, 10, 200),)))
+    depths = list[int]()
+    for _ in range(30):
+        assert isinstance(batch, ScheduleBatch)
+        drafts = batch.members[0].drafts
+        depths.append(len(drafts))
+        made = (*drafts, WORD) if len(depths) < 5 else (WORD,)
+        batch, *_ = core.step(BatchReturned(0.0, batch.iteration, (made,), offers=((8,) * MOST,)))
+    assert depths[:12] == [0, 4, 8, 8, 8, 4, 2, 1, 0, 0, 0, 0]
+    assert depths[7:24] == [1, *[0] * (PAUSE - 1), 1]
+
+
+@pytest.mark.parametrize(
+    ("max_bs", "kv", "new", "most"),
+    [
+        (40, "reserve", 60, 0),
+        (6, "reserve", 60, 24),
+        (8, "reserve", 60, 24),
+        (1, "reserve", 3, 1),
+        (1, "on-demand", 60, 3),
+    ],
+)
+def test_no_draft_where_it_would_not_pay_or_has_no_place(max_bs: int, kv: str, new: int, most: int) -> None:
+    """Not in a large batch, nor for the last token, nor where a row would need a block for it."""
+    core = Core(max_bs, 1, 4, policy=policy_named(f"kv={kv},drafts=ngram"))
+    core.step(EngineReady(0.0, 10_000, 1))
+    (batch,) = core.step(Arrived(0.0, tuple(Arrival(n, n, 4, new) for n in range(1, max_bs + 1))))
+    assert isinstance(batch, ScheduleBatch)
+    back = BatchReturned(0.0, batch.iteration, ((WORD,),) * max_bs, offers=((8,) * MOST,) * max_bs)
+    batch, *_ = core.step(back)
+    assert isinstance(batch, ScheduleBatch)
+    assert sum(len(member.drafts) for member in batch.members) == most
 
 
 def test_names() -> None:

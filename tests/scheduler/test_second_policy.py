@@ -88,6 +88,7 @@ class Shortest:
     needs = frozenset((PARTS, OUTPUTS, SHARED, GROWN))
     reserves_output = False
     positions = seconds = None
+    drafts = "off"  # its own ones come from a file
 
     def __init__(self, streams: dict[int, list[int]] | None = None) -> None:
         """streams: answers by the length of the prompt, from which drafts are taken."""
@@ -99,7 +100,7 @@ class Shortest:
     def memory(self, n_slots: int, block_size: int) -> OnDemand:
         return OnDemand(n_slots, block_size)
 
-    def drafts(self, request: Request) -> tuple[int, ...]:
+    def guesses(self, request: Request) -> tuple[int, ...]:
         """Up to three. Every seventh token of a stream is guessed wrong."""
         made, most = request.known - request.arrived.input_tokens, request.arrived.max_tokens - request.known - 1
         stream = self.streams.get(request.arrived.input_tokens, [])
@@ -117,7 +118,7 @@ class Shortest:
             request = waiting.pop(0)
             left = request.known - memory.begin(request)
             count = min(left, PART)
-            guessed = self.drafts(request) if count == left else ()
+            guessed = self.guesses(request) if count == left else ()
             need = memory.need(request, count + len(guessed))
             for last in [other for other in reversed(waiting) if other.row is not None and not other.running]:
                 if need <= free:

@@ -72,6 +72,7 @@ def told(kept: Kept, show_prompts: bool) -> dict[str, Any]:
     if not show_prompts:
         for _, fields in [line.get("event", ["", {}]), *line.get("actions", [])]:
             fields.pop("made", None)
+            fields.pop("offers", None)
             fields.get("members", {}).pop("drafts", None)
             for columns in (fields.get("members", {}), fields.get("outcomes", {})):
                 if "token" in columns:

@@ -101,7 +101,13 @@ class SchedulerSettings(ServiceSettings, PoolSettings):
 
     @model_validator(mode="after")
     def _policy_can_be(self) -> Self:
-        limits_of(policy_named(self.policy), self.max_batch_size, self.pp)
+        policy = policy_named(self.policy)
+        limits_of(policy, self.max_batch_size, self.pp)
+        if policy.drafts != "off" and self.run_ahead:
+            raise ValueError(
+                f"policy: drafts={policy.drafts} needs run_ahead=0: an iteration that is issued before the last token "
+                "is back knows no draft for what follows it"
+            )
         return self
 
     @property

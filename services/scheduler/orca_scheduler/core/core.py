@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, cast
 
+from .drafting import adapt
 from .policy import Policy, limits_of
 from .request import Arrival, Phase, Reason, Request
 from .selection import Plan, Stop
@@ -64,6 +65,7 @@ class BatchReturned:
     made: tuple[tuple[int, ...], ...]
     stuck: tuple[int, ...] = ()  # places in `made` without a token: none can follow by the form of the answer
     waiting: tuple[int, ...] = ()  # the same: the form's work is not done, so the last position runs again
+    offers: tuple[tuple[int, ...], ...] = ()  # drafts for each member in `made`, where the policy has them
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,7 +372,7 @@ class Core:
         """Takes a waiting request's row. It starts again, with its prompt and all tokens that it has made."""
         assert not request.running, "a RUNNING request was preempted"
         self._release(request)
-        request.computed, request.last_token, request.initiated = 0, None, False
+        request.computed, request.last_token, request.initiated, request.offer = 0, None, False, ()
         request.preemptions += 1
 
     def _release(self, request: Request) -> None:
@@ -426,6 +428,9 @@ class Core:
             else:
                 if most > 1:
                     request.fall_back(most - len(tokens))
+                    adapt(request, len(tokens) - 1, most - 1)
+                if event.offers:
+                    request.offer = event.offers[place]
                 for token in tokens:
                     index = request.generated
                     request.generated += 1

@@ -47,6 +47,11 @@ class Policy(Protocol):
         ...
 
     @property
+    def drafts(self) -> str:
+        """Where drafts come from: "ngram", the text itself; "off": from nowhere, as far as masters are concerned."""
+        ...
+
+    @property
     def seconds(self) -> float | None:
         """Seconds that an iteration may take: `positions` then follow what is measured. None: they stay."""
         ...

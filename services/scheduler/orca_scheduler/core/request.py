@@ -69,6 +69,9 @@ class Request:
     ended: bool = False  # it ended while RUNNING: its slots stay until its batches have returned
     initiated: bool = False  # the last part of its initiation was scheduled: what follows are increments
     preemptions: int = 0  # how often it gave up its row
+    offer: tuple[int, ...] = ()  # tokens that may follow its newest one (`drafting.py`)
+    depth: int = 4  # how many of them an iteration verifies
+    undrafted: int = 0  # none are before it has generated so many tokens
     void: int = 0  # batches in flight, the next ones to return, that went on from a token that was not made
 
     @classmethod
@@ -130,5 +133,5 @@ class Request:
         fields, arrived = dict(values), dict[str, Any](values["arrived"])
         for name in {"eos_token_ids", "stop_token_ids", "prefix"} & arrived.keys():
             arrived[name] = tuple(arrived[name])
-        fields["arrived"] = Arrival(**arrived)
+        fields |= {"arrived": Arrival(**arrived), "offer": tuple(fields.get("offer", ()))}
         return cls(**fields)

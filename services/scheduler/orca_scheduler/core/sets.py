@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from orca_common.protocol import GROWN, PARTS
+from orca_common.protocol import GROWN, OUTPUTS, PARTS
 
+from .drafting import with_drafts
 from .fills import FILLS, IN_PARTS
 from .memory import Memory, Slots
 from .on_demand import OnDemand
@@ -17,8 +18,10 @@ from .policy import Policy
 from .request import Request
 from .selection import Limits, Plan, select
 
+PARTS_OF_A_POLICY = ("fill", "kv", "positions", "drafts")
 AUTO = "auto:"  # before milliseconds
 FIRST = 256  # positions, until iterations have been measured
+DRAFTS = ("off", "ngram")
 MEMORIES: dict[str, type[Slots]] = {"reserve": Slots, "on-demand": OnDemand}
 
 
@@ -33,9 +36,14 @@ class FirstCome:
     kv: str = "reserve"  # slots for all tokens at the first iteration, or blocks as they are needed: of MEMORIES
     positions: int | None = None  # of an iteration: what prompts in parts are cut by
     seconds: float | None = None  # that an iteration may take: `positions` are those at first
+    drafts: str = "off"  # tokens that are guessed and verified: of DRAFTS
 
     def __post_init__(self) -> None:
-        for part, value, known in (("fill", self.fill, FILLS), ("kv", self.kv, MEMORIES)):
+        for part, value, known in (
+            ("fill", self.fill, FILLS),
+            ("kv", self.kv, MEMORIES),
+            ("drafts", self.drafts, DRAFTS),
+        ):
             if value not in known:
                 raise ValueError(f"policy: {part}={value} is not there; there are: {', '.join(known)}")
         if self.fill in IN_PARTS and self.positions is None:
@@ -50,12 +58,13 @@ class FirstCome:
             if policy == self:
                 return name
         positions = self.positions if self.seconds is None else f"{AUTO}{self.seconds * 1e3:g}"
-        parts = {"fill": self.fill, "kv": self.kv, "positions": positions}
+        drafts = None if self.drafts == "off" else self.drafts
+        parts = {"fill": self.fill, "kv": self.kv, "positions": positions, "drafts": drafts}
         return ",".join(f"{part}={value}" for part, value in parts.items() if value is not None)
 
     @property
     def needs(self) -> frozenset[str]:
-        needs = {PARTS: self.fill in IN_PARTS, GROWN: self.kv == "on-demand"}
+        needs = {PARTS: self.fill in IN_PARTS, GROWN: self.kv == "on-demand", OUTPUTS: self.drafts != "off"}
         return frozenset(word for word, needed in needs.items() if needed)
 
     @property
@@ -70,8 +79,10 @@ class FirstCome:
 
     def plan(self, ready: Iterable[Request], live: Sequence[Request], limits: Limits, memory: Memory) -> Plan:
         if self.fill == "paper" and self.kv == "reserve":
-            return select(ready, limits, memory)
-        return FILLS[self.fill](ready, live, limits, memory)
+            plan = select(ready, limits, memory)
+        else:
+            plan = FILLS[self.fill](ready, live, limits, memory)
+        return plan if self.drafts == "off" else with_drafts(plan, limits, memory)
 
     def violations(self, requests: Sequence[Request], memory: Memory) -> list[str]:
         return [*memory.violations(requests), *self._out_of_order(requests)]
@@ -86,7 +97,7 @@ class FirstCome:
                 if b.iterations > a.iterations
             ]
         if self.fill == "split-fuse" or self.kv == "on-demand":
-            return []
+            return []  # a request that began again, or a later prompt that is shorter, may be first
         return [
             f"claim {b.claim} ended its initiation, claim {a.claim} before it did not"
             for a, b in pairs
@@ -114,8 +125,10 @@ def policy_named(text: str) -> Policy:
     changes = dict[str, str | int | float | None]()
     for word in words[len(named) :]:
         part, equals, value = word.partition("=")
-        if not equals or part not in ("fill", "kv", "positions") or not isinstance(policy, FirstCome):
-            raise ValueError(f"policy: {word!r} is no part of {named[0] if named else 'it'}: fill=, kv=, positions=")
+        if not equals or part not in PARTS_OF_A_POLICY or not isinstance(policy, FirstCome):
+            raise ValueError(
+                f"policy: {word!r} is no part of {named[0] if named else 'it'}: {'=, '.join(PARTS_OF_A_POLICY)}="
+            )
         if part in changes:
             raise ValueError(f"policy: {part} stands twice in {text!r}")
         changes |= _positions(value) if part == "positions" else {part: value}

@@ -43,6 +43,7 @@ from ..core.core import (
     Member,
     ScheduleBatch,
 )
+from ..core.drafting import MOST
 from ..core.invariants import violations
 from ..core.policy import Policy
 from ..core.prefix import keys_of
@@ -351,7 +352,10 @@ class EngineMaster:
             firsts = first_tokens(report, members)
             if report.not_finite:
                 self._note_not_finite(report, firsts)
-            event = BatchReturned(now, report.number, *made_of(report, firsts.values()))
+            made = made_of(report, firsts.values())
+            ngram = self.core.policy.drafts == "ngram"
+            offers = self._ledger.outputs.offers(firsts, made.made, MOST) if ngram else ()
+            event = BatchReturned(now, report.number, *made, offers)
             late = self._now - now if held_up else 0.0
             began = time.perf_counter()
             actions = self.core.step(event)

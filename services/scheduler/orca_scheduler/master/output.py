@@ -11,6 +11,8 @@ from orca_common.scores import NOTHING, TOP, size_of_tops
 from orca_pool.records import Claimed, CommitRow, Committed, Reason
 from orca_pool.wire import TOKEN, commit_row, pack_tokens
 
+from .ngrams import Ngrams
+
 log = logging.getLogger(__name__)
 
 
@@ -31,6 +33,7 @@ class Held:
     tops: bytearray = field(default_factory=bytearray)  # of the tokens from index len(claimed.tokens) on
     prompt: bytearray = field(default_factory=bytearray)
     top_size: int = 0  # bytes that the tops of one token take; 0: they were not asked for
+    ngrams: Ngrams | None = None  # of its text, where drafts come from there
 
     def unacked(self) -> CommitRow:
         """What the pool has not."""
@@ -97,6 +100,21 @@ class Outputs:
         if not held.tokens:  # otherwise the ranks do not score it again
             held.prompt.clear()
         return held
+
+    def offers(self, claims: Iterable[int], made: Sequence[Sequence[int]], most: int) -> tuple[tuple[int, ...], ...]:
+        """Drafts for requests that have just made these tokens: none for one that is gone, or whose answer has a form,
+        which its rank follows token by token."""
+        offers = list[tuple[int, ...]]()
+        for claim, tokens in zip(claims, made, strict=True):
+            held = self.held.get(claim)
+            if held is None or held.record.sampling.grammar:
+                offers.append(())
+                continue
+            if held.ngrams is None:
+                held.ngrams = Ngrams([*held.record.prompt_ids, *held.token_ids()])
+            held.ngrams.extend(tokens)
+            offers.append(held.ngrams.drafts(most))
+        return tuple(offers)
 
     def scored(self, claim: int, prompt: bytes) -> None:
         """The logprobs of a part of the request's prompt, behind those of the part before."""

@@ -1,0 +1,39 @@
+"""Drafts from the text itself: what followed the last tokens where they stood before (prompt lookup decoding).
+
+Source: Saxena, "Prompt Lookup Decoding" (2023); vLLM's `ngram` speculator does the same.
+"""
+
+from collections.abc import Iterable
+from itertools import cycle, islice
+
+SIZE = 3  # tokens that must agree
+LOOKS_BACK = 1 << 14  # tokens: what is indexed of a longer text
+
+
+class Ngrams:
+    """One request's prompt and answer, and where each run of SIZE tokens ends in it, the latest place."""
+
+    def __init__(self, tokens: Iterable[int]) -> None:
+        self._tokens: list[int] = []
+        self._ends: dict[tuple[int, ...], int] = {}
+        self._before: int | None = None  # where the last SIZE tokens ended before
+        self.extend(tokens)
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Appends to the text."""
+        known, ends = self._tokens, self._ends
+        new = list(tokens)
+        for token in new[-LOOKS_BACK:]:
+            known.append(token)
+            last = tuple(known[-SIZE:])
+            if len(last) == SIZE:
+                self._before = ends.get(last)
+                ends[last] = len(known)
+        if len(known) > 2 * LOOKS_BACK:  # begin again with the latest half
+            self.__init__(known[-LOOKS_BACK:])
+
+    def drafts(self, most: int) -> tuple[int, ...]:
+        """Returns what came behind the last tokens where they stood before, again and again up to `most` tokens."""
+        if self._before is None:
+            return ()
+        return tuple(islice(cycle(self._tokens[self._before : self._before + most]), most))
