@@ -96,6 +96,7 @@ CASES = [
     token_grid.Case("odd", 2, 2, 1),
     token_grid.Case("t5", 2, 2, run_ahead=1),
     token_grid.Case("llama", 2, 2, run_ahead=1, kernels="device-loop"),
+    token_grid.Case("demo", 1, 2, max_bs=8, policy="balanced,positions=12,drafts=ngram", slots=300),
 ]
 
 

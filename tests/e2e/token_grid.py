@@ -4,7 +4,7 @@ GPT-2 for tp x pp in {1, 2, 3} x {1, 2, 4}, run-ahead 0 and 1; the other familie
 and those with an encoder for three stages and a run-ahead too. The loop of a GPU on a CPU (`kernels=device-loop`) for
 all families without an encoder, {1, 2} x {1, 2}, run-ahead 0 and 1; where it
 runs ahead, the graphs have the all-reduces of two tensor ranks. Prompts in parts of 4 to 256 positions for all families
-that can, and blocks on demand with slots for a third of the requests for all families without an encoder.
+that can; blocks on demand with few slots, and drafts, for all families without an encoder.
 
     python tests/e2e/token_grid.py [--sample N] [--seed 1] [--model t5] [--kernels device-loop]
                                    [--device cuda --ranks 4] [--graphs-tp]
@@ -109,9 +109,9 @@ GRID = [
         for model, (tp, pp), policy in product(
             (*MODELS, *SHAPES, *PREFIX_LM),
             ((1, 1), (2, 2), (1, 2)),
-            ("even,kv=on-demand", "balanced,positions=32"),
+            ("even,kv=on-demand", "drafts=ngram", "balanced,positions=32,drafts=ngram"),
         )
-        if (tp == 1 or model not in ONE_RANK) and (policy.startswith("even") or model not in PREFIX_LM)
+        if (tp == 1 or model not in ONE_RANK) and ("balanced" not in policy or model not in PREFIX_LM)
     ),
     *(Case(model, 1, 2, policy="even") for model in WITH_ENCODER),
     *(
