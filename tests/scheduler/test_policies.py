@@ -31,7 +31,7 @@ from orca_scheduler.core.drafting import MOST, PAUSE, POSITIONS
 from orca_scheduler.core.fills import FILLS, IN_PARTS, first_come
 from orca_scheduler.core.invariants import violations
 from orca_scheduler.core.memory import Slots
-from orca_scheduler.core.on_demand import PREEMPTIONS, SPARE
+from orca_scheduler.core.on_demand import PREEMPTIONS, SPARE, OnDemand
 from orca_scheduler.core.request import Arrival, Request
 from orca_scheduler.core.selection import Limits, Stop, select
 from orca_scheduler.core.sets import DRAFTS, MEMORIES, POLICIES, FirstCome, policy_named
@@ -340,6 +340,22 @@ def test_slots_are_kept_free_for_those_that_run() -> None:
     core.step(Cancelled(0.0, (1,)))
     core.step(BatchReturned(0.0, 2, ((WORD,),)))
     assert rows() == {2}
+
+
+def test_who_gives_up_slots() -> None:
+    """The youngest ones that wait, as many as it takes; none where they have less than is lacking, nor a fourth time."""
+    memory = OnDemand(100, 1)
+    live = [Request.of(Arrival(n, n, 10, 5), True) for n in range(1, 6)]
+    for request in live:
+        request.row = memory.admit(request).row
+        memory.grow(request.row, 10)
+    assert memory.victims(live[0], 15, live) == [live[4], live[3]]
+    live[4].in_flight = 1
+    assert memory.victims(live[0], 15, live) == [live[3], live[2]]
+    live[3].preemptions = PREEMPTIONS
+    assert memory.victims(live[0], 15, live) == [live[2], live[1]]
+    assert memory.victims(live[0], 21, live) == []
+    assert memory.victims(live[2], 1, live) == []
 
 
 def iterations_of(policy: str, asked: list[tuple[int, int, int]], n_slots: int) -> tuple[int, int, float]:

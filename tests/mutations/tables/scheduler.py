@@ -9,6 +9,9 @@ OUTPUT = f"{SERVICE}/master/output.py"
 MASTER = f"{SERVICE}/master/master.py"
 CORE = f"{SERVICE}/core/core.py"
 MEMORY = f"{SERVICE}/core/memory.py"
+FILLS = f"{SERVICE}/core/fills.py"
+ON_DEMAND = f"{SERVICE}/core/on_demand.py"
+DRAFTING = f"{SERVICE}/core/drafting.py"
 LIFECYCLE = f"{SERVICE}/lifecycle/lifecycle.py"
 SCHEDULER = f"{SERVICE}/scheduler.py"
 SHARE = f"{SERVICE}/share.py"
@@ -22,6 +25,7 @@ LEDGER_TESTS = "tests/scheduler/test_ledger.py"
 OUTPUT_TESTS = "tests/scheduler/test_output.py"
 MASTER_TESTS = "tests/scheduler/test_master.py"
 CORE_TESTS = "tests/scheduler/test_algorithm1.py"
+POLICIES_TESTS = "tests/scheduler/test_policies.py"
 MEMORY_TESTS = "tests/scheduler/test_memory.py"
 STORIES = "tests/scheduler/test_transcripts.py"
 SCHEDULER_TESTS = "tests/scheduler/test_scheduler.py"
@@ -31,6 +35,63 @@ SCALING_TESTS = "tests/scheduler/test_scaling.py"
 SIZE_TESTS = "tests/scheduler/discovery/test_size.py"
 
 MUTATIONS = [
+    # Policies.
+    Mutation(
+        "a later prompt ends its initiation first",
+        FILLS,
+        "_in_parts",
+        instead("(behind and in_turn)", "0"),
+        f"{POLICIES_TESTS}::test_of_two_prompts_the_earlier_one_ends_its_initiation_no_later",
+    ),
+    Mutation(
+        "prompts begin behind one that may not",
+        FILLS,
+        "_in_parts",
+        instead("not count and request.row is None", "False"),
+        f"{POLICIES_TESTS}::test_of_two_prompts_the_earlier_one_ends_its_initiation_no_later",
+    ),
+    Mutation(
+        "the batches of a pipeline differ",
+        FILLS,
+        "even",
+        instead("limits.n_workers", "1"),
+        f"{POLICIES_TESTS}::test_batches_of_a_pipeline_are_alike",
+    ),
+    Mutation(
+        "requests begin in the last slots",
+        ON_DEMAND,
+        "spare",
+        instead("self.n_slots * SPARE", "0"),
+        f"{POLICIES_TESTS}::test_slots_are_kept_free_for_those_that_run",
+    ),
+    Mutation(
+        "a request gives up its slots for ever",
+        ON_DEMAND,
+        "victims",
+        instead("other.preemptions < PREEMPTIONS", "True"),
+        f"{POLICIES_TESTS}::test_who_gives_up_slots",
+    ),
+    Mutation(
+        "one that gave up its slots often comes back without all",
+        ON_DEMAND,
+        "need",
+        instead("request.preemptions >= PREEMPTIONS", "False"),
+        f"{POLICIES_TESTS}::test_storms",
+    ),
+    Mutation(
+        "drafts in large batches",
+        DRAFTING,
+        "with_drafts",
+        instead("min(limits.positions or POSITIONS, POSITIONS)", "1000"),
+        f"{POLICIES_TESTS}::test_no_draft_where_it_would_not_pay_or_has_no_place",
+    ),
+    Mutation(
+        "a draft takes a block",
+        DRAFTING,
+        "with_drafts",
+        instead("memory.need(request, count + most) > memory.need(request, count)", "False"),
+        f"{POLICIES_TESTS}::test_no_draft_where_it_would_not_pay_or_has_no_place",
+    ),
     # The ledger.
     Mutation(
         "claims that were not heard of are reconciled",

@@ -32,7 +32,7 @@ def with_drafts(plan: Plan, limits: Limits, memory: Memory) -> Plan:
         if left <= 0:
             break
         arrived = request.arrived
-        if not request.offer or request.in_flight or request.row is None or request.generated < request.undrafted:
+        if not request.offer or request.row is None or request.generated < request.undrafted:
             continue
         most = min(request.depth, left, arrived.max_tokens - request.known - 1)
         while most > 0 and memory.need(request, count + most) > memory.need(request, count):
