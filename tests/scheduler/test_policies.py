@@ -343,7 +343,7 @@ def test_slots_are_kept_free_for_those_that_run() -> None:
 
 
 def test_who_gives_up_slots() -> None:
-    """The youngest ones that wait, as many as it takes; none where they have less than is lacking, nor a fourth time."""
+    """The youngest ones that wait, as many as it takes; none where all have less than is lacking, nor a fourth time."""
     memory = OnDemand(100, 1)
     live = [Request.of(Arrival(n, n, 10, 5), True) for n in range(1, 6)]
     for request in live:
