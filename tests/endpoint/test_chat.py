@@ -267,7 +267,7 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "schema": (
         {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "b"}}}},
-        "response_format.json_schema.schema",
+        "response_format.json_schema.schema.type",
         "b",
     ),
     "json": (

@@ -201,7 +201,7 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
         "lone",
     ),
     "schema": (
-        {"tools": [TIME, {"type": "function", "function": {"name": "g", "parameters": {"not": {}}}}]},
+        {"tools": [TIME, {"type": "function", "function": {"name": "g", "strict": True, "parameters": {"not": {}}}}]},
         "tools[1].function.parameters.not",
         "cannot be enforced",
     ),
@@ -278,6 +278,58 @@ async def test_models_without_tools(redis_url: str, tmp_path: Path, template: st
         assert refused.value.param == "messages[0].tool_calls"
         told = await orca.stub.GetModel(pb.GetModelRequest())
         assert told.tool_syntax == ""
+
+
+async def test_a_schema_is_relaxed_for_those_who_do_not_ask_for_strictness(orca: World) -> None:
+    """A header and a metric say which keyword of which function, for an answer and for a stream. gRPC is strict."""
+    records: Any = {"properties": {"a b": {"propertyNames": {"maxLength": 5}, "type": "object"}, "é": {"not": {}}}}
+    tool: Any = {"type": "function", "function": {"name": "records", "parameters": records}}
+    form = {"type": "json_schema", "json_schema": {"name": "f", "schema": {"uniqueItems": True}}}
+    ofs = {"chat/completions": {"messages": [USER], "tools": [WEATHER, tool]}, "completions": {"prompt": "Bern"}}
+    relaxed = "records:.properties.a%20b.propertyNames; records:.properties.%C3%A9.not"
+    async with (
+        httpx.AsyncClient(base_url=f"{orca.serving.http}/v1", timeout=PATIENCE) as http,
+        httpx.AsyncClient(base_url=f"http://{orca.serving.addresses['status']}") as status,
+        orca.background(lambda record: [0]),
+    ):
+        for path, body in ofs.items():
+            asked = {**body, "max_tokens": 4, "response_format": form}
+            for more in ({}, {"stream": True}):
+                answer = await http.post(path, json=asked | more)
+                said = answer.headers["x-orca-relaxed"]
+                assert said == "response_format:.uniqueItems" + (f"; {relaxed}" if "tools" in body else "")
+            strict = {**form, "json_schema": form["json_schema"] | {"strict": True}}
+            answer = await http.post(path, json=asked | {"response_format": strict})
+            assert answer.json()["error"]["param"] == "response_format.json_schema.schema.uniqueItems"
+        held = await http.post("chat/completions", json={"messages": [USER], "tools": [WEATHER], "max_tokens": 4})
+        assert "x-orca-relaxed" not in held.headers
+        counted = (await status.get("/metrics")).text
+    for keyword, function, count in (("propertyNames", "records", 2), ("not", "records", 2), ("uniqueItems", "", 4)):
+        assert f'orca_schema_relaxations_total{{keyword="{keyword}",tool="{function}"}} {count}.0\n' in counted
+    chat = pb.Chat(messages=[pb.ChatMessage(role="user", content="Bern?")], tools=json.dumps([tool]))
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await orca.stub.GenerateText(pb.GenerateRequest(chat=chat))
+    assert field_of(refused.value) == "chat.tools[0].function.parameters.properties.a b.propertyNames"
+
+
+async def test_a_schema_that_is_too_much_is_left_out_whole(orca: World, client: AsyncOpenAI) -> None:
+    """For those who do not ask for strictness: their answer is JSON."""
+    script = Recorder([0])
+    schema: Any = {"properties": {f"p{n}": {} for n in range(4000)}}
+    form: Any = {"type": "json_schema", "json_schema": {"name": "hard", "schema": schema}}
+    asked: dict[str, Any] = {
+        "model": "tiny",
+        "prompt": "Bern",
+        "max_tokens": 4,
+        "extra_body": {"response_format": form},
+    }
+    async with orca.background(script):
+        raw = await client.completions.with_raw_response.create(**asked)
+        assert raw.headers["x-orca-relaxed"] == "response_format:."
+        assert "p1" not in script.records[0].sampling.grammar
+        form["json_schema"]["strict"] = True
+        with pytest.raises(BadRequestError, match="too large or too complex"):
+            await client.completions.create(**asked)
 
 
 async def test_tools_over_grpc(orca: World) -> None:

@@ -34,7 +34,14 @@ async def calls_of(asked: Asked, name: str, endpoint: Endpoint, request: Request
             # The generations of one prompt are tokenized once.
             encoded = calls[-1].prompt_ids if k % asked.each else None
             call = await endpoint.generate(
-                sample.request, deadline, carrier, sample.names, tenant=tenant, host=host, encoded=encoded
+                sample.request,
+                deadline,
+                carrier,
+                sample.names,
+                tenant=tenant,
+                host=host,
+                encoded=encoded,
+                loose=asked.loose,
             )
             call.label({**labels_in(request.scope), **asked.labels})
             calls.append(call)

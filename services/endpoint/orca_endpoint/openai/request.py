@@ -43,6 +43,7 @@ class Asked:
     stream: bool
     include_usage: bool
     labels: Mapping[str, str]  # attributes of the requests' spans
+    loose: Collection[str]  # fields with schemas of which an answer need only follow what can be enforced
 
 
 def read(raw: bytes, known: Collection[str], others: Mapping[str, str], fixed: Fixed = FIXED) -> dict[str, Any]:

@@ -1,11 +1,12 @@
 """`response_format`, which holds an answer to JSON: the same for completions and chats."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from orca_common.errors import InvalidArgument, echo
 
+from ..requests.tools import TOOLS
 from .body import check_names, get
 from .fields import BOOLEAN, STRING, Field, closed
 
@@ -24,8 +25,9 @@ FORMAT = {
 RESPONSE_FORMAT = Field(
     "response_format",
     "supported",
-    "`text`; `json_object`: the answer is an object of JSON; `json_schema`: it is JSON that the schema describes, with "
-    "or without `strict`. A schema that cannot be enforced is refused. Not with `ignore_eos`.",
+    "`text`; `json_object`: the answer is an object of JSON; `json_schema`: it is JSON that the schema describes. A "
+    "keyword that cannot be enforced is refused with `strict`, and [left out](#schemas) without it. Not with "
+    "`ignore_eos`.",
     FORMAT,
 )
 SCHEMA = "response_format.json_schema.schema"  # the caller's name of our `json_schema`
@@ -54,8 +56,17 @@ def schema_of(body: Mapping[str, Any]) -> str | None:
     check_names(given, {"name", "schema", "strict", "description"}, f"{field}.")
     for name in ("name", "description"):
         get(given, name, str, "a string", "", f"{field}.{name}")
-    get(given, "strict", bool, "true or false", False, f"{field}.strict")  # it is held to the schema anyway
+    get(given, "strict", bool, "true or false", False, f"{field}.strict")
     schema = get(given, "schema", dict, "an object", None, SCHEMA)
     if schema is None:
         raise InvalidArgument(SCHEMA, "is missing")
     return json.dumps(schema)
+
+
+def loose_in(body: Mapping[str, Any]) -> Collection[str]:
+    """Our fields of a body, whose response_format was read, with schemas that need be followed only where they can be.
+
+    Tools say it one by one.
+    """
+    given = (body.get("response_format") or {}).get("json_schema") or {}
+    return {TOOLS} if given.get("strict") else {TOOLS, "json_schema"}

@@ -3,7 +3,7 @@
 import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ..calls.events import Accepted, Event, Finished
 from ..http.exchange import Answer
@@ -49,9 +49,9 @@ class Chunks(ABC):
 class Stream:
     """Writes events as chunks. Tokens that are there together are one chunk."""
 
-    def __init__(self, answer: Answer, chunks: Chunks, silence: float) -> None:
-        """silence: seconds without an event after which a comment is written; 0: none is."""
-        self._answer, self._chunks, self._silence = answer, chunks, silence
+    def __init__(self, answer: Answer, chunks: Chunks, silence: float, more: Mapping[str, str] | None = None) -> None:
+        """silence: seconds without an event after which a comment is written; 0: none is. more: headers."""
+        self._answer, self._chunks, self._silence, self._more = answer, chunks, silence, more or {}
 
     async def write(self, events: Numbered, choices: Sequence[Choice], name: str) -> None:
         """Sends headers with the first event, so that a refusal has its own status. Raises Cancelled."""
@@ -65,7 +65,7 @@ class Stream:
             if isinstance(first, Accepted):
                 choice.input_tokens = first.input_tokens
                 if not self._answer.started:
-                    await self._answer.start_stream(headers_of(name, first))
+                    await self._answer.start_stream({**headers_of(name, first), **self._more})
                 sent = self._chunks.begun(n, choice)
             sent += self._chunks.shown(n, choice, piece)
             if isinstance(last := piece[-1], Finished):

@@ -21,6 +21,7 @@ class Function(TypedDict):
 
     at: int  # its place in the request's list of tools
     name: str
+    strict: bool  # its caller wants a refusal where an answer cannot be held to the schema
     parameters: dict[str, Any]  # a JSON schema of an object
 
 

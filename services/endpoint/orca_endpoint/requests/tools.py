@@ -33,17 +33,12 @@ class Tools:
     """The checked tools of a request."""
 
     syntax: Syntax  # of the model
-    functions: list[Function]  # that may be called
+    functions: list[Function]  # that may be called; none: the model sees the tools, and may not call them
     required: bool
     single: bool
 
-    @property
-    def none(self) -> bool:
-        """Whether the model sees the tools, and may not call them."""
-        return not self.functions
-
     def form(self, schema: dict[str, Any] | bool | None) -> ToolForm:
-        """Makes the form of the answer. schema: of its text, where that is JSON."""
+        """Makes the form of the answer. schema: of its text, where that is JSON, as `kept` returns it."""
         return {
             "syntax": self.syntax.name,
             "functions": self.functions,
@@ -54,7 +49,7 @@ class Tools:
 
 
 def tools_of(chat: Chat, syntax: Syntax, error: Error) -> Tools:
-    """The tools of a chat that has some. Raises InvalidArgument."""
+    """The tools of a chat that has some. Raises what `error` makes."""
     given = tools_in(chat.tools, error)
     functions = [function_of(tool, n, error) for n, tool in enumerate(given)]
     names = [function["name"] for function in functions]
@@ -77,9 +72,6 @@ def tools_of(chat: Chat, syntax: Syntax, error: Error) -> Tools:
 
 
 def tools_in(raw: str, error: Error) -> list[dict[str, Any]]:
-    size = len(raw.encode())
-    if size > MAX_FORM_BYTES:
-        raise error(TOOLS, f"has {size} bytes; at most {MAX_FORM_BYTES} are allowed")
     given = json_in(raw, TOOLS, error)
     if not isinstance(given, list) or not given:
         raise error(TOOLS, "must be a list of at least one tool")
@@ -100,19 +92,22 @@ def function_of(tool: Any, n: int, error: Error) -> Function:
         raise error(TOOLS, "may hold only letters, digits, _ and -, at most 64 of them", place=f"{place}.name")
     if not isinstance(function.get("description") or "", str):
         raise error(TOOLS, "must be a string", place=f"{place}.description")
-    if not isinstance(function.get("strict") or False, bool):  # the arguments follow the schema anyway
+    strict = function.get("strict") or False
+    if not isinstance(strict, bool):
         raise error(TOOLS, "must be true or false", place=f"{place}.strict")
     schema = function.get("parameters")
     if schema is None:
-        return Function(at=n, name=name, parameters=NO_PARAMETERS)
-    place += ".parameters"
+        return Function(at=n, name=name, strict=strict, parameters=NO_PARAMETERS)
+    size, place = len(json.dumps(schema, ensure_ascii=False).encode()), f"{place}.parameters"
+    if size > MAX_FORM_BYTES:
+        raise error(TOOLS, f"has {size} bytes; at most {MAX_FORM_BYTES} are allowed", place=place)
     if not isinstance(schema, dict):
         raise error(TOOLS, "must be a JSON schema of an object", place=place)
     if schema.get("type", "object") != "object":
         raise error(TOOLS, 'must be "object": arguments have names', place=f"{place}.type")
     if "x-guidance" in schema:
         raise error(TOOLS, "is not for tools", place=f"{place}.x-guidance")
-    return Function(at=n, name=name, parameters={"type": "object", **schema})
+    return Function(at=n, name=name, strict=strict, parameters={"type": "object", **schema})
 
 
 def calls_of(raw: str, n: int, error: Error) -> list[dict[str, Any]]:

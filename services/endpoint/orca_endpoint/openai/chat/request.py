@@ -12,7 +12,7 @@ from ...requests.chat_renderer import RESERVED, ROLES, reserved
 from ...requests.defaults import MODEL_SAYS_NOTHING, Defaults
 from ..body import check_names, get, text
 from ..request import UINT32, Asked, Sample, generation, include_usage_of, labels_of, read, request_of
-from ..response_format import SCHEMA
+from ..response_format import SCHEMA, loose_in
 from .fields import FIXED, NAMES
 from .tools import put_tools
 
@@ -69,6 +69,7 @@ def parse(raw: bytes, max_samples: int, defaults: Defaults = MODEL_SAYS_NOTHING)
         stream=stream,
         include_usage=include_usage_of(body, stream),
         labels=labels_of(body),
+        loose=loose_in(body),
         logprobs=logprobs,
     )
 

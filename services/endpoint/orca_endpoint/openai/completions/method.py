@@ -15,7 +15,7 @@ from ...calls.events import Event, Finished, Token
 from ...http.access import caller_in
 from ...http.bodies import body_in, parsed
 from ...http.exchange import Answer, Exchange, deadline_of, silence_of, until
-from ..answer import Choice, Numbered, gather, usage
+from ..answer import Choice, Numbered, gather, relaxed_header, usage
 from ..generations import calls_of, together
 from ..stream import Stream
 from .answer import CompletionChunks, Logprobs, completion
@@ -38,6 +38,7 @@ class Completions(Exchange):
             asked = await parsed(body, parse_body, endpoint.large, caller_in(request.scope))
             calls = await calls_of(asked, name, endpoint, request, deadline)
         choices = [Choice(self._text_of(sample.request) if asked.echo else None) for sample in asked.samples]
+        more = relaxed_header(calls[0].left_out)
         asked.samples.clear()  # long prompts need memory, and the calls have them until the pool does
         logprobs = Logprobs(endpoint.spell) if asked.logprobs is not None else None
         async with together(calls, body.held) as came, until(deadline):
@@ -45,12 +46,12 @@ class Completions(Exchange):
             if asked.stream:
                 numbered = len(calls) == 1
                 chunks = CompletionChunks(name, endpoint.name, asked.include_usage, numbered, logprobs)
-                stream = Stream(answer, chunks, silence)
+                stream = Stream(answer, chunks, silence, more)
                 await stream.write(events, choices, name)
                 await stream.end(counted(choices, asked.each) if asked.include_usage else None)
             else:
                 keep = logprobs is not None or asked.each > asked.n
-                headers = await gather(events, choices, name, keep)
+                headers = await gather(events, choices, name, keep, more)
                 shown, counts = best(choices, asked.n, asked.each), usage(*counted(choices, asked.each))
                 whole = completion(name, endpoint.name, shown, counts, logprobs)
                 await answer.whole(JSONResponse(whole, headers=headers))

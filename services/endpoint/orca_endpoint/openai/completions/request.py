@@ -12,7 +12,7 @@ from ...requests.defaults import MODEL_SAYS_NOTHING, Defaults
 from ..body import get, text
 from ..fields import BOOLEAN, IDS, METADATA, MODEL, OURS, SAMPLED, STOP, STORE, STREAM, STRING, USER, Field
 from ..request import FIXED, UINT32, Asked, Sample, generation, include_usage_of, labels_of, read, request_of, token_ids
-from ..response_format import RESPONSE_FORMAT, SCHEMA
+from ..response_format import RESPONSE_FORMAT, SCHEMA, loose_in
 
 FIELDS = (
     MODEL,
@@ -106,6 +106,7 @@ def parse(raw: bytes, max_samples: int, defaults: Defaults = MODEL_SAYS_NOTHING)
         stream=stream,
         include_usage=include_usage_of(body, stream),
         labels=labels_of(body),
+        loose=loose_in(body),
         n=n,
         logprobs=logprobs,
         echo=echo,
