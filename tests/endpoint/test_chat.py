@@ -11,7 +11,7 @@ import grpc
 import httpx2 as httpx
 import pytest
 from endpoint.harness import World, field_of, generation, make_model, serving, until, world
-from endpoint.test_openai_resume import Events
+from endpoint.test_openai_resume import Events, check_ids
 from google.protobuf.message import Message
 from openai import AsyncOpenAI, BadRequestError
 from transformers import GenerationConfig
@@ -19,7 +19,7 @@ from transformers import GenerationConfig
 from orca.v1 import orca_pb2 as pb
 from orca.v1.pool_pb2 import PoolRequest
 from orca_common.errors import FailedPrecondition
-from orca_endpoint.openai.resumed import EVENT_ID
+from orca_endpoint.http.exchange import EVENT_ID
 from orca_endpoint.requests.defaults import (
     FOLLOWED,
     NEUTRAL,
@@ -341,7 +341,7 @@ async def test_a_model_without_a_template(redis_url: str, tmp_path: Path) -> Non
 async def test_a_chat_goes_on_at_another_endpoint(orca: World, http: httpx.AsyncClient) -> None:
     """The id of each event says how far the client is. The role comes once, the text without a hole."""
     ids = encode(orca, "the pool 東京 😺 holds")
-    body = {"messages": [USER], "max_tokens": len(ids), "stream": True, "logprobs": True}
+    body = {"messages": [USER], "max_tokens": len(ids), "stream": True, "logprobs": True, "detach_grace": 30}
     async with (
         serving(orca.redis_url, orca.name, orca.model) as second,
         httpx.AsyncClient(base_url=second.http) as other,
@@ -368,6 +368,10 @@ async def test_a_chat_goes_on_at_another_endpoint(orca: World, http: httpx.Async
     scored = [token for one in found for token in (one["choices"][0]["logprobs"] or {"content": []})["content"]]
     assert [bytes(token["bytes"]) for token in scored] == [orca.serving.app.endpoint.token_bytes(i) for i in ids[3:]]
     assert usage["completion_tokens"] == len(ids)
+
+
+async def test_which_streams_have_ids(orca: World, http: httpx.AsyncClient) -> None:
+    await check_ids(orca, http, "/v1/chat/completions", {"messages": [USER]})
 
 
 async def test_an_end_that_was_seen_does_not_come_again(orca: World, http: httpx.AsyncClient) -> None:

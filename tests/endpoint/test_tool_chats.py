@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from tool_templates import TEMPLATES, XML
 
 from orca.v1 import orca_pb2 as pb
-from orca_endpoint.openai.resumed import EVENT_ID
+from orca_endpoint.http.exchange import EVENT_ID
 from orca_endpoint.text.chat_template import ChatTemplate
 from orca_pool.records import Reason
 
@@ -155,7 +155,7 @@ async def test_which_calls_a_request_allows(orca: World, client: AsyncOpenAI) ->
 async def test_a_stream_with_calls_goes_on_at_another_endpoint(orca: World) -> None:
     """Also amid a name, a mark or arguments: the same chunks as without a break."""
     ids = [*encode(orca, CALLS), 0]
-    body = {"messages": [USER], "tools": TOOLS, "stream": True}
+    body = {"messages": [USER], "tools": TOOLS, "stream": True, "detach_grace": 30}
     async with (
         serving(orca.redis_url, orca.name, orca.model) as second,
         httpx.AsyncClient(base_url=orca.serving.http, timeout=PATIENCE) as http,

@@ -90,6 +90,12 @@ REQUEST_ID = parameter("X-Request-Id", "header", "Your name of this request; it 
 POSITIVE = {"type": "number", "exclusiveMinimum": 0}
 TIMEOUT = parameter("X-Request-Timeout", "header", "The request's deadline, in seconds.", POSITIVE)
 COMMENTS = parameter("X-Stream-Comments", "header", "`off`: a silent stream gets no comments.", {"enum": ["on", "off"]})
+EVENT_IDS = parameter(
+    "X-Stream-Ids",
+    "header",
+    "`on`: the events of a stream have ids. Absent: with `detach_grace`.",
+    {"enum": ["on", "off"]},
+)
 EVENT_ID = parameter("Last-Event-ID", "header", "The id of the last event seen; counts before `from`.", STRING)
 FROM = parameter("from", "query", "Tokens that were seen; 0 when absent.", {"type": "integer", "minimum": 0})
 USAGE = parameter("include_usage", "query", "A last chunk with the usage.", BOOLEAN)
@@ -105,7 +111,7 @@ PATHS: dict[str, Schema] = {
             "Completes prompts.",
             {"200": answer("The completion; with `stream` as server-sent events.", "Completion")},
             "CompletionRequest",
-            parameters=[REQUEST_ID, TIMEOUT, COMMENTS],
+            parameters=[REQUEST_ID, TIMEOUT, COMMENTS, EVENT_IDS],
         )
     },
     "/v1/completions/{id}": {
@@ -120,7 +126,7 @@ PATHS: dict[str, Schema] = {
             "Answers a conversation.",
             {"200": answer("The assistant's message; with `stream` as server-sent events.", "Chat")},
             "ChatRequest",
-            parameters=[REQUEST_ID, TIMEOUT, COMMENTS],
+            parameters=[REQUEST_ID, TIMEOUT, COMMENTS, EVENT_IDS],
         )
     },
     "/v1/chat/completions/{id}": {

@@ -41,6 +41,7 @@ class Asked:
     samples: list[Sample]  # `each` for each prompt, one prompt after the other
     each: int  # generations of one prompt
     stream: bool
+    detaches: bool  # it may live on without its client
     include_usage: bool
     labels: Mapping[str, str]  # attributes of the requests' spans
     loose: Collection[str]  # fields with schemas of which an answer need only follow what can be enforced

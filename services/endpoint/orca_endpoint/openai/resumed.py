@@ -15,14 +15,12 @@ from orca_common.errors import DataLoss, InvalidArgument, NotFound
 from ..calls.endpoint import Endpoint
 from ..http.access import tenant_in
 from ..http.bodies import body_in
-from ..http.exchange import Answer, Exchange, deadline_of, silence_of, until
+from ..http.exchange import EVENT_ID, Answer, Exchange, deadline_of, silence_of, until
 from ..http.request_ids import labels_in
 from .answer import Choice, SeenTo
 from .body import check_names, whole
 from .generations import Single
 from .stream import Chunks, Stream
-
-EVENT_ID = "Last-Event-ID"
 
 
 class Resumed(Exchange):

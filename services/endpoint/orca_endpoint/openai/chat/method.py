@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse
 from ...calls.endpoint import Endpoint
 from ...http.access import caller_in
 from ...http.bodies import body_in, parsed
-from ...http.exchange import Answer, Exchange, deadline_of, silence_of, until
+from ...http.exchange import Answer, Exchange, deadline_of, ids_wanted, silence_of, until
 from ..answer import Choice, gather, relaxed_header, usage
 from ..generations import calls_of, together
 from ..stream import Stream
@@ -33,12 +33,12 @@ class Chats(Exchange):
             asked = await parsed(body, parse_body, endpoint.large, caller_in(request.scope))
             calls = await calls_of(asked, name, endpoint, request, deadline)
         choices = [Choice() for _ in asked.samples]
-        more = relaxed_header(calls[0].left_out)
+        more, numbered = relaxed_header(calls[0].left_out), len(calls) == 1 and ids_wanted(request, asked.detaches)
         asked.samples.clear()  # long prompts need memory, and the calls have them until the pool does
         logprobs = Logprobs(endpoint.spell, endpoint.token_bytes) if asked.logprobs else None
         async with together(calls, body.held) as events, until(deadline):
             if asked.stream:
-                chunks = ChatChunks(name, endpoint.name, asked.include_usage, len(calls) == 1, logprobs)
+                chunks = ChatChunks(name, endpoint.name, asked.include_usage, numbered, logprobs)
                 stream = Stream(answer, chunks, silence, more)
                 await stream.write(events, choices, name)
                 await stream.end(counted(choices) if asked.include_usage else None)

@@ -67,6 +67,7 @@ def parse(raw: bytes, max_samples: int, defaults: Defaults = MODEL_SAYS_NOTHING)
         samples=[Sample(generation(common, k), names) for k in range(n)],
         each=n,
         stream=stream,
+        detaches=common.detach_grace.ToNanoseconds() > 0,
         include_usage=include_usage_of(body, stream),
         labels=labels_of(body),
         loose=loose_in(body),

@@ -14,7 +14,7 @@ from ...calls.endpoint import Endpoint
 from ...calls.events import Event, Finished, Token
 from ...http.access import caller_in
 from ...http.bodies import body_in, parsed
-from ...http.exchange import Answer, Exchange, deadline_of, silence_of, until
+from ...http.exchange import Answer, Exchange, deadline_of, ids_wanted, silence_of, until
 from ..answer import Choice, Numbered, gather, relaxed_header, usage
 from ..generations import calls_of, together
 from ..stream import Stream
@@ -38,13 +38,12 @@ class Completions(Exchange):
             asked = await parsed(body, parse_body, endpoint.large, caller_in(request.scope))
             calls = await calls_of(asked, name, endpoint, request, deadline)
         choices = [Choice(self._text_of(sample.request) if asked.echo else None) for sample in asked.samples]
-        more = relaxed_header(calls[0].left_out)
+        more, numbered = relaxed_header(calls[0].left_out), len(calls) == 1 and ids_wanted(request, asked.detaches)
         asked.samples.clear()  # long prompts need memory, and the calls have them until the pool does
         logprobs = Logprobs(endpoint.spell) if asked.logprobs is not None else None
         async with together(calls, body.held) as came, until(deadline):
             events = without_tokens(came) if asked.only_prompt else came
             if asked.stream:
-                numbered = len(calls) == 1
                 chunks = CompletionChunks(name, endpoint.name, asked.include_usage, numbered, logprobs)
                 stream = Stream(answer, chunks, silence, more)
                 await stream.write(events, choices, name)

@@ -104,6 +104,7 @@ def parse(raw: bytes, max_samples: int, defaults: Defaults = MODEL_SAYS_NOTHING)
         samples=samples_of(body, common, best_of, max_samples),
         each=best_of,
         stream=stream,
+        detaches=common.detach_grace.ToNanoseconds() > 0,
         include_usage=include_usage_of(body, stream),
         labels=labels_of(body),
         loose=loose_in(body),
