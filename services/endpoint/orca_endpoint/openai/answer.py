@@ -33,6 +33,13 @@ def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
     }
 
 
+class UsageIn(NamedTuple):
+    """The chunks of a stream that have a usage."""
+
+    end: bool = False  # one of its own, the last
+    each: bool = False
+
+
 class SeenTo(NamedTuple):
     """How far a client has seen a stream: the id of an event, and where a stream is taken up. Behind the last token
     come one or two events more: a text that was held back, as the beginning of a stop string, and the end."""

@@ -79,10 +79,15 @@ STREAM = (
     Field(
         "stream_options",
         "supported",
-        "Only with `stream`. `include_usage`: a last chunk with the usage. `include_obfuscation` must be false.",
+        "Only with `stream`. `include_usage`: a last chunk with the usage. `continuous_usage_stats`: the usage so far "
+        "in each chunk. `include_obfuscation` must be false.",
         {
             "type": "object",
-            "properties": {"include_usage": BOOLEAN, "include_obfuscation": {"const": False}},
+            "properties": {
+                "include_usage": BOOLEAN,
+                "continuous_usage_stats": BOOLEAN,
+                "include_obfuscation": {"const": False},
+            },
             "additionalProperties": False,
         },
     ),

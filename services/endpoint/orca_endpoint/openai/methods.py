@@ -13,6 +13,7 @@ from orca_common.release import VERSION
 
 from ..calls.endpoint import Endpoint
 from ..http.routing import MethodRoute, application
+from .answer import UsageIn
 from .chat.answer import ChatChunks
 from .chat.answer import Logprobs as ChatLogprobs
 from .chat.method import Chats
@@ -29,11 +30,11 @@ def methods(endpoint: Endpoint) -> Starlette:
     """Makes the application that serves all methods."""
     tokens = Tokens(endpoint)
 
-    def of_completions(name: str, include_usage: bool) -> CompletionChunks:
-        return CompletionChunks(name, endpoint.name, include_usage, True, Logprobs(endpoint.spell))
+    def of_completions(name: str, usage_in: UsageIn) -> CompletionChunks:
+        return CompletionChunks(name, endpoint.name, usage_in, True, Logprobs(endpoint.spell))
 
-    def of_chats(name: str, include_usage: bool) -> ChatChunks:
-        return ChatChunks(name, endpoint.name, include_usage, True, ChatLogprobs(endpoint.spell, endpoint.token_bytes))
+    def of_chats(name: str, usage_in: UsageIn) -> ChatChunks:
+        return ChatChunks(name, endpoint.name, usage_in, True, ChatLogprobs(endpoint.spell, endpoint.token_bytes))
 
     routes = [
         MethodRoute("/v1/completions", Completions(endpoint), "POST"),

@@ -15,6 +15,7 @@ from orca.v1.orca_pb2 import GenerateRequest, Sampling
 from orca_common.errors import InvalidArgument, echo
 from orca_common.sampling import SAMPLING, Kind
 
+from .answer import UsageIn
 from .body import as_number, check_names, get, load, number, strings, text, whole
 from .response_format import schema_of
 
@@ -42,7 +43,7 @@ class Asked:
     each: int  # generations of one prompt
     stream: bool
     detaches: bool  # it may live on without its client
-    include_usage: bool
+    usage_in: UsageIn
     labels: Mapping[str, str]  # attributes of the requests' spans
     loose: Collection[str]  # fields with schemas of which an answer need only follow what can be enforced
 
@@ -66,17 +67,19 @@ def read(raw: bytes, known: Collection[str], others: Mapping[str, str], fixed: F
     return body
 
 
-def include_usage_of(body: Mapping[str, Any], stream: bool) -> bool:
+def usage_in(body: Mapping[str, Any], stream: bool) -> UsageIn:
+    """The chunks that have a usage."""
     options = get(body, "stream_options", dict, "an object", None)
     if options is None:
-        return False
+        return UsageIn()
     if not stream:
         raise InvalidArgument("stream_options", "is allowed only with stream")
     prefix = "stream_options."
-    check_names(options, {"include_usage", "include_obfuscation"}, prefix)
+    check_names(options, {"include_usage", "continuous_usage_stats", "include_obfuscation"}, prefix)
     if get(options, "include_obfuscation", bool, "true or false", False, prefix + "include_obfuscation"):
         raise InvalidArgument(prefix + "include_obfuscation", "must be false: chunks are not padded")
-    return get(options, "include_usage", bool, "true or false", False, prefix + "include_usage")
+    names = ("include_usage", "continuous_usage_stats")
+    return UsageIn(*(get(options, name, bool, "true or false", False, prefix + name) for name in names))
 
 
 def labels_of(body: Mapping[str, Any]) -> dict[str, str]:

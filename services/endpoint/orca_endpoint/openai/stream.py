@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from ..calls.events import Accepted, Event, Finished
 from ..http.exchange import Answer
-from .answer import Choice, Numbered, SeenTo, check_whole, headers_of, usage
+from .answer import Choice, Numbered, SeenTo, UsageIn, check_whole, headers_of, usage
 
 
 class Chunks(ABC):
@@ -16,12 +16,12 @@ class Chunks(ABC):
     A method has a class of its own with the shape of its choices.
     """
 
-    def __init__(self, name: str, kind: str, model: str, include_usage: bool, numbered: bool) -> None:
+    def __init__(self, name: str, kind: str, model: str, usage_in: UsageIn, numbered: bool) -> None:
         """name: the answer's id. kind: OpenAI's `object`. numbered: each event has an id (`SeenTo`); only of a single
         choice."""
         head = {"id": name, "object": kind, "created": int(time.time()), "model": model}
         self._head = json.dumps(head)[:-1]
-        self._usage = ',"usage":null' if include_usage else ""
+        self._usage_in, self._no_usage = usage_in, ',"usage":null' if usage_in.end else ""
         self._numbered = numbered
 
     @abstractmethod
@@ -43,7 +43,12 @@ class Chunks(ABC):
     def chunk(self, choice: Choice, body: str, end: int = 0) -> bytes:
         """The chunk of a choice. body: the choice as JSON. end: which of the events behind the last token it is."""
         number = f"id: {SeenTo(choice.shown_tokens, end)}\n" if self._numbered else ""
-        return f'{number}data: {self._head},"choices":[{body}]{self._usage}}}\n\n'.encode()
+        counts = self._no_usage
+        if self._usage_in.each:
+            counts = (
+                f',"usage":{json.dumps(usage(choice.input_tokens, max(choice.output_tokens, choice.shown_tokens)))}'
+            )
+        return f'{number}data: {self._head},"choices":[{body}]{counts}}}\n\n'.encode()
 
 
 class Stream:

@@ -38,10 +38,10 @@ class Chats(Exchange):
         logprobs = Logprobs(endpoint.spell, endpoint.token_bytes) if asked.logprobs else None
         async with together(calls, body.held) as events, until(deadline):
             if asked.stream:
-                chunks = ChatChunks(name, endpoint.name, asked.include_usage, numbered, logprobs)
+                chunks = ChatChunks(name, endpoint.name, asked.usage_in, numbered, logprobs)
                 stream = Stream(answer, chunks, silence, more)
                 await stream.write(events, choices, name)
-                await stream.end(counted(choices) if asked.include_usage else None)
+                await stream.end(counted(choices) if asked.usage_in.end else None)
             else:
                 headers = await gather(events, choices, name, asked.logprobs, more)
                 whole = chat_completion(name, endpoint.name, choices, usage(*counted(choices)), logprobs)

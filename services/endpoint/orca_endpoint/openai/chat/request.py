@@ -11,7 +11,7 @@ from orca_common.errors import InvalidArgument, echo
 from ...requests.chat_renderer import RESERVED, ROLES, reserved
 from ...requests.defaults import MODEL_SAYS_NOTHING, Defaults
 from ..body import check_names, get, text
-from ..request import UINT32, Asked, Sample, generation, include_usage_of, labels_of, read, request_of
+from ..request import UINT32, Asked, Sample, generation, labels_of, read, request_of, usage_in
 from ..response_format import SCHEMA, loose_in
 from .fields import FIXED, NAMES
 from .tools import put_tools
@@ -68,7 +68,7 @@ def parse(raw: bytes, max_samples: int, defaults: Defaults = MODEL_SAYS_NOTHING)
         each=n,
         stream=stream,
         detaches=common.detach_grace.ToNanoseconds() > 0,
-        include_usage=include_usage_of(body, stream),
+        usage_in=usage_in(body, stream),
         labels=labels_of(body),
         loose=loose_in(body),
         logprobs=logprobs,

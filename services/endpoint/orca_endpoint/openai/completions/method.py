@@ -44,10 +44,10 @@ class Completions(Exchange):
         async with together(calls, body.held) as came, until(deadline):
             events = without_tokens(came) if asked.only_prompt else came
             if asked.stream:
-                chunks = CompletionChunks(name, endpoint.name, asked.include_usage, numbered, logprobs)
+                chunks = CompletionChunks(name, endpoint.name, asked.usage_in, numbered, logprobs)
                 stream = Stream(answer, chunks, silence, more)
                 await stream.write(events, choices, name)
-                await stream.end(counted(choices, asked.each) if asked.include_usage else None)
+                await stream.end(counted(choices, asked.each) if asked.usage_in.end else None)
             else:
                 keep = logprobs is not None or asked.each > asked.n
                 headers = await gather(events, choices, name, keep, more)

@@ -11,7 +11,7 @@ from orca_common.scores import MAX_TOP
 from ...requests.defaults import MODEL_SAYS_NOTHING, Defaults
 from ..body import get, text
 from ..fields import BOOLEAN, IDS, METADATA, MODEL, OURS, SAMPLED, STOP, STORE, STREAM, STRING, USER, Field
-from ..request import FIXED, UINT32, Asked, Sample, generation, include_usage_of, labels_of, read, request_of, token_ids
+from ..request import FIXED, UINT32, Asked, Sample, generation, labels_of, read, request_of, token_ids, usage_in
 from ..response_format import RESPONSE_FORMAT, SCHEMA, loose_in
 
 FIELDS = (
@@ -105,7 +105,7 @@ def parse(raw: bytes, max_samples: int, defaults: Defaults = MODEL_SAYS_NOTHING)
         each=best_of,
         stream=stream,
         detaches=common.detach_grace.ToNanoseconds() > 0,
-        include_usage=include_usage_of(body, stream),
+        usage_in=usage_in(body, stream),
         labels=labels_of(body),
         loose=loose_in(body),
         n=n,
