@@ -16,8 +16,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from orca_common.release import VERSION
+from orca_endpoint.openai.chat import messages
 from orca_endpoint.openai.chat.fields import FIELDS as CHAT_FIELDS
-from orca_endpoint.openai.chat.request import MEMBER_OF, MEMBERS, NO_MEMBERS
+from orca_endpoint.openai.chat.messages import MEMBER_OF, MEMBERS, NO_MEMBERS
 from orca_endpoint.openai.completions.request import FIELDS
 from orca_endpoint.openai.fields import Field, markdown
 from orca_endpoint.openai.openapi import PATHS
@@ -58,7 +59,10 @@ def test_every_member_of_a_message_is_supported_or_refused() -> None:
         chat.ChatCompletionAssistantMessageParam,
         chat.ChatCompletionToolMessageParam,
     )
-    assert {name for kind in kinds for name in get_type_hints(kind)} == {*MEMBERS, *MEMBER_OF.values(), *NO_MEMBERS}
+    assert {name for kind in kinds for name in get_type_hints(kind)} == {
+        *(*MEMBERS, *MEMBER_OF.values(), *NO_MEMBERS),
+        "refusal",
+    }
 
 
 async def test_every_field_is_read(orca: World, http: httpx.AsyncClient) -> None:
@@ -79,6 +83,10 @@ async def test_every_field_is_read(orca: World, http: httpx.AsyncClient) -> None
 def test_the_table_of_the_documentation_is_this_one(method: str) -> None:
     fields = METHODS[method][0]
     assert markdown(fields) in (ROOT / "docs/openai.md").read_text(), f"put markdown of the fields of {method} there"
+
+
+def test_the_table_of_ignored_members_is_this_one() -> None:
+    assert messages.markdown() in (ROOT / "docs/openai.md").read_text(), "put `messages.markdown` there"
 
 
 def test_the_version_is_that_of_the_package() -> None:

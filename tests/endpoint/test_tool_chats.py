@@ -17,6 +17,7 @@ from tool_templates import TEMPLATES, XML
 
 from orca.v1 import orca_pb2 as pb
 from orca_endpoint.http.exchange import EVENT_ID
+from orca_endpoint.requests.cut_json import closed
 from orca_endpoint.text.chat_template import ChatTemplate
 from orca_pool.records import Reason
 
@@ -120,10 +121,107 @@ async def test_a_text_and_an_answer_that_is_cut(orca: World, client: AsyncOpenAI
     ):
         async with orca.background(Recorder(ids)):
             answer = await client.chat.completions.create(model="tiny", messages=[USER], tools=TOOLS, max_tokens=most)
-        (choice,) = answer.choices
+            (choice,) = answer.choices
+            back: Any = choice.message.model_dump()
+            await client.chat.completions.create(model="tiny", messages=[USER, back, USER], tools=TOOLS, max_tokens=4)
         calls: list[Any] = choice.message.tool_calls or []
         assert (choice.finish_reason, choice.message.content) == (finish, content)
         assert [call.function.arguments.startswith(arguments or "?") for call in calls] == [True] * bool(arguments)
+
+
+CITY: dict[str, Any] = {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"a": [1]}'}}
+PARSED = CITY | {"index": 0, "custom": None, "function": CITY["function"] | {"parsed_arguments": {"a": [1]}}}
+SHOWN = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [CITY | {"function": {"name": "f", "arguments": {"a": [1]}}}],
+}
+
+
+def called(arguments: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A message with a call of these arguments, and what the template is shown where they are none."""
+    call = CITY | {"function": {"name": "f", "arguments": arguments}}
+    return {"role": "assistant", "tool_calls": [call]}, {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [CITY | {"function": {"name": "f", "arguments": {}}}],
+    }
+
+
+HISTORIES: dict[
+    str, tuple[dict[str, Any], dict[str, Any]]
+] = {  # what a client gives back, and what the template is shown
+    "openai's parse and stream": (
+        {"role": "assistant", "content": None, "parsed": None, "refusal": None, "audio": None, "tool_calls": [PARSED]},
+        SHOWN,
+    ),
+    "no arguments": called(""),
+    "null": called(None),
+    "cut at once": called("{"),
+    "cut in a name": called('{"na'),
+    "an answer": (
+        {
+            **{"role": "assistant", "content": "b", "annotations": [], "reasoning": "x", "reasoning_content": "y"},
+            **{"parsed": {"a": 1}, "tool_calls": [], "function_call": None, "provider_specific_fields": {"z": 1}},
+        },
+        {"role": "assistant", "content": "b"},
+    ),
+    "nothing": ({"role": "assistant", "content": None, "tool_calls": None}, {"role": "assistant", "content": ""}),
+    "a refusal": ({"role": "assistant", "content": None, "refusal": "no"}, {"role": "assistant", "content": "no"}),
+    "parts": (
+        {
+            "role": "assistant",
+            "content": [{"type": "text", "text": "b", "annotations": []}, {"type": "refusal", "refusal": "c"}],
+        },
+        {"role": "assistant", "content": "b\nc"},
+    ),
+    "a cache": (
+        {
+            **{"role": "system", "cache_control": {"type": "ephemeral"}},
+            "content": [{"type": "text", "text": "b", "cache_control": {"type": "ephemeral"}, "image_url": None}],
+        },
+        {"role": "system", "content": "b"},
+    ),
+}
+
+
+async def test_conversations_as_clients_have_them(orca: World) -> None:
+    script = Recorder([0])
+    async with (
+        orca.background(script),
+        httpx.AsyncClient(base_url=orca.serving.http, timeout=PATIENCE) as http,
+    ):
+        for case, (given, shown) in HISTORIES.items():
+            body = {"messages": [given, USER], "max_tokens": 4}
+            answer = await http.post("/v1/chat/completions", json=body)
+            assert (case, answer.status_code) == (case, 200), answer.text
+            prompt = encode(orca, rendered("hermes", [shown, USER]))
+            assert (case, list(script.records[-1].prompt_ids)) == (case, prompt)
+
+
+def test_an_object_that_was_cut_is_closed() -> None:
+    """Wherever it was cut: all that is whole in it is kept, and a value that is a text as far as it came."""
+    text = r'{"a": [1, {"b": "x\"\ud83d\ude00\u00e9\n", "": [[], {}]}, "y\u00e9"], "c": {"d": null, "e": -1.5e3}'
+    text += r', "q": "\\\\", "f" : "z" }'
+    whole, seen = json.loads(text), set[str]()
+    for end in range(1, len(text)):
+        found = json.loads(closed(text[:end]))
+        assert begins(found, whole), (text[:end], found)
+        seen.add(json.dumps(found))
+    assert json.dumps({**whole, "f": ""}) in seen
+    assert {"a": [1, {"b": 'x"😀'}]} in map(json.loads, seen)
+    for other in ("", "[1", '{"a": 1} b', "null", "}{"):
+        with pytest.raises(ValueError, match="no object that was cut"):
+            closed(other)
+
+
+def begins(part: Any, whole: Any) -> bool:
+    """Whether a value may be what came of another one."""
+    if isinstance(part, dict) and isinstance(whole, dict):
+        return all(name in whole and begins(value, whole[name]) for name, value in part.items())
+    if isinstance(part, list) and isinstance(whole, list):
+        return len(part) <= len(whole) and all(map(begins, part, whole))
+    return whole.startswith(part) if isinstance(part, str) and isinstance(whole, str) else part == whole
 
 
 async def test_which_calls_a_request_allows(orca: World, client: AsyncOpenAI) -> None:

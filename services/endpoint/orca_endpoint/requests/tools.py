@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -12,6 +13,7 @@ from orca_common.errors import echo
 from orca_common.sampling import MAX_FORM_BYTES
 
 from ..text.tool_calls import Syntax
+from .cut_json import closed
 from .tool_grammar import Function, ToolForm
 
 MAX_TOOLS = 128  # of one request, as OpenAI has it
@@ -128,12 +130,22 @@ def call_of(call: Any, place: str, check: "Members") -> dict[str, Any]:
     check.text(call, f"{place}.id")
     function = check.object(call, f"{place}.function", {"name", "arguments"})
     check.text(function, f"{place}.function.name")
-    arguments, place = function.get("arguments"), f"{place}.function.arguments"
+    arguments, place = function.get("arguments") or {}, f"{place}.function.arguments"  # some clients give "" for none
     if isinstance(arguments, str):
-        arguments = json_in(arguments, check.field, check.error, place)
+        arguments = json_in(whole(arguments), check.field, check.error, place)
     if not isinstance(arguments, dict):
         raise check.error(check.field, "must be an object of JSON", place=place)
     return {**call, "function": {**function, "arguments": arguments}}
+
+
+def whole(arguments: str) -> str:
+    """The JSON of a call's arguments. Those of an answer that was cut are closed where they end."""
+    try:
+        json.loads(arguments)
+    except (ValueError, RecursionError):
+        with suppress(ValueError):
+            return closed(arguments)
+    return arguments
 
 
 class Members:
@@ -168,8 +180,8 @@ class Members:
     def _known(self, given: Any, place: str, known: set[str]) -> None:
         if not isinstance(given, dict):
             raise self.error(self.field, "must be an object", place=place)
-        for name in cast(dict[str, Any], given):
-            if name not in known:
+        for name, value in cast(dict[str, Any], given).items():
+            if name not in known and value is not None:
                 raise self.error(self.field, "is not known to Orca", place=f"{place}.{echo(name, 64)}")
 
 

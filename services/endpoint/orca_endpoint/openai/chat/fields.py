@@ -61,8 +61,8 @@ FIELDS = (
         "supported",
         "The model's chat template makes the prompt of them. Roles: system, developer (as system where the template "
         "does not name it), user, assistant, tool. `content` is a text or a list of parts of type text, which are "
-        "joined by line breaks. `name`, `tool_call_id` of a tool and `tool_calls` of the assistant reach the template; "
-        "with these the content may be null, an empty text. Images, audio and files are refused.",
+        "joined by line breaks. `name`, `tool_call_id` of a tool and `tool_calls` of the assistant reach the template. "
+        "[Answers may be given back](#conversations) as they came. Images, audio and files are refused.",
         {"type": "array", "items": MESSAGE, "minItems": 1},
     ),
     Field(
