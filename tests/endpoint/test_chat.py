@@ -10,7 +10,7 @@ from unittest.mock import ANY
 import grpc
 import httpx2 as httpx
 import pytest
-from endpoint.harness import World, field_of, generation, make_model, serving, until, world
+from endpoint.harness import POSITIONS, World, field_of, generation, make_model, serving, until, world
 from endpoint.test_openai_resume import Events, check_ids
 from google.protobuf.message import Message
 from openai import AsyncOpenAI, BadRequestError
@@ -41,9 +41,11 @@ GENERATION = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 20, 
 USER: Any = {"role": "user", "content": "the pool"}
 
 
-def make_chat_model(folder: Path, template: str | None = TEMPLATE, **generation: Any) -> Path:
+def make_chat_model(
+    folder: Path, template: str | None = TEMPLATE, positions: int = POSITIONS, **generation: Any
+) -> Path:
     """The model of `make_model`, which begins every prompt with <|end|>, with a chat template."""
-    make_model(folder)
+    make_model(folder, positions=positions)
     path = folder / "tokenizer.json"
     parts = json.loads(path.read_text())
     parts["post_processor"] = {
@@ -223,6 +225,19 @@ async def test_the_length_of_an_answer(orca: World, client: AsyncOpenAI, redis_u
             await short.chat.completions.create(model="tiny", messages=[USER])
         await client.chat.completions.create(model="tiny", messages=[USER], max_completion_tokens=9, max_tokens=9)
     assert [record.max_new_tokens for record in script.records] == [200 - prompt, 7, 9]
+
+
+async def test_an_answer_may_be_as_long_as_the_context(redis_url: str, tmp_path: Path) -> None:
+    """Clients that write code send no max_tokens: 1,024 cut it."""
+    script, model = Recorder([10]), make_chat_model(tmp_path / "long", positions=4096)
+    async with (
+        world(redis_url, model, slots=8192) as orca,
+        AsyncOpenAI(base_url=f"{orca.serving.http}/v1", api_key="none", max_retries=0) as client,
+        orca.background(script),
+    ):
+        await client.chat.completions.create(model="long", messages=[USER])
+    (record,) = script.records
+    assert record.max_new_tokens == 4096 - len(record.prompt_ids)
 
 
 BAD: dict[str, tuple[dict[str, Any], str, str]] = {

@@ -18,7 +18,7 @@ from orca.v1.orca_pb2 import TOOL_CHOICE_REQUIRED, Chat
 from orca_common.checkpoint import read_checkpoint
 from orca_common.errors import InvalidArgument
 from orca_common.forms import Forms
-from orca_endpoint.requests.form_compiler import compiled_form
+from orca_endpoint.requests.form_compiler import Question, compiled_form, compiled_tools
 from orca_endpoint.requests.tools import Tools, tools_of
 from orca_endpoint.requests.validation import Fields
 from orca_endpoint.text.tool_calls import SYNTAXES, CallReader, Said, Syntax, call_id, merged, syntax_in
@@ -194,12 +194,57 @@ def test_a_free_answer_is_bound_from_the_trigger_on(model: Path, name: str) -> N
         call + "x",
     ):
         assert not follows(free, wrong), wrong
-    if not syntax.leads:  # there both are JSON, and the validation refuses it
-        assert follows(formed, '{"q": true}')
+    assert follows(formed, '{"q": true}')
     assert follows(formed, call)
     assert not follows(formed, "hm")
     assert follows(silent, "hm")
     assert not follows(silent, text + call)
+
+
+def test_an_answer_of_json_beside_calls_that_look_like_it(model: Path) -> None:
+    """Llama's calls are JSON. An answer that may begin as they do could be read as one, and is refused."""
+    forms = Forms(read_checkpoint(model))
+    forms.open()
+    chat = Chat(tools=json.dumps([function()]))
+
+    def answer(schema: dict[str, Any], syntax: str = "llama", **choice: Any) -> dict[str, Any]:
+        asked: Question = {
+            **{"kind": "chat.tools", "loose": True, "bare": False},
+            **{"syntax": syntax, "schema": json.dumps(schema)},
+        }
+        return compiled_tools(forms, asked, Chat(tools=chat.tools, **choice))
+
+    person = {"properties": {"name": {"type": "string"}}, "required": ["name"]}
+    city = {"properties": {"city": {"type": "string"}, **person["properties"]}, "required": ["city"]}
+    for schema in (person, {"type": "object"}):
+        refused = answer(schema)
+        assert refused["field"] == "json_schema"
+        assert 'may begin with {"name": "' in refused["problem"]
+    for fine in (answer(city), answer(person, "hermes"), answer({"type": "array"}), answer(person, tool_choice=1)):
+        assert "grammar" in fine, fine
+    near = {name: {"type": ["integer", "object"]} for name in ("nam", "names", "n", "nam\\u0065x")}
+    grammar = answer({"type": "object", "properties": near, "additionalProperties": False})["grammar"]
+    assert forms._tokenizer is not None
+    for said in ('{"nam": 1}', '{"names":1,"n": {"name": "y"}}', "{}", '{ "n": 1}', '{"name": "f", "parameters": {}}'):
+        matcher, ids = forms.matcher(grammar), forms._tokenizer.tokenize_str(said)
+        assert matcher.try_consume_tokens(ids) == len(ids), said
+        assert matcher.is_accepting(), said
+
+
+@pytest.mark.parametrize(
+    ("parameters", "closed"),
+    [
+        ({"properties": {}}, True),
+        ({"properties": {"a": {}}, "minProperties": 0}, True),
+        ({"properties": {"a": {}}, "additionalProperties": {"type": "null"}}, False),
+        ({"properties": {"a": {}}, "allOf": [{"properties": {"b": {}}}]}, False),
+        ({}, False),
+    ],
+)
+def test_arguments_that_a_function_lists_are_all(parameters: dict[str, Any], closed: bool) -> None:
+    """A model that may add members does: `properties: {}` is no less closed than no parameters."""
+    (found,) = tools_from([function(parameters=parameters)], SYNTAXES["hermes"]).functions
+    assert (found["parameters"].get("additionalProperties") is False) == closed
 
 
 # -- what is refused

@@ -35,8 +35,8 @@ class Chats:
         self, folder: Path, template: ChatTemplate | None, max_bytes: int, tokens: int, special: Sequence[str] = ()
     ) -> None:
         """folder: the checkpoint's, with the template in it. max_bytes: of a chat, and so characters of what a template
-        may make. tokens: of the answer to a chat that does not say how long it may be. special: tokens that are text in
-        messages."""
+        may make. tokens: of the answer to a chat that does not say how long it may be; 0: all that fit. special: tokens
+        that are text in messages."""
         self._template, self._max_bytes, self.tokens = template, max_bytes, tokens
         opening = json.dumps({"folder": str(folder), "max_length": max_bytes, "special": list(special)}).encode()
         module, name = f"{__package__}.chat_renderer", "the renderer of chats"

@@ -172,6 +172,10 @@ def compiled_tools(forms: Forms, asked: Question, chat: Chat) -> Answer:
         return wrong.answer
     # The schema of a text was compiled before: it is right, and what it leaves out was reported.
     text = None if asked["schema"] is None else fitted(forms, read(asked["schema"]), loose=True).schema
+    trigger = tools.syntax.trigger
+    if text is not None and tools.syntax.leads and tools.functions and forms.begins(as_json_grammar(text), trigger):
+        problem = f"its answers may begin with {trigger}, as this model's calls do: let its first member be another one"
+        return WrongTools(problem, "", "json_schema").answer
     return compiled_form(forms, tools.form(text), loose=asked["loose"], bare=asked["bare"])
 
 

@@ -21,6 +21,12 @@ MAX_CALLS = 128  # of one message
 MAX_DEPTH = 64  # of JSON that is given as a text: objects and lists in one another
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+MORE_MEMBERS = frozenset(  # keywords that allow or list further members
+    [
+        *("additionalProperties", "unevaluatedProperties", "allOf", "anyOf", "oneOf", "$ref", "$dynamicRef"),
+        *("if", "dependentSchemas", "dependencies"),
+    ]
+)
 TOOLS = "chat.tools"
 
 
@@ -109,7 +115,14 @@ def function_of(tool: Any, n: int, error: Error) -> Function:
         raise error(TOOLS, 'must be "object": arguments have names', place=f"{place}.type")
     if "x-guidance" in schema:
         raise error(TOOLS, "is not for tools", place=f"{place}.x-guidance")
-    return Function(at=n, name=name, strict=strict, parameters={"type": "object", **schema})
+    return Function(at=n, name=name, strict=strict, parameters=closed_by_its_list({"type": "object", **schema}))
+
+
+def closed_by_its_list(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema of arguments without others than those that it lists, unless it says that there may be others."""
+    if "properties" not in schema or schema.keys() & MORE_MEMBERS:
+        return schema
+    return {**schema, "additionalProperties": False}
 
 
 def calls_of(raw: str, n: int, error: Error) -> list[dict[str, Any]]:

@@ -129,7 +129,7 @@ class Validator:
         prompt_ids = await self._prompt(request, check, encoded, new or 1, caller)
         if not new:
             left = min(room or self._model.max_positions, self._model.max_positions) - len(prompt_ids)
-            new = max(min(self._chats.tokens, left), 1)
+            new = max(min(self._chats.tokens or left, left), 1)
         # An answer with a form is cut where it is, and not made to look whole.
         if self._forced_end is not None and form is None and not request.ignore_eos:
             sampling = sampling if sampling is not None else SamplingParams()
@@ -244,8 +244,6 @@ class Validator:
             field = check.name(TOOLS)
             if form != "json_schema":
                 raise check.error(form, f"is not allowed with {field}; json_schema is")
-            if syntax.leads:
-                raise check.error(form, f"is not allowed with {field}: this model's calls look like other JSON")
             schema = request.json_schema
         tools = await self._forms.tools(request.chat, syntax.name, schema, check, caller, loose=TOOLS in loose)
         return Form(tools.grammar, [*(found.left_out if found is not None else ()), *tools.left_out])

@@ -68,8 +68,8 @@ FIELDS = (
     Field(
         "max_completion_tokens",
         "supported",
-        "Absent: `max_new_tokens` of the model's `generation_config.json`, or the setting `chat_tokens` (1024); less "
-        "where the model or the engines have no room for it.",
+        "Absent: `max_new_tokens` of the model's `generation_config.json`, or the setting `chat_tokens`, or the rest "
+        "of the context; less where the model or the engines have no room for it.",
         COUNT,
     ),
     Field("max_tokens", "supported", "The older name of `max_completion_tokens`.", COUNT),
