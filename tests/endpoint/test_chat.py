@@ -227,6 +227,19 @@ async def test_the_length_of_an_answer(orca: World, client: AsyncOpenAI, redis_u
     assert [record.max_new_tokens for record in script.records] == [200 - prompt, 7, 9]
 
 
+async def test_values_that_change_nothing(orca: World, http: httpx.AsyncClient) -> None:
+    same = {"skip_special_tokens": True, "min_tokens": 0, "service_tier": "default", "reasoning_effort": "none"}
+    of_chats = same | {"prompt_cache_key": "a", "add_special_tokens": False}
+    of_completions = {"add_special_tokens": True, "skip_special_tokens": True, "min_tokens": 0}
+    async with orca.background(lambda record: [10]):
+        for path, body in (
+            ("chat/completions", {"messages": [USER], **of_chats}),
+            ("completions", {"prompt": "a", **of_completions}),
+        ):
+            answer = await http.post(f"/v1/{path}", json={**body, "max_tokens": 1})
+            assert answer.status_code == 200, answer.text
+
+
 async def test_an_answer_may_be_as_long_as_the_context(redis_url: str, tmp_path: Path) -> None:
     """Clients that write code send no max_tokens: 1,024 cut it."""
     script, model = Recorder([10]), make_chat_model(tmp_path / "long", positions=4096)
@@ -298,7 +311,9 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "long": ({"max_tokens": 1000}, "max_tokens", "positions"),
     "top alone": ({"top_logprobs": 2}, "top_logprobs", "only with logprobs"),
     "top": ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "at most 20"),
-    "n": ({"n": 33}, "n", "between 1 and 32"),
+    "n": ({"n": 129}, "n", "between 1 and 128; it"),
+    "copies": ({"n": 128, "messages": [USER | {"content": "a" * 300000}]}, "n", "allowed together"),
+    "service_tier": ({"service_tier": "flex"}, "service_tier", '"auto" or "default"'),
     "prompt": ({"prompt": "a"}, "prompt", "a chat has messages"),
     "unknown": ({"messagez": []}, "messagez", "messages"),
     "temperature": ({"temperature": -1}, "temperature", "between 0 and 100"),

@@ -55,7 +55,7 @@ class EndpointSettings(ServiceSettings, PoolSettings):
     """Stop token ids of a request."""
     max_detach_grace: float = Field(default=3600.0, ge=0)
     """Longest detach_grace of a request, in seconds."""
-    max_prompts: int = Field(default=32, ge=1)
+    max_prompts: int = Field(default=2048, ge=1)
     """Prompts of one HTTP request, each counted `best_of` or `n` times."""
     chat_tokens: int = Field(default=0, ge=0)
     """Tokens of a chat's answer where neither the request nor generation_config.json says; 0: all that fit."""

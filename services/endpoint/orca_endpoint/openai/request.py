@@ -5,7 +5,7 @@ A field that Orca cannot honour is refused by name, never ignored.
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,14 +17,16 @@ from orca_common.sampling import SAMPLING, Kind
 
 from .answer import UsageIn
 from .body import as_number, check_names, get, load, number, strings, text, whole
+from .fields import UNCHANGING
 from .response_format import schema_of
 
 UINT32 = (1 << 32) - 1
 LONGEST_GRACE = 1e9  # seconds; the validation knows the setting, this is what the message can hold
 METADATA_PAIRS, METADATA_NAME, METADATA_VALUE = 16, 64, 512  # OpenAI's limits
 
-Fixed = Mapping[str, tuple[Any, str]]  # fields that are accepted at one value only: the value, and why
-FIXED: Fixed = {"store": (False, "nothing is stored")}
+COPIES = 32 << 20  # bytes of all generations of one body, each with its prompt
+Values = Mapping[str, tuple[Sequence[Any], str]]  # fields that are accepted at some values only: these, and why
+FIXED: Values = {"store": ((False,), "nothing is stored"), **{one.name: (one.values, one.why) for one in UNCHANGING}}
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class Asked:
     loose: Collection[str]  # fields with schemas of which an answer need only follow what can be enforced
 
 
-def read(raw: bytes, known: Collection[str], others: Mapping[str, str], fixed: Fixed = FIXED) -> dict[str, Any]:
+def read(raw: bytes, known: Collection[str], others: Mapping[str, str], fixed: Values = FIXED) -> dict[str, Any]:
     """Reads the fields of a body that are not null.
 
     others: a sentence for each field of other methods. Raises InvalidArgument for these, and for unknown fields.
@@ -59,9 +61,9 @@ def read(raw: bytes, known: Collection[str], others: Mapping[str, str], fixed: F
             raise InvalidArgument(name, sentence)
     check_names(body, known)
     body = {name: value for name, value in body.items() if value is not None}
-    for name, (value, why) in fixed.items():
-        if name in body and (body[name] != value or type(body[name]) is not type(value)):
-            raise InvalidArgument(name, f"must be {json.dumps(value)}: {why}")
+    for name, (values, why) in fixed.items():
+        if name in body and not any(body[name] == value and type(body[name]) is type(value) for value in values):
+            raise InvalidArgument(name, f"must be {' or '.join(map(json.dumps, values or [None]))}: {why}")
     if get(body, "model", str, "a string", None) == "":
         raise InvalidArgument("model", "is empty")
     return body
@@ -186,6 +188,12 @@ READERS: Mapping[Kind, Callable[[Mapping[str, Any], str], Any]] = {
     "seed": a_seed,
     "biases": biases,
 }
+
+
+def check_copies(size: int, field: str) -> None:
+    """Raises InvalidArgument for generations whose prompts are too much together. size: their bytes."""
+    if size > COPIES:
+        raise InvalidArgument(field, f"the generations have {size} bytes of prompts; {COPIES} are allowed together")
 
 
 def generation(common: GenerateRequest, k: int) -> GenerateRequest:

@@ -11,12 +11,13 @@ from orca_common.errors import InvalidArgument
 from ...requests.chat_renderer import RESERVED, reserved
 from ...requests.defaults import MODEL_SAYS_NOTHING, Defaults
 from ..body import get
-from ..request import UINT32, Asked, Sample, generation, labels_of, read, request_of, usage_in
+from ..request import UINT32, Asked, Sample, check_copies, generation, labels_of, read, request_of, usage_in
 from ..response_format import SCHEMA, loose_in
 from .fields import FIXED, NAMES
 from .messages import message_of
 from .tools import put_tools
 
+MOST_CHOICES = 128  # of one conversation, as OpenAI has it
 OF_OTHERS = {
     "prompt": "is a field of completions, at /v1/completions; a chat has messages",
     "chat_template": "is refused: the template is the model's own; chat_template_kwargs reach it",
@@ -44,17 +45,21 @@ def parse(raw: bytes, max_samples: int, defaults: Defaults = MODEL_SAYS_NOTHING)
     body = read(raw, NAMES, OF_OTHERS, FIXED)
     stream = get(body, "stream", bool, "true or false", False)
     n = get(body, "n", int, "an integer", 1)
-    if not 1 <= n <= max_samples:
-        raise InvalidArgument("n", f"must be between 1 and {max_samples} (the server's max_prompts); it is {n}")
+    most = min(max_samples, MOST_CHOICES)
+    if not 1 <= n <= most:
+        whose = " (the server's max_prompts)" if most < MOST_CHOICES else ""
+        raise InvalidArgument("n", f"must be between 1 and {most}{whose}; it is {n}")
     logprobs = get(body, "logprobs", bool, "true or false", False)
     top = get(body, "top_logprobs", int, "an integer", 0)
     if top < 0:
         raise InvalidArgument("top_logprobs", f"must be at least 0; it is {top}")
     if top and not logprobs:
         raise InvalidArgument("top_logprobs", "is allowed only with logprobs")
+    get(body, "prompt_cache_key", str, "a string", None)  # it changes nothing
     max_tokens, name = tokens_of(body)
     common = request_of(body, max_tokens, defaults.sampling)
     common.chat.CopyFrom(chat_of(body))
+    check_copies(n * common.ByteSize(), "n")
     common.logprobs, common.top_logprobs = logprobs, min(top, UINT32)
     names = {**OUR_NAMES, "max_new_tokens": name}
     return Conversation(

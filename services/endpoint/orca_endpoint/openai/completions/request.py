@@ -10,10 +10,25 @@ from orca_common.scores import MAX_TOP
 
 from ...requests.defaults import MODEL_SAYS_NOTHING, Defaults
 from ..body import get, text
-from ..fields import BOOLEAN, IDS, METADATA, MODEL, OURS, SAMPLED, STOP, STORE, STREAM, STRING, USER, Field
-from ..request import FIXED, UINT32, Asked, Sample, generation, labels_of, read, request_of, token_ids, usage_in
+from ..fields import BOOLEAN, IDS, METADATA, MODEL, OURS, SAMPLED, STOP, STORE, STREAM, STRING, USER, Field, Fixed
+from ..request import (
+    FIXED,
+    UINT32,
+    Asked,
+    Sample,
+    check_copies,
+    generation,
+    labels_of,
+    read,
+    request_of,
+    token_ids,
+    usage_in,
+)
 from ..response_format import RESPONSE_FORMAT, SCHEMA, loose_in
 
+ADDED = Fixed(
+    "add_special_tokens", (True,), "the tokenizer's special tokens are around each text; give token ids for others"
+)
 FIELDS = (
     MODEL,
     Field(
@@ -52,13 +67,14 @@ FIELDS = (
     RESPONSE_FORMAT._replace(support="ours"),
     METADATA,
     STORE,
+    ADDED.field("ours"),
     *OURS,
 )
 NAMES = frozenset(field.name for field in FIELDS)
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's default
 OF_CHATS = {"messages": "is a field of chats, at /v1/chat/completions; a completion has a prompt"}
-FIXED_HERE = {"suffix": ("", "no model here inserts text"), **FIXED}
+FIXED_HERE = {"suffix": (("",), "no model here inserts text"), ADDED.name: (ADDED.values, ADDED.why), **FIXED}
 # Our fields that have other names here. Those of `sampling` have the same without the prefix.
 OUR_NAMES: Mapping[str, str] = {
     "text": "prompt",
@@ -145,7 +161,7 @@ def samples_of(body: Mapping[str, Any], common: GenerateRequest, best_of: int, l
         each = f" for each of {len(items)} prompts" if len(items) > 1 else ""
         problem = f"{best_of}{each} are too many; at most {limit} are allowed together (the server's max_prompts)"
         raise InvalidArgument("best_of" if "best_of" in body else "n", problem)
-    samples = []
+    samples, size = list[Sample](), 0
     for n, item in enumerate(items):
         field = f"prompt[{n}]" if several else "prompt"
         names = {**OUR_NAMES, "text": field, "token_ids.ids": field}
@@ -160,5 +176,7 @@ def samples_of(body: Mapping[str, Any], common: GenerateRequest, best_of: int, l
                 raise InvalidArgument(
                     field, one if several else "must be a string, a list of token ids, or a list of either"
                 )
+            size += request.ByteSize()
+            check_copies(size, "prompt")
             samples.append(Sample(request, names))
     return samples
