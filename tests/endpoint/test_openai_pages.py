@@ -137,7 +137,8 @@ async def test_tokens(orca: World, http: httpx.AsyncClient) -> None:
         "no prompt": ("/tokenize", {}, "prompt", "missing"),
         "a list": ("/tokenize", {"prompt": ["a"]}, "prompt", "a string"),
         "long": ("/tokenize", {"prompt": "x" * ((1 << 20) + 1)}, "prompt", "at most 1048576"),
-        "unknown": ("/tokenize", {"prompt": "a", "messages": []}, "messages", "not known"),
+        "both": ("/tokenize", {"prompt": "a", "messages": []}, "prompt", "not known"),
+        "another": ("/tokenize", {"prompt": "a", "tools": []}, "tools", "not known"),
         "no tokens": ("/detokenize", {}, "tokens", "missing"),
         "no ids": ("/detokenize", {"tokens": ["a"]}, "tokens[0]", "a token id"),
         "no token": ("/detokenize", {"tokens": [1, 9999]}, "tokens[1]", "9999"),
@@ -148,6 +149,20 @@ async def test_tokens(orca: World, http: httpx.AsyncClient) -> None:
         assert (case, refused.status_code, error["param"]) == (case, 400, param)
         assert part in error["message"]
     assert (await http.post("/tokenize", json={"prompt": "a", "model": "gpt-99"})).status_code == 404
+    assert (await http.get("/tokenizer_info")).json() == {}, "this checkpoint says nothing of it"
+
+
+async def test_what_other_servers_have_elsewhere(http: httpx.AsyncClient) -> None:
+    for path, part in {
+        "/metrics": "at /metrics of its status port",
+        "/v1/embeddings": "no model here makes embeddings",
+        "/v1/responses": "not built yet",
+        "/v1/messages": "not built yet",
+        "/v2": "there is no such path; Orca serves chats",
+    }.items():
+        answer = await http.post(path, json={})
+        assert (path, answer.status_code) == (path, 404)
+        assert part in answer.json()["error"]["message"]
 
 
 async def test_methods(http: httpx.AsyncClient) -> None:

@@ -410,6 +410,65 @@ async def test_a_schema_is_relaxed_for_those_who_do_not_ask_for_strictness(orca:
     assert field_of(refused.value) == "chat.tools[0].function.parameters.properties.a b.propertyNames"
 
 
+NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}}
+AS_VLLM: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # two spellings of a form
+    "json": ({"guided_json": NUMBER}, {"structured_outputs": {"json": json.dumps(NUMBER)}}),
+    "object": (
+        {"structured_outputs": {"json_object": True}},
+        {"response_format": {"type": "json_object"}},
+    ),
+    "regex": ({"guided_regex": "a+|b"}, {"structured_outputs": {"regex": "a+|b", "json": None}}),
+    "grammar": ({"guided_grammar": 'start: "a"'}, {"structured_outputs": {"grammar": 'start: "a"'}}),
+    "choice": ({"guided_choice": ["a.", ""]}, {"structured_outputs": {"choice": ["a.", ""]}}),
+}
+NO_FORM: dict[str, tuple[dict[str, Any], str]] = {
+    "two": ({"guided_regex": "a", "guided_json": {}}, "guided_regex"),
+    "beside": ({"response_format": {"type": "json_object"}, "guided_choice": ["a"]}, "guided_choice"),
+    "none": ({"structured_outputs": {}}, "structured_outputs"),
+    "unknown": ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
+    "strict": ({"guided_json": {"not": {}}}, "guided_json.not"),
+    "its place": ({"structured_outputs": {"json": {"not": {}}}}, "structured_outputs.json.not"),
+    "choice": ({"guided_choice": []}, "guided_choice"),
+    "regex": ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
+    "object": ({"structured_outputs": {"json_object": False}}, "structured_outputs.json_object"),
+}
+
+
+async def test_forms_as_vllm_spells_them(orca: World) -> None:
+    script = Recorder([0])
+    async with (
+        orca.background(script),
+        httpx.AsyncClient(base_url=f"{orca.serving.http}/v1", timeout=PATIENCE) as http,
+    ):
+        for path, body in (("completions", {"prompt": "a"}), ("chat/completions", {"messages": [USER]})):
+            for case, spellings in AS_VLLM.items():
+                for spelling in spellings:
+                    answer = await http.post(path, json={**body, **spelling, "max_tokens": 2})
+                    assert (case, answer.status_code) == (case, 200), answer.text
+                one, other = script.records[-2:]
+                assert one.sampling.grammar == other.sampling.grammar != ""
+            for case, (wrong, param) in NO_FORM.items():
+                answer = await http.post(path, json={**body, **wrong, "max_tokens": 2})
+                assert (case, answer.status_code, answer.json()["error"]["param"]) == (case, 400, param)
+    choices = {record.sampling.grammar for record in script.records if r"a\\x{2E}" in record.sampling.grammar}
+    assert len(choices) == 1, "the texts are no patterns"
+
+
+async def test_the_tokens_of_a_chat(orca: World) -> None:
+    """They are those of the prompt that the chat would have."""
+    script = Recorder([0])
+    body = {"messages": [USER | {"content": "a </tool_call>"}], "tools": TOOLS}
+    async with orca.background(script), httpx.AsyncClient(base_url=orca.serving.http, timeout=PATIENCE) as http:
+        await http.post("/v1/chat/completions", json=body)
+        more = {"add_special_tokens": False, "add_generation_prompt": True, "return_token_strs": True}
+        answer = (await http.post("/tokenize", json=body | more)).json()
+        assert answer["tokens"] == list(script.records[0].prompt_ids)
+        refused = await http.post("/tokenize", json=body | {"add_generation_prompt": False})
+        assert refused.json()["error"]["param"] == "add_generation_prompt"
+        info = (await http.get("/tokenizer_info")).json()
+    assert info["chat_template"] == TEMPLATES["hermes"]
+
+
 async def test_a_schema_that_is_too_much_is_left_out_whole(orca: World, client: AsyncOpenAI) -> None:
     """For those who do not ask for strictness: their answer is JSON."""
     script = Recorder([0])

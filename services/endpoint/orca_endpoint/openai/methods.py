@@ -23,6 +23,12 @@ from .openapi import described, page
 from .resumed import Resumed
 from .tokens import Tokens
 
+ELSEWHERE = {  # what clients of other servers call, and what there is instead
+    "/metrics": "an endpoint's metrics are at /metrics of its status port (the setting status_port)",
+    "/v1/embeddings": "no model here makes embeddings: Orca generates text",
+    "/v1/responses": "OpenAI's responses are not built yet; chats are, at /v1/chat/completions",
+    "/v1/messages": "Anthropic's messages are not built yet; chats are, at /v1/chat/completions",
+}
 NOTHING_ELSE = "default-src 'none'; style-src 'unsafe-inline'"  # the page loads nothing
 
 
@@ -42,6 +48,7 @@ def methods(endpoint: Endpoint) -> Starlette:
         MethodRoute("/v1/chat/completions", Chats(endpoint), "POST"),
         MethodRoute("/v1/chat/completions/{id}", Resumed(endpoint, of_chats), "GET", query=True),
         MethodRoute("/tokenize", tokens.tokenize, "POST"),
+        MethodRoute("/tokenizer_info", tokens.info, "GET", "HEAD"),
         MethodRoute("/detokenize", tokens.detokenize, "POST"),
         *Pages(endpoint).routes(),
     ]
@@ -50,6 +57,9 @@ def methods(endpoint: Endpoint) -> Starlette:
 
 def instead(path: str, base: str) -> str:
     """Says which path to call instead of an unknown one. base: the door's address."""
+    for beginning, sentence in ELSEWHERE.items():
+        if path.startswith(beginning):
+            return f"{sentence}; {base}/docs lists all paths"
     there_is = f"chats, at {base}/v1/chat/completions, and completions, at {base}/v1/completions"
     return f"there is no such path; Orca serves {there_is}; {base}/docs lists all paths"
 

@@ -149,6 +149,11 @@ PATHS: dict[str, Schema] = {
     "/tokenize": {
         "post": operation("The tokens of a prompt.", {"200": answer("The tokens.", "Tokens")}, "TokenizeRequest")
     },
+    "/tokenizer_info": {
+        "get": operation(
+            "What the checkpoint says of its tokenizer.", {"200": answer("The configuration.", "TokenizerInfo")}
+        )
+    },
     "/detokenize": {
         "post": operation("The text of tokens.", {"200": answer("The text.", "Text")}, "DetokenizeRequest")
     },
@@ -158,6 +163,7 @@ PATHS: dict[str, Schema] = {
     "/version": {"get": operation("The version of Orca.", {"200": answer("The version.", "Version")})},
 }
 
+OF_CHATS = {field.name: field.schema for field in CHAT_FIELDS}
 SCHEMAS: dict[str, Schema] = {
     "CompletionRequest": body_of(FIELDS, "prompt"),
     "ChatRequest": body_of(CHAT_FIELDS, "messages"),
@@ -223,8 +229,17 @@ SCHEMAS: dict[str, Schema] = {
         chat_template=BOOLEAN,
     ),
     "TokenizeRequest": closed(
-        ("prompt",), model=STRING, prompt=STRING, add_special_tokens=BOOLEAN, return_token_strs=BOOLEAN
+        (),
+        model=STRING,
+        prompt=STRING,
+        messages=OF_CHATS["messages"],
+        tools=OF_CHATS["tools"],
+        chat_template_kwargs=OF_CHATS["chat_template_kwargs"],
+        add_generation_prompt={"const": True},
+        add_special_tokens=BOOLEAN,
+        return_token_strs=BOOLEAN,
     ),
+    "TokenizerInfo": {"type": "object"},
     "Tokens": thing(
         ("count", "max_model_len", "tokens", "token_strs"),
         count=INTEGER,

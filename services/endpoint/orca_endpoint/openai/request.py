@@ -18,7 +18,7 @@ from orca_common.sampling import SAMPLING, Kind
 from .answer import UsageIn
 from .body import as_number, check_names, get, load, number, strings, text, whole
 from .fields import UNCHANGING
-from .response_format import schema_of
+from .forms import Wanted
 
 UINT32 = (1 << 32) - 1
 LONGEST_GRACE = 1e9  # seconds; the validation knows the setting, this is what the message can hold
@@ -119,10 +119,12 @@ def token_ids(value: Any, field: str) -> list[int]:
     return value
 
 
-def request_of(body: Mapping[str, Any], max_tokens: int, defaults: Mapping[str, float]) -> GenerateRequest:
+def request_of(
+    body: Mapping[str, Any], max_tokens: int, defaults: Mapping[str, float], form: Wanted | None
+) -> GenerateRequest:
     """All of a request but its prompt. Checks ranges that orca.v1 cannot hold; the validation checks the others.
 
-    defaults: sampling parameters that hold where the body does not say.
+    defaults: sampling parameters that hold where the body does not say. form: of the answer.
     """
     grace = number(body, "detach_grace", 0.0)
     if not 0 <= grace <= LONGEST_GRACE:
@@ -137,7 +139,7 @@ def request_of(body: Mapping[str, Any], max_tokens: int, defaults: Mapping[str, 
         ignore_eos=get(body, "ignore_eos", bool, "true or false", False),
         model=body.get("model", ""),
         detach_grace=duration,
-        json_schema=schema_of(body),
+        **({} if form is None else {form.kind: form.text}),  # pyright: ignore[reportArgumentType]
     )
 
 

@@ -1,12 +1,11 @@
 """`response_format`, which holds an answer to JSON: the same for completions and chats."""
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from orca_common.errors import InvalidArgument, echo
 
-from ..requests.tools import TOOLS
 from .body import check_names, get
 from .fields import BOOLEAN, STRING, Field, closed
 
@@ -63,10 +62,6 @@ def schema_of(body: Mapping[str, Any]) -> str | None:
     return json.dumps(schema)
 
 
-def loose_in(body: Mapping[str, Any]) -> Collection[str]:
-    """Our fields of a body, whose response_format was read, with schemas that need be followed only where they can be.
-
-    Tools say it one by one.
-    """
-    given = (body.get("response_format") or {}).get("json_schema") or {}
-    return {TOOLS} if given.get("strict") else {TOOLS, "json_schema"}
+def is_strict(body: Mapping[str, Any]) -> bool:
+    """Whether each keyword of a schema, which was read, must be enforced."""
+    return bool((body.get("response_format") or {}).get("json_schema", {}).get("strict"))

@@ -17,6 +17,7 @@ from ..fields import (
     Fixed,
     closed,
 )
+from ..forms import FIELDS as FORMS
 from ..response_format import RESPONSE_FORMAT
 from .tools import CALL
 from .tools import FIELDS as TOOLS
@@ -96,6 +97,7 @@ FIELDS = (
         "refused, here and in the body.",
         {"type": "object"},
     ),
+    *FORMS,
     TEMPLATED.field("ours"),
     *OURS,
 )

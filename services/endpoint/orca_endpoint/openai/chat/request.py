@@ -11,8 +11,8 @@ from orca_common.errors import InvalidArgument
 from ...requests.chat_renderer import RESERVED, reserved
 from ...requests.defaults import MODEL_SAYS_NOTHING, Defaults
 from ..body import get
+from ..forms import form_of, loose_in
 from ..request import UINT32, Asked, Sample, check_copies, generation, labels_of, read, request_of, usage_in
-from ..response_format import SCHEMA, loose_in
 from .fields import FIXED, NAMES
 from .messages import message_of
 from .tools import put_tools
@@ -29,7 +29,6 @@ OUR_NAMES: Mapping[str, str] = {
     "chat.tools": "tools",
     "chat.tool_names": "tool_choice",
     "max_new_tokens": "max_completion_tokens",
-    "json_schema": SCHEMA,
 }
 
 
@@ -57,11 +56,12 @@ def parse(raw: bytes, max_samples: int, defaults: Defaults = MODEL_SAYS_NOTHING)
         raise InvalidArgument("top_logprobs", "is allowed only with logprobs")
     get(body, "prompt_cache_key", str, "a string", None)  # it changes nothing
     max_tokens, name = tokens_of(body)
-    common = request_of(body, max_tokens, defaults.sampling)
+    form = form_of(body)
+    common = request_of(body, max_tokens, defaults.sampling, form)
     common.chat.CopyFrom(chat_of(body))
     check_copies(n * common.ByteSize(), "n")
     common.logprobs, common.top_logprobs = logprobs, min(top, UINT32)
-    names = {**OUR_NAMES, "max_new_tokens": name}
+    names = {**OUR_NAMES, "max_new_tokens": name, **({} if form is None else {form.kind: form.field})}
     return Conversation(
         samples=[Sample(generation(common, k), names) for k in range(n)],
         each=n,
@@ -69,7 +69,7 @@ def parse(raw: bytes, max_samples: int, defaults: Defaults = MODEL_SAYS_NOTHING)
         detaches=common.detach_grace.ToNanoseconds() > 0,
         usage_in=usage_in(body, stream),
         labels=labels_of(body),
-        loose=loose_in(body),
+        loose=loose_in(form),
         logprobs=logprobs,
     )
 
