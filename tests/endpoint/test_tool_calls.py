@@ -208,10 +208,8 @@ def test_an_answer_of_json_beside_calls_that_look_like_it(model: Path) -> None:
     chat = Chat(tools=json.dumps([function()]))
 
     def answer(schema: dict[str, Any], syntax: str = "llama", **choice: Any) -> dict[str, Any]:
-        asked: Question = {
-            **{"kind": "chat.tools", "loose": True, "bare": False},
-            **{"syntax": syntax, "schema": json.dumps(schema)},
-        }
+        text = json.dumps(schema)
+        asked: Question = {"kind": "chat.tools", "loose": True, "bare": False, "syntax": syntax, "schema": text}
         return compiled_tools(forms, asked, Chat(tools=chat.tools, **choice))
 
     person = {"properties": {"name": {"type": "string"}}, "required": ["name"]}
