@@ -9,6 +9,7 @@ import pytest
 from checkpoints import make_gpt2
 from servers import RedisServer, redis_server
 
+from orca_common.checkpoint import resolve_model
 from orca_common.errors import FailedPrecondition
 from orca_common.settings import without_password
 from orca_local.run_folder import RunFolder
@@ -16,6 +17,7 @@ from orca_local.settings import ServeSettings
 from orca_local.stack import Stack
 from orca_pool.reach import check_reachable
 from orca_worker.machine import gpus
+from orca_worker.models.families import check_type
 
 
 async def refusal(run_dir: Path, **settings: object) -> str:
@@ -61,7 +63,7 @@ async def test_a_folder_in_use(tmp_path: Path) -> None:
 async def test_no_redis(tmp_path: Path) -> None:
     sentence = await refusal(tmp_path, redis_url="redis://:secret@127.0.0.1:1/0")
     assert sentence.startswith("redis_url: redis://***@127.0.0.1:1/0: ")
-    assert "Connect call failed" in sentence
+    assert sentence.endswith(": the request pool is away: nobody listens at 127.0.0.1:1")
 
 
 @pytest.mark.parametrize(
@@ -91,6 +93,30 @@ async def test_another_architecture(tmp_path: Path) -> None:
         sentence = await refusal(tmp_path / "run", model=str(tmp_path), port=taken.getsockname()[1], tp=7)
     served = "gpt2, gpt_neox, gptj, llama, mistral, qwen2, qwen3, gemma3_text, t5, marian"
     assert sentence == f"model: {tmp_path.name} is of type bloom; Orca has {served}"
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "part"),
+    [
+        ("m.gguf", "", "is a model in GGUF"),
+        ("adapter_config.json", "{}", "is a LoRA adapter and no whole model"),
+        (
+            "config.json",
+            '{"model_type": "mixtral", "num_local_experts": 8}',
+            "is of type mixtral, a mixture of experts;",
+        ),
+        (
+            "config.json",
+            '{"model_type": "llava", "vision_config": {}}',
+            "is of type llava, which reads images or sound;",
+        ),
+        ("a.txt", "", "is not a checkpoint folder"),
+    ],
+)
+def test_other_models_are_named_for_what_they_are(tmp_path: Path, file: str, content: str, part: str) -> None:
+    (tmp_path / file).write_text(content)
+    with pytest.raises(FailedPrecondition, match=part):
+        resolve_model(str(tmp_path), check_type)
 
 
 def pointer(file: Path) -> None:
