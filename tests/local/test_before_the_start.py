@@ -29,7 +29,7 @@ async def refusal(run_dir: Path, **settings: object) -> str:
     return str(raised.value)
 
 
-@pytest.mark.parametrize(("setting", "host"), [("port", "127.0.0.1"), ("http_port", "::1")])
+@pytest.mark.parametrize(("setting", "host"), [("port", "127.0.0.1"), ("http_port", "::1"), ("ui_port", "127.0.0.1")])
 async def test_a_port_in_use(tmp_path: Path, setting: str, host: str) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, 0), family=family) as taken:
@@ -42,7 +42,9 @@ async def test_a_port_in_use(tmp_path: Path, setting: str, host: str) -> None:
 async def test_two_doors_cannot_have_one_port(tmp_path: Path) -> None:
     """Redis and a supervisor were started before the second door found the port in use."""
     sentence = await refusal(tmp_path, port=50123, http_port=50123)
-    assert sentence == "http_port: is 50123, and port is the same; give each door its own"
+    assert sentence == "http_port: is 50123, and port is the same; give each its own"
+    sentence = await refusal(tmp_path, http_port=50123, ui_port=50123)
+    assert sentence == "ui_port: is 50123, and http_port is the same; give each its own"
 
 
 async def test_an_address_of_another_machine(tmp_path: Path) -> None:
