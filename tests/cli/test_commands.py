@@ -19,6 +19,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from orca_cli import serving
+from orca_cli.bench import load_table
 from orca_cli.generate import addresses_here
 from orca_cli.looking import EngineSight, Look
 from orca_cli.main import app
@@ -237,6 +238,16 @@ def test_what_those_who_come_from_vllm_type() -> None:
         ], "the counterparts are there"
         with pytest.raises(SystemExit, match=f"^{option}: is no option of orca serve: "):
             understood([option, "1"])
+
+
+def test_the_table_of_a_load() -> None:
+    line = {"case": "b4_8_8", "run": 1, "requests": 4, "errors": 0, "requests_per_s": 2.5, "first_token_ms_p50": None}
+    shown = io.StringIO()
+    Console(file=shown, width=140).print(load_table([line, {**line, "rate": 2.0}]))
+    head, first, second = shown.getvalue().splitlines()
+    assert head.split()[:5] == ["load", "requests", "errors", "requests/s", "tokens/s"]
+    assert first.split() == ["b4_8_8,", "run", "1", "4", "0", "2.5", "-", "-", "-", "-"]
+    assert second.startswith("2 a second")
 
 
 @pytest.mark.parametrize("width", [100, 110, 200])

@@ -7,7 +7,7 @@ from typing import Any
 import httpx2 as httpx
 import openai
 import pytest
-from endpoint.harness import World, encode, until
+from endpoint.harness import VOCABULARY, World, encode, until
 from openai import AsyncOpenAI
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -144,7 +144,9 @@ async def test_logprobs(orca: World, client: AsyncOpenAI) -> None:
 
 async def test_the_models(client: AsyncOpenAI) -> None:
     assert [model.id async for model in client.models.list()] == ["tiny"]
-    assert (await client.models.retrieve("tiny")).owned_by == "orca"
+    card = await client.models.retrieve("tiny")
+    assert card.owned_by == "orca"
+    assert (card.model_extra or {})["vocab_size"] == VOCABULARY, "for load tools that draw token ids"
     with pytest.raises(openai.NotFoundError):
         await client.models.retrieve("gpt-99")
 

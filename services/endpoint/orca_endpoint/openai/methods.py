@@ -92,7 +92,9 @@ class Pages:
 
     def _own_card(self) -> dict[str, Any]:
         endpoint = self._endpoint
-        more = {"max_model_len": endpoint.checkpoint.max_positions, "chat_template": endpoint.has_chat_template}
+        model = endpoint.checkpoint
+        more = {"max_model_len": model.max_positions, "vocab_size": model.vocab_size}
+        more["chat_template"] = endpoint.has_chat_template
         return self._card(endpoint.name) | more
 
     def _card(self, name: str) -> dict[str, Any]:

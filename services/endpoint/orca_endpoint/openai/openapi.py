@@ -226,6 +226,7 @@ SCHEMAS: dict[str, Schema] = {
         created=INTEGER,
         owned_by=STRING,
         max_model_len=INTEGER,
+        vocab_size=INTEGER,
         chat_template=BOOLEAN,
     ),
     "TokenizeRequest": closed(
