@@ -1,4 +1,4 @@
-"""What those who come from `vllm serve` type behind `orca serve`: understood where Orca has it, answered where not."""
+"""Options of `vllm serve` behind `orca serve`: understood where Orca has them, else answered with the counterpart."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ SAME = {  # their option -> ours
     "-dp": "--engines",
     "--max-num-seqs": "--max-batch-size",
 }
-KEYS = "keys are told by their hashes, in --api-keys or --api-keys-file; `orca key` makes one"
+KEYS = "--api-keys and --api-keys-file have the hashes of keys; `orca key` makes a key and its hash"
 TOOLS = "tools need no option: the model's chat template says how it spells calls"
 OTHERS = {
     "--max-model-len": "the context is the model's own; --slots bounds the tokens that an engine holds, --chat-tokens"

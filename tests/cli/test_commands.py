@@ -386,7 +386,7 @@ def test_the_last_run(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_generate_finds_the_run_as_status_does(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that has ended may leave its processes behind, and is none."""
+    """A run that has ended may leave its table of processes behind."""
     monkeypatch.setenv("XDG_STATE_HOME", str(state))
     (run,) = (state / "orca/runs").iterdir()
     row = {"role": "endpoint", "name": "endpoint-0", "pid": 1, "status": None}

@@ -381,7 +381,7 @@ RELAXED = {
 
 @pytest.mark.parametrize("name", RELAXED)
 def test_what_is_left_out_for_a_caller_who_is_not_strict(forms: Forms, name: str) -> None:
-    """The rest of the schema is kept, and each place is told."""
+    """The rest of the schema is kept, and the outcome names each place."""
     schema, places, wrong, wider = RELAXED[name]
     assert "problem" in asked(forms, schema)
     outcome = asked(forms, schema, loose=True)

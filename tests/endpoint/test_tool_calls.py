@@ -235,6 +235,7 @@ def test_an_answer_of_json_beside_calls_that_look_like_it(model: Path) -> None:
         ({"properties": {}}, True),
         ({"properties": {"a": {}}, "minProperties": 0}, True),
         ({"properties": {"a": {}}, "additionalProperties": {"type": "null"}}, False),
+        ({"properties": {"a": {}}, "required": ["a", "b"]}, False),
         ({"properties": {"a": {}}, "allOf": [{"properties": {"b": {}}}]}, False),
         ({}, False),
     ],

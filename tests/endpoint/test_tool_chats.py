@@ -139,7 +139,7 @@ SHOWN = {
 
 
 def called(arguments: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A message with a call of these arguments, and what the template is shown where they are none."""
+    """A message with a call of these arguments, and the message that the template sees where there are no arguments."""
     call = CITY | {"function": {"name": "f", "arguments": arguments}}
     return {"role": "assistant", "tool_calls": [call]}, {
         "role": "assistant",

@@ -65,7 +65,7 @@ async def test_a_folder_in_use(tmp_path: Path) -> None:
 async def test_no_redis(tmp_path: Path) -> None:
     sentence = await refusal(tmp_path, redis_url="redis://:secret@127.0.0.1:1/0")
     assert sentence.startswith("redis_url: redis://***@127.0.0.1:1/0: ")
-    assert sentence.endswith(": the request pool is away: nobody listens at 127.0.0.1:1")
+    assert sentence.endswith(": the request pool is away: no server listens at 127.0.0.1:1")
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,7 @@ def _positions(config: Mapping[str, Any], kind: str, path: Path) -> int:
 
 
 def what_it_is(path: Path) -> str:
-    """What a file or folder without config.json is, as the end of a sentence."""
+    """Names a file or folder without config.json, as the end of a sentence."""
     files = [path] if path.is_file() else [*path.glob("*")]
     if any(file.suffix == ".gguf" for file in files):
         return "is a model in GGUF, llama.cpp's format; Orca reads safetensors, which its author's page on the hub has"
@@ -177,7 +177,7 @@ def model_type(folder: Path) -> str:
 
 
 def sort_of(folder: Path) -> str:
-    """What a model is beside its type, by its config.json, as a part of a sentence; empty for a plain one."""
+    """Names the sort of a model beside its type, by its config.json, as a part of a sentence; empty for a plain one."""
     config = _config(folder / "config.json")
     if config.keys() & {"num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"}:
         return ", a mixture of experts"

@@ -319,4 +319,4 @@ def why(error: ConnectionError) -> str:
     if refused is None:
         return str(error)
     number, address = int(refused[1]), refused[2]
-    return f"nobody listens at {address}" if number == errno.ECONNREFUSED else f"{address}: {os.strerror(number)}"
+    return f"no server listens at {address}" if number == errno.ECONNREFUSED else f"{address}: {os.strerror(number)}"

@@ -68,7 +68,7 @@ class Tokens:
         return JSONResponse({"prompt": "".join(texts)})
 
     async def info(self, request: Request) -> Response:
-        """What the checkpoint says of its tokenizer."""
+        """The checkpoint's tokenizer_config.json."""
         return JSONResponse(self._config)
 
     async def _rendered(self, body: Mapping[str, Any], caller: str) -> tuple[str, str]:

@@ -41,7 +41,7 @@ SAID = {  # for what it says in words that a caller cannot use
 
 
 class Question(TypedDict):
-    """What is asked about a form."""
+    """A question about a form."""
 
     kind: str  # a name of `sampling.FORMS`, or TOOLS
     loose: bool  # the nearest form that can be enforced is wanted; of tools for the functions that are not strict

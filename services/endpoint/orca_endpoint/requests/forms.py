@@ -49,7 +49,7 @@ class LeftOut(NamedTuple):
 
 
 class Form(NamedTuple):
-    """What an answer is held to."""
+    """A form that an answer is held to."""
 
     grammar: str
     left_out: Sequence[LeftOut] = ()
@@ -109,7 +109,7 @@ class FormCompiler:
         return Form(answer["grammar"], [LeftOut(*one) for one in answer["left_out"]])
 
     async def _outcome(self, asked: Question, form: bytes, caller: str) -> Answer | None:
-        """What a compiler says; None: it is too much."""
+        """The answer of a compiler; None: the form is too much."""
         question = json.dumps(asked).encode() + b"\n" + form
         if (found := self._found(question)) is not None:
             return found

@@ -120,8 +120,11 @@ def function_of(tool: Any, n: int, error: Error) -> Function:
 
 def closed_by_its_list(schema: dict[str, Any]) -> dict[str, Any]:
     """The schema of arguments without others than those that it lists, unless it says that there may be others."""
-    if "properties" not in schema or schema.keys() & MORE_MEMBERS:
+    listed, required = schema.get("properties"), schema.get("required", [])
+    if not isinstance(listed, dict) or schema.keys() & MORE_MEMBERS:
         return schema
+    if not isinstance(required, list) or any(name not in listed for name in cast(list[Any], required)):
+        return schema  # it needs a member that it does not list
     return {**schema, "additionalProperties": False}
 
 

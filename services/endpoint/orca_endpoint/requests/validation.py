@@ -227,7 +227,7 @@ class Validator:
     async def _form(
         self, request: GenerateRequest, syntax: Syntax | None, check: "Fields", caller: str, loose: Collection[str]
     ) -> Form | None:
-        """What the answer is held to; None: it is free. syntax: of its calls, where the chat has tools."""
+        """The form that the answer is held to; None: it is free. syntax: of its calls, where the chat has tools."""
         form, found = request.WhichOneof("form"), None
         if form is None and syntax is None:
             return None
