@@ -123,7 +123,9 @@ def closed_by_its_list(schema: dict[str, Any]) -> dict[str, Any]:
     listed, required = schema.get("properties"), schema.get("required", [])
     if not isinstance(listed, dict) or schema.keys() & MORE_MEMBERS:
         return schema
-    if not isinstance(required, list) or any(name not in listed for name in cast(list[Any], required)):
+    if not isinstance(required, list) or not all(
+        isinstance(name, str) and name in listed for name in cast(list[Any], required)
+    ):
         return schema  # it needs a member that it does not list
     return {**schema, "additionalProperties": False}
 
