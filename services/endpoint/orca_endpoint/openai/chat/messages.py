@@ -20,7 +20,7 @@ NO_MEMBERS = {  # of OpenAI's messages
     "audio": "is refused: messages are text alone",
     "function_call": "is refused: it is the older form of tool_calls",
 }
-CACHED = {"cache_control": "every prompt is cached in the same way, which changes no token"}
+CACHED = {"cache_control": "a hint for caches of prompts, which changes no token"}
 # Members that are ignored, and why: of any message and its parts; of an assistant's; of its calls, and their functions.
 IGNORED = {
     "a message": CACHED,
