@@ -9,7 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -19,6 +19,8 @@ from orca_common.errors import DeadlineExceeded, InvalidArgument, OrcaError, ech
 
 from ..calls.line import note_error
 from .errors import failure, refused
+
+T = TypeVar("T")
 
 TIMEOUT_HEADER, COMMENTS_HEADER, IDS_HEADER = "X-Request-Timeout", "X-Stream-Comments", "X-Stream-Ids"
 EVENT_ID = "Last-Event-ID"  # which a browser's EventSource sends
@@ -158,16 +160,13 @@ def silence_of(request: Request, seconds: float) -> float:
     return seconds if on_or_off(request, COMMENTS_HEADER, True) else 0.0
 
 
-def ids_wanted(request: Request, detaches: bool) -> bool:
-    """Whether the events of the request's stream have ids: where a header asks for them or shows that the client knows
-    them, and where the request may live on without its client. Others' readers of streams do not expect them.
-
-    detaches: it has a detach_grace.
-    """
-    return on_or_off(request, IDS_HEADER, detaches or EVENT_ID in request.headers)
+def ids_in(request: Request) -> bool | None:
+    """Whether the request asks that the events of its stream have ids, or shows that its client knows them. None: it
+    does not say. Others' readers of streams do not expect them."""
+    return on_or_off(request, IDS_HEADER, True if EVENT_ID in request.headers else None)
 
 
-def on_or_off(request: Request, header: str, absent: bool) -> bool:
+def on_or_off(request: Request, header: str, absent: T) -> bool | T:
     given = request.headers.get(header)
     if given not in ("on", "off", None):
         raise InvalidArgument(header, f"must be on or off; it is {echo(given)!r}")
