@@ -74,12 +74,14 @@ class OpenAIDoor:
         self._host, self._port = parts.hostname, parts.port or 80
         self._path = parts.path.rstrip("/") or "/v1"
         self.model, self.extensions = "", EXTENSIONS[0]
+        self.vocab_size: int | None = None  # of a server that tells it, as Orca does
 
     async def __aenter__(self) -> Self:
         """Learns the model's name and how to keep requests from ending early. Raises FailedPrecondition."""
         try:
             models = await self._exchange("GET", "/models", b"", lambda: 0.0)
-            self.model = json.loads(models.body)["data"][0]["id"]
+            told = json.loads(models.body)["data"][0]
+            self.model, self.vocab_size = told["id"], told.get("vocab_size")
         except OSError as error:
             raise FailedPrecondition(f"openai: {self.url} does not answer ({error.strerror or error})") from None
         except (httptools.HttpParserError, ValueError, LookupError, TypeError) as error:

@@ -71,7 +71,10 @@ class Report:
     def __str__(self) -> str:
         total, missed = self._counted(True).total(), self._counted(False).total()
         together = max((one.pause for one in self.rounds if len(one.faults) > 1 and one.timed), default=0.0)
-        lines = [f"{len(self.rounds)} rounds, {total} faults" + (f" ({missed} found nothing to hit)" if missed else "")]
+        lines = [
+            f"{counted(len(self.rounds), 'round')}, {counted(total, 'fault')}"
+            + (f" ({missed} found nothing to hit)" if missed else "")
+        ]
         lines += ["", self.table(), ""]
         longest = self.longest()
         measured = "not measured, because no fault was alone" if longest is None else f"{longest:.1f} s"
@@ -84,3 +87,8 @@ class Report:
 
 def _beyond(pause: float, fault: Fault) -> float:
     return max(0.0, pause - fault.seconds)
+
+
+def counted(count: int, of: str) -> str:
+    """As "1 round" or "2 rounds"."""
+    return f"{count} {of}" if count == 1 else f"{count} {of}s"

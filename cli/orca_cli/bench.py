@@ -1,12 +1,12 @@
 """`orca bench`: measures the engine, a server, and single kernels. docs/bench.md says what each number means.
 
-Results are JSON lines on standard output, progress is on standard error.
+Results are JSON lines on standard output. Progress is on standard error, and a table of a load's results.
 """
 
 import json
 import shlex
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
 from orca_common.errors import FailedPrecondition, OrcaError
 from orca_worker.settings import WorkerSettings
@@ -133,8 +134,7 @@ def serve(
             else GrpcDoor(address or "", label or "orca-grpc", interval=stream_interval)
         )
         async with door:
-            told = door.vocab_size if isinstance(door, GrpcDoor) else None
-            size = vocab_size or told or VOCABULARY.stop
+            size = vocab_size or door.vocab_size or VOCABULARY.stop
             vocabulary = vocabulary_of(size)
             if all_rates:
                 load = OpenLoad(all_rates, requests, seed, lengths, vocabulary)
@@ -165,6 +165,7 @@ def serve(
                 said.append(line)
 
         uvloop.run(body())
+        errors.print(load_table(said))
         if plot is not None:
             write_plot(said, plot)
 
@@ -230,6 +231,29 @@ def rates_of(text: str) -> list[float]:
     if not rates or min(rates) <= 0:
         raise typer.BadParameter("must be numbers above 0 and commas, as in 1,2,4", param_hint="--rates")
     return rates
+
+
+COLUMNS = {  # of the table of a load: a member of its lines
+    "requests": "requests",
+    "errors": "errors",
+    "requests/s": "requests_per_s",
+    "tokens/s": "output_tokens_per_s",
+    "first token, ms": "first_token_ms_p50",
+    "between tokens, ms": "gap_ms_p50",
+    "a token of all, ms": "normalized_latency_ms_p50",
+}
+
+
+def load_table(lines: Sequence[Mapping[str, Any]]) -> Table:
+    """The lines of a load for people: medians."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("load", *COLUMNS):
+        table.add_column(name, justify="left" if name == "load" else "right")
+    for line in lines:
+        load = f"{line['rate']:g} a second" if "rate" in line else f"{line['case']}, run {line['run']}"
+        found = [line.get(member) for member in COLUMNS.values()]
+        table.add_row(load, *("-" if value is None else f"{value:g}" for value in found))
+    return table
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -9,12 +9,15 @@ from typing import Annotated, Any
 
 import typer
 
-from .generate import secrets_of
+from .generate import addresses_here, secrets_of
 
 
 def chat(
     address: Annotated[
-        list[str] | None, typer.Option(help="An endpoint, host:port; 127.0.0.1:50051 if not given. May be repeated.")
+        list[str] | None,
+        typer.Option(
+            help="An endpoint, host:port; those of the run here, or 127.0.0.1:50051, if not given. May be repeated."
+        ),
     ] = None,
     system: Annotated[str, typer.Option(help="The system's message, with which the conversation begins.")] = "",
     max_new_tokens: Annotated[
@@ -53,7 +56,7 @@ def chat(
     arguments["template_kwargs"] = variables_of(template_kwargs)
     from orca_cli.chatting import talk  # it imports the client, which other commands do without
 
-    failure = talk(address or ["127.0.0.1:50051"], system, arguments, secrets_of(tls_dir, api_key_file))
+    failure = talk(address or addresses_here(), system, arguments, secrets_of(tls_dir, api_key_file))
     if failure is not None:
         typer.echo(failure, err=True)
         raise typer.Exit(1)

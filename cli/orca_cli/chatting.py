@@ -12,6 +12,8 @@ from orca_client import Cancelled, Finished, Message, OrcaClient, OrcaError, Str
 from .generating import HELLO_TIMEOUT
 
 PROMPT = "> "
+COMMANDS = {"/help": "shows this", "/clear": "forgets the conversation", "/exit": "ends it, as Ctrl-D does"}
+HELP = "\n".join(f"{name:<8}{what}" for name, what in COMMANDS.items())
 
 
 def talk(
@@ -40,9 +42,19 @@ def talk(
         if not model.has_chat_template:
             return f"{model.name} has no chat template; `orca generate` completes prompts"
         arguments = {**model.sampling_defaults, **arguments}
-        messages: list[Message] = [{"role": "system", "content": system}] if system else []
+        beginning: list[Message] = [{"role": "system", "content": system}] if system else []
+        messages, here = beginning, sys.stdin.isatty()
+        if here:
+            print(f"{model.name}, at {', '.join(addresses)}. Ctrl-C cancels an answer; /help shows what else there is.")
         while (line := read_line()) is not None:
-            if not line.strip():
+            command = line.strip()
+            if not command:
+                continue
+            if here and command.startswith("/"):  # from a file it is a message
+                if command in ("/exit", "/bye", "/quit"):
+                    return None
+                messages = beginning if command == "/clear" else messages
+                print("forgotten" if command == "/clear" else HELP)
                 continue
             asked: list[Message] = [*messages, {"role": "user", "content": line}]
             try:

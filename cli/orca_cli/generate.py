@@ -13,10 +13,13 @@ Exit codes: 0; 1 with a sentence on stderr for each request that failed; 2 for a
 import asyncio
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+USUAL_ADDRESS = "127.0.0.1:50051"
 
 
 def generate(
@@ -24,7 +27,10 @@ def generate(
         list[str] | None, typer.Argument(help="Prompts. Without one, or for -, the prompt is read from stdin.")
     ] = None,
     address: Annotated[
-        list[str] | None, typer.Option(help="An endpoint, host:port; 127.0.0.1:50051 if not given. May be repeated.")
+        list[str] | None,
+        typer.Option(
+            help="An endpoint, host:port; those of the run here, or 127.0.0.1:50051, if not given. May be repeated."
+        ),
     ] = None,
     max_new_tokens: Annotated[
         int, typer.Option("--max-new-tokens", "--max-tokens", min=1, help="Tokens to generate at most.")
@@ -118,13 +124,22 @@ def generate(
 
     secrets = secrets_of(tls_dir, api_key_file)
     try:
-        failures = asyncio.run(generate_all(address or ["127.0.0.1:50051"], given, arguments, as_json, secrets))
+        failures = asyncio.run(generate_all(address or addresses_here(), given, arguments, as_json, secrets))
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     for failure in failures:
         typer.echo(failure, err=True)
     if failures:
         raise typer.Exit(1)
+
+
+def addresses_here() -> list[str]:
+    """The gRPC doors of the `orca serve` that runs on this machine; the usual one where none does."""
+    with suppress(ImportError):  # no service is installed here
+        from orca_cli import runs
+
+        return runs.doors() or [USUAL_ADDRESS]
+    return [USUAL_ADDRESS]
 
 
 def secrets_of(tls_dir: Path | None, api_key_file: Path | None) -> dict[str, Any]:

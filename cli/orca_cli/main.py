@@ -16,6 +16,7 @@ from rich.console import Console
 from orca_cli.chat import chat
 from orca_cli.credentials import certs, key
 from orca_cli.generate import generate
+from orca_cli.reflexes import understood
 from orca_cli.settings_command import KINDS, SettingsCommand, redis_url_of, settings_of
 from orca_cli.suggestions import Command, Commands
 
@@ -91,7 +92,7 @@ def serve(context: typer.Context) -> None:
     from orca_cli import serving
 
     with suppress(Interrupted):  # the end that it waits for
-        _run(serving.serve(settings_of("serve").load(context.args), context.obj))
+        _run(serving.serve(settings_of("serve").load(understood(context.args)), context.obj))
 
 
 @app.command(cls=Command)

@@ -68,6 +68,16 @@ def processes(folder: Path) -> list[dict[str, Any]]:
         return []
 
 
+def doors() -> list[str]:
+    """The gRPC addresses of the run here that runs, the last of them; none where none does."""
+    try:
+        folder = run_folder(None)
+    except FailedPrecondition:
+        return []
+    rows = processes(folder) if runs_now(folder) else []
+    return [row["address"] for row in rows if row["role"] == "endpoint" and row["address"]]
+
+
 def _said(row: dict[str, Any]) -> dict[str, Any]:
     """Returns the answer of a process's status port, or whether Redis answers; a missing one as its reason."""
     pid, status = row["pid"], row["status"]

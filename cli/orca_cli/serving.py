@@ -24,10 +24,10 @@ from orca_local.stack import DEMO_MODEL, Stack
 from orca_worker.models.families import check_type
 from orca_worker.processes.beginning import Begun
 
+from .generate import USUAL_ADDRESS
 from .stdout import Lossy
 
 console = Console(file=cast(TextIO, Lossy(sys.stdout)), highlight=False, markup=False)
-USUAL_ADDRESS = "127.0.0.1:50051"  # that `orca generate` takes when it is given none
 KEY_FILE = "FILE_WITH_YOUR_KEY"  # the hashes that the stack knows tell no key
 
 
@@ -112,7 +112,7 @@ def example(address: str, settings: StackSettings, program: str = sys.argv[0], *
     """A command that calls the stack, as it can be pasted into the shell that `orca serve` was called from."""
     called = os.path.abspath(program) if os.access(program, os.X_OK) and "/" in program else "orca"
     command = [called, "generate", *(["def main("] if text else ["--token-ids", "1,2,3", "--json"])]
-    if address != USUAL_ADDRESS:
+    if address != USUAL_ADDRESS:  # `orca generate` finds a run by itself, but perhaps another one
         command += ["--address", address]
     if settings.tls_dir is not None:
         command += ["--tls-dir", str((Path(settings.tls_dir) / Role.CLIENT).absolute())]

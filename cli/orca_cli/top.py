@@ -71,7 +71,7 @@ class View:
         if self.story:
             return Group(*(Text(line, overflow="fold") for line in self.story), Text(HELP, style="dim"))
         sights = engines(self.before, self.now)
-        room = max(height - 8 - len(sights), 3)
+        room = max(height - 9 - 2 * len(sights), 3)  # the head may have two lines, and so may the stages of an engine
         silent = [Text(f"no answer from {sentence}", style="red") for sentence in self.now.silent]
         return Group(self._head(), *silent, engine_table(sights), self._requests(room), Text(HELP, style="dim"))
 
@@ -90,13 +90,14 @@ class View:
             f"first token {milliseconds(first)}",
             f"between tokens {milliseconds(between)}",
         ]
-        return Text("   ".join(parts), style="bold", overflow="ellipsis", no_wrap=True)
+        return Text("   ".join(part.replace(" ", "\N{NO-BREAK SPACE}") for part in parts), style="bold")
 
     def _requests(self, room: int) -> Table:
         table = Table(box=None, pad_edge=False, expand=True)
         table.add_column("the oldest requests", overflow="ellipsis", no_wrap=True, ratio=1)
         for column in ("engine", "age", "tokens", "of", "iterations", "state"):
-            table.add_column(column, justify="left" if column in ("engine", "state") else "right", no_wrap=True)
+            justify = "left" if column in ("engine", "state") else "right"
+            table.add_column(column, justify=justify, no_wrap=True, min_width=len(column))
         first = max(self.cursor - room + 1, 0)
         clock = time.time()
         for n, one in enumerate(self.now.requests[first : first + room], first):
@@ -115,7 +116,8 @@ def engine_table(sights: Sequence[EngineSight]) -> Table:
     """A line for each engine. Of a stage's bar the full part is busy, and the thin part a bubble."""
     table = Table(box=None, pad_edge=False, expand=True)
     for column in ("engine", "running", "batch", "in flight", "slots", "iterations/s", "tokens/s", "stages"):
-        table.add_column(column, justify="left" if column in ("engine", "stages") else "right", no_wrap=True)
+        left, folds = column in ("engine", "stages"), column == "stages"  # a narrow terminal folds the stages alone
+        table.add_column(column, justify="left" if left else "right", no_wrap=not folds, min_width=len(column))
     for sight in sights:
         if sight.trouble is not None:
             table.add_row(sight.name, *([""] * 6), sight.trouble, style="red")

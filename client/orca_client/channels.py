@@ -71,7 +71,8 @@ class Channels:
             self.answered = True
         elif isinstance(error, Unavailable):
             error = self._unavailable(error, target)
-        error.__cause__ = failure
+        if not error.answered:  # what an endpoint has said is all that there is to say
+            error.__cause__ = failure
         if isinstance(error, Unavailable):
             self._addresses.failed(target, time.monotonic())
         return error

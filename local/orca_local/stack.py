@@ -11,6 +11,7 @@ import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 
 import grpc
@@ -510,10 +511,14 @@ class Stack:
 
 
 def check_ports(settings: StackSettings) -> None:
-    """Raises FailedPrecondition when a port of the first endpoint cannot be had."""
-    if settings.port and settings.port == settings.http_port:
-        raise FailedPrecondition(f"http_port: is {settings.port}, and port is the same; give each door its own")
-    for name, port in (("port", settings.port), ("http_port", settings.http_port)):
+    """Raises FailedPrecondition when a port of the first endpoint, or one that is given for the page, cannot be had."""
+    ports = {"port": settings.port, "http_port": settings.http_port}
+    if settings.ui and settings.ui_port is not None:
+        ports["ui_port"] = settings.ui_port
+    for (one, port), (other, same) in combinations(ports.items(), 2):
+        if port and port == same:
+            raise FailedPrecondition(f"{other}: is {port}, and {one} is the same; give each its own")
+    for name, port in ports.items():
         try:
             check_port(name, settings.host, port)
         except Unavailable as error:

@@ -7,7 +7,7 @@ import pytest
 
 from orca_chaos.faults import OF_LINKS, OF_PROCESSES, Victim, plan
 from orca_chaos.record import Record
-from orca_chaos.report import Report, Round
+from orca_chaos.report import Report, Round, counted
 from orca_common.errors import FailedPrecondition, InvalidArgument
 
 VICTIMS = [Victim("rank", "rank-0.0", OF_PROCESSES), Victim("scheduler > redis", "scheduler-0 > redis", OF_LINKS)]
@@ -64,6 +64,7 @@ def test_the_report_counts_faults_and_leaves_out_what_this_program_was_late_for(
     row = next(line for line in report.table().splitlines() if line.startswith("| stop rank |"))
     assert row.split(" | ")[2:] == ["1", f"{lasted + 1.25:.1f} s", "1.2 s |"]
     said = str(report)
+    assert counted(1, "round") == "1 round"
     assert said.startswith(f"4 rounds, {2 + len(rounds[3].faults)} faults (1 found nothing to hit)")
     assert "longest pause of rounds with several faults: 9.5 s" in said
     assert "1 rounds tell no pause" in said

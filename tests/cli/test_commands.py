@@ -19,11 +19,16 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from orca_cli import serving
+from orca_cli.bench import load_table
+from orca_cli.generate import addresses_here
+from orca_cli.looking import EngineSight, Look
 from orca_cli.main import app
+from orca_cli.reflexes import OTHERS, SAME, understood
 from orca_cli.runs import logs_of, run_folder, state_of
 from orca_cli.settings import quiet_grpc
 from orca_cli.settings_command import KINDS, settings_of
 from orca_cli.stdout import Lossy
+from orca_cli.top import View, engine_table
 from orca_client import __version__
 from orca_common.environment import VERBOSITY, child_environment
 from orca_common.errors import FailedPrecondition
@@ -218,6 +223,51 @@ def test_commands_are_suggested(command: str, meant: str | None) -> None:
     assert f"No such command '{command}'." + (f" Did you mean {meant}?" if meant else " ") in done.stderr
 
 
+def test_what_those_who_come_from_vllm_type() -> None:
+    typed = ["Qwen/Qwen3-8B", "--tensor-parallel-size", "2", "-pp=3", "--max-num-seqs=64", "--port", "8000", "a"]
+    ours = ["--model", "Qwen/Qwen3-8B", "--tp", "2", "--pp=3", "--max-batch-size=64", "--port", "8000", "a"]
+    assert understood(typed) == ours
+    assert understood(["--model", "m", "--tp=2"]) == ["--model", "m", "--tp=2"]
+    flags = {"--" + name.replace("_", "-") for name in ServeSettings.model_fields}
+    assert set(SAME.values()) <= flags
+    for option, sentence in OTHERS.items():
+        done = CliRunner().invoke(app, ["serve", "m", f"{option}=1"])
+        assert done.exit_code == 1
+        assert re.findall(r"--[a-z-]+", sentence.replace(option, "")) == [
+            name for name in re.findall(r"--[a-z-]+", sentence.replace(option, "")) if name in flags
+        ], "the counterparts are there"
+        with pytest.raises(SystemExit, match=f"^{option}: is no option of orca serve: "):
+            understood([option, "1"])
+
+
+def test_the_table_of_a_load() -> None:
+    line = {"case": "b4_8_8", "run": 1, "requests": 4, "errors": 0, "requests_per_s": 2.5, "first_token_ms_p50": None}
+    shown = io.StringIO()
+    Console(file=shown, width=140).print(load_table([line, {**line, "rate": 2.0}]))
+    head, first, second = shown.getvalue().splitlines()
+    assert head.split()[:5] == ["load", "requests", "errors", "requests/s", "tokens/s"]
+    assert first.split() == ["b4_8_8,", "run", "1", "4", "0", "2.5", "-", "-", "-", "-"]
+    assert second.startswith("2 a second")
+
+
+@pytest.mark.parametrize("width", [100, 110, 200])
+def test_top_shows_its_headers_whole(width: int) -> None:
+    """At 110 columns the stages' bars cut them."""
+    sight = EngineSight("engine-0", None, 12, 7.5, 2, 81920, 2000000, 51.2, 4096, (0.75,) * 2, (0.25,) * 2)
+    request = {"request": "chatcmpl-0123456789abcdef01234567", "engine": "engine-0", "submitted": 0, "tokens": 12}
+    request |= {"max_new_tokens": 4096, "iterations": 12, "state": "decode"}
+    look = Look(1.0, (), (), (request,))
+    shown = io.StringIO()
+    console = Console(file=shown, width=width)
+    console.print(engine_table([sight]))
+    console.print(View(None, (), look, look).drawn(24))
+    words = ["running", "batch", "slots", "iterations/s", "tokens/s", "stages", "tokens", "iterations", "state"]
+    words += ["requests/s", "errors/s"]
+    for word in (*words, "in flight", "81920/2000000", "75% busy", "25% bubble"):
+        assert word in shown.getvalue(), word
+    assert "first\N{NO-BREAK SPACE}token" in shown.getvalue()
+
+
 @pytest.mark.parametrize("command", KINDS)
 def test_help_of_settings(command: str) -> None:
     """It is as that of the other commands, and has every setting with its sentence."""
@@ -333,6 +383,17 @@ def test_the_last_run(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         run_folder(None)
     with pytest.raises(FailedPrecondition, match=r"^/.* is no run folder of `orca serve`"):
         run_folder(state)
+
+
+def test_generate_finds_the_run_as_status_does(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that has ended may leave its table of processes behind."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(state))
+    (run,) = (state / "orca/runs").iterdir()
+    row = {"role": "endpoint", "name": "endpoint-0", "pid": 1, "status": None}
+    (run / "processes.json").write_text(json.dumps([{**row, "address": "127.0.0.1:7"}, {**row, "address": None}]))
+    assert addresses_here() == ["127.0.0.1:50051"]
+    with RunFolder(run):
+        assert addresses_here() == ["127.0.0.1:7"]
 
 
 def test_status(state: Path) -> None:

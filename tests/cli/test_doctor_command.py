@@ -65,7 +65,9 @@ def test_no_rendered_chart(text: str, says: str) -> None:
 def test_no_cluster() -> None:
     ended = doctor()
     assert ended.returncode == 1
-    assert ended.stderr.startswith("no cluster is known (")
+    assert ended.stderr.startswith(
+        "no cluster is known (there is no kubeconfig with a current context); set KUBECONFIG;"
+    )
     assert ended.stderr.endswith("; for `orca serve` on this machine: orca status\n")
 
 

@@ -84,7 +84,9 @@ async def test_ctrl_c_cancels_an_answer_and_then_ends(stage: Stage) -> None:
     )
     os.close(terminal.theirs)
     try:
-        await terminal.shows("> ")
+        await terminal.shows(f"demo, at {address}.", "/help shows", "> ")
+        terminal.types("/help\n")
+        await terminal.shows("/exit", "> ")
         terminal.types("Hi\n")
         await terminal.shows("w2")
         process.send_signal(signal.SIGINT)

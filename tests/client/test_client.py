@@ -245,6 +245,7 @@ async def test_refusals(stage: Stage, face: Face, connect: Connect, refusal: err
     with pytest.raises(kind) as raised:
         await face.next(stream)
     assert str(raised.value) == str(refusal)
+    assert raised.value.__cause__ is None, "no traceback of grpc's comes before it"
     assert raised.value.code is refusal.code
     for field in ("field", "reason", "retry_after", "trace_id"):
         assert getattr(raised.value, field, None) == getattr(refusal, field, None)

@@ -46,7 +46,7 @@ def test_the_order_of_sources(file: Path, monkeypatch: pytest.MonkeyPatch) -> No
     arguments = ["--port", "5", "--config", str(file)]
     settings = EndpointSettings.load(arguments)
     found = settings.model, settings.max_waiting, settings.max_calls, settings.port, settings.max_prompts
-    assert found == ("of the file", 3, 4, 5, 32)
+    assert found == ("of the file", 3, 4, 5, 2048)
     origins = settings.origins(arguments)
     assert [origins[name] for name in ("model", "max_calls", "port", "max_prompts", "config")] == [
         *(str(file), "ORCA_MAX_CALLS", "--port", "default", "--config")

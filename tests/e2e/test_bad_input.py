@@ -184,7 +184,7 @@ HTTP_CASES: dict[str, tuple[Any, int, str | None, str]] = {
     "top_p above 1": ({"prompt": "a", "top_p": 1.5}, 400, "top_p", "at most 1"),
     "unknown token id": ({"prompt": [1, 99_999]}, 400, "prompt[1]", "99999"),
     "stop list too long": ({"prompt": "a", "stop": ["x"] * 99}, 400, "stop", "at most"),
-    "n 99": ({"prompt": "a", "n": 99}, 400, "n", "too many"),
+    "n 9999": ({"prompt": "a", "n": 9999}, 400, "n", "too many"),
     "logprobs 99": ({"prompt": "a", "logprobs": 99}, 400, "logprobs", "at most 20"),
     "repetition_penalty 0": ({"prompt": "a", "repetition_penalty": 0}, 400, "repetition_penalty", "above 0"),
     "a bias of no token": ({"prompt": "a", "logit_bias": {"99999": 1}}, 400, "logit_bias[99999]", "no token"),

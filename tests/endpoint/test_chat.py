@@ -10,8 +10,8 @@ from unittest.mock import ANY
 import grpc
 import httpx2 as httpx
 import pytest
-from endpoint.harness import World, field_of, generation, make_model, serving, until, world
-from endpoint.test_openai_resume import Events
+from endpoint.harness import POSITIONS, World, field_of, generation, make_model, serving, until, world
+from endpoint.test_openai_resume import Events, check_ids
 from google.protobuf.message import Message
 from openai import AsyncOpenAI, BadRequestError
 from transformers import GenerationConfig
@@ -19,7 +19,7 @@ from transformers import GenerationConfig
 from orca.v1 import orca_pb2 as pb
 from orca.v1.pool_pb2 import PoolRequest
 from orca_common.errors import FailedPrecondition
-from orca_endpoint.openai.resumed import EVENT_ID
+from orca_endpoint.http.exchange import EVENT_ID
 from orca_endpoint.requests.defaults import (
     FOLLOWED,
     NEUTRAL,
@@ -41,9 +41,11 @@ GENERATION = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 20, 
 USER: Any = {"role": "user", "content": "the pool"}
 
 
-def make_chat_model(folder: Path, template: str | None = TEMPLATE, **generation: Any) -> Path:
+def make_chat_model(
+    folder: Path, template: str | None = TEMPLATE, positions: int = POSITIONS, **generation: Any
+) -> Path:
     """The model of `make_model`, which begins every prompt with <|end|>, with a chat template."""
-    make_model(folder)
+    make_model(folder, positions=positions)
     path = folder / "tokenizer.json"
     parts = json.loads(path.read_text())
     parts["post_processor"] = {
@@ -225,6 +227,32 @@ async def test_the_length_of_an_answer(orca: World, client: AsyncOpenAI, redis_u
     assert [record.max_new_tokens for record in script.records] == [200 - prompt, 7, 9]
 
 
+async def test_values_that_change_nothing(orca: World, http: httpx.AsyncClient) -> None:
+    same = {"skip_special_tokens": True, "min_tokens": 0, "service_tier": "default", "reasoning_effort": "none"}
+    of_chats = same | {"prompt_cache_key": "a", "add_special_tokens": False}
+    of_completions = {"add_special_tokens": True, "skip_special_tokens": True, "min_tokens": 0}
+    async with orca.background(lambda record: [10]):
+        for path, body in (
+            ("chat/completions", {"messages": [USER], **of_chats}),
+            ("completions", {"prompt": "a", **of_completions}),
+        ):
+            answer = await http.post(f"/v1/{path}", json={**body, "max_tokens": 1})
+            assert answer.status_code == 200, answer.text
+
+
+async def test_an_answer_may_be_as_long_as_the_context(redis_url: str, tmp_path: Path) -> None:
+    """Clients that write code send no max_tokens: 1,024 cut it."""
+    script, model = Recorder([10]), make_chat_model(tmp_path / "long", positions=4096)
+    async with (
+        world(redis_url, model, slots=8192) as orca,
+        AsyncOpenAI(base_url=f"{orca.serving.http}/v1", api_key="none", max_retries=0) as client,
+        orca.background(script),
+    ):
+        await client.chat.completions.create(model="long", messages=[USER])
+    (record,) = script.records
+    assert record.max_new_tokens == 4096 - len(record.prompt_ids)
+
+
 BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "no messages": ({"messages": None}, "messages", "is missing"),
     "empty": ({"messages": []}, "messages", "at least one"),
@@ -267,7 +295,7 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "schema": (
         {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "b"}}}},
-        "response_format.json_schema.schema",
+        "response_format.json_schema.schema.type",
         "b",
     ),
     "json": (
@@ -283,7 +311,9 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "long": ({"max_tokens": 1000}, "max_tokens", "positions"),
     "top alone": ({"top_logprobs": 2}, "top_logprobs", "only with logprobs"),
     "top": ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "at most 20"),
-    "n": ({"n": 33}, "n", "between 1 and 32"),
+    "n": ({"n": 129}, "n", "between 1 and 128; it"),
+    "copies": ({"n": 128, "messages": [USER | {"content": "a" * 300000}]}, "n", "allowed together"),
+    "service_tier": ({"service_tier": "flex"}, "service_tier", '"auto" or "default"'),
     "prompt": ({"prompt": "a"}, "prompt", "a chat has messages"),
     "unknown": ({"messagez": []}, "messagez", "messages"),
     "temperature": ({"temperature": -1}, "temperature", "between 0 and 100"),
@@ -341,7 +371,7 @@ async def test_a_model_without_a_template(redis_url: str, tmp_path: Path) -> Non
 async def test_a_chat_goes_on_at_another_endpoint(orca: World, http: httpx.AsyncClient) -> None:
     """The id of each event says how far the client is. The role comes once, the text without a hole."""
     ids = encode(orca, "the pool 東京 😺 holds")
-    body = {"messages": [USER], "max_tokens": len(ids), "stream": True, "logprobs": True}
+    body = {"messages": [USER], "max_tokens": len(ids), "stream": True, "logprobs": True, "detach_grace": 30}
     async with (
         serving(orca.redis_url, orca.name, orca.model) as second,
         httpx.AsyncClient(base_url=second.http) as other,
@@ -368,6 +398,10 @@ async def test_a_chat_goes_on_at_another_endpoint(orca: World, http: httpx.Async
     scored = [token for one in found for token in (one["choices"][0]["logprobs"] or {"content": []})["content"]]
     assert [bytes(token["bytes"]) for token in scored] == [orca.serving.app.endpoint.token_bytes(i) for i in ids[3:]]
     assert usage["completion_tokens"] == len(ids)
+
+
+async def test_which_streams_have_ids(orca: World, http: httpx.AsyncClient) -> None:
+    await check_ids(orca, http, "/v1/chat/completions", {"messages": [USER]})
 
 
 async def test_an_end_that_was_seen_does_not_come_again(orca: World, http: httpx.AsyncClient) -> None:

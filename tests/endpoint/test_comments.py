@@ -38,7 +38,7 @@ async def lines_to(lines: AsyncIterator[str], wanted: str, count: int = 1) -> li
 
 async def test_while_it_waits_and_between_its_tokens(commenting: World, http: httpx.AsyncClient) -> None:
     """Comments are whole, and stand between events. The stream ends as it would without them."""
-    async with http.stream("POST", "/v1/completions", json=BODY) as answer:
+    async with http.stream("POST", "/v1/completions", json=BODY, headers={"X-Stream-Ids": "on"}) as answer:
         lines = answer.aiter_lines()
         assert set(await lines_to(lines, COMMENT, 3)) == {COMMENT, ""}
         request = await commenting.engine.claim()

@@ -38,7 +38,7 @@ AMBIGUOUS = "\n".join(
     + [f"n{n}: s s | s n{(n + 1) % 150} | n{n} s | /[a-z]/" for n in range(150)]
 )
 BAD = {
-    "type": ("json_schema", '{"type": "nonsense"}', r"^json_schema: Invalid type: nonsense"),
+    "type": ("json_schema", '{"type": "nonsense"}', r"^json_schema\.type: is 'nonsense'; the types of JSON are"),
     "place": (
         "json_schema",
         '{"properties": {"a": {"items": {"anyOf": [true, {"uniqueItems": true}]}}}}',
@@ -67,7 +67,7 @@ async def test_bad_forms_are_refused_with_their_place(compiler: FormCompiler, na
 
 async def test_the_callers_name_of_the_field(compiler: FormCompiler) -> None:
     names = Fields({"json_schema": "response_format.json_schema.schema"})
-    with pytest.raises(InvalidArgument, match=r"^response_format\.json_schema\.schema\.properties\.a: "):
+    with pytest.raises(InvalidArgument, match=r"^response_format\.json_schema\.schema\.properties\.a\.type: "):
         await compiler.grammar("json_schema", '{"properties": {"a": {"type": "b"}}}', names)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import httpx2 as httpx
 import openai
 import pytest
-from endpoint.harness import World, encode, until
+from endpoint.harness import VOCABULARY, World, encode, until
 from openai import AsyncOpenAI
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -144,7 +144,9 @@ async def test_logprobs(orca: World, client: AsyncOpenAI) -> None:
 
 async def test_the_models(client: AsyncOpenAI) -> None:
     assert [model.id async for model in client.models.list()] == ["tiny"]
-    assert (await client.models.retrieve("tiny")).owned_by == "orca"
+    card = await client.models.retrieve("tiny")
+    assert card.owned_by == "orca"
+    assert (card.model_extra or {})["vocab_size"] == VOCABULARY, "for load tools that draw token ids"
     with pytest.raises(openai.NotFoundError):
         await client.models.retrieve("gpt-99")
 
@@ -221,7 +223,7 @@ CASES: dict[str, tuple[Any, int, str | None, str]] = {
     "unknown id": ({"prompt": [5, 99_999]}, 400, "prompt[1]", "99999"),
     "unknown id of the second": ({"prompt": [[5], [5, 6, 99_999]]}, 400, "prompt[1][2]", "99999"),
     "enormous id": ({"prompt": [1 << 80]}, 400, "prompt[0]", "no token id"),
-    "many prompts": ({"prompt": ["a"] * 33}, 400, "prompt", "at most 32"),
+    "many prompts": ({"prompt": ["a"] * 2049}, 400, "prompt", "at most 2048"),
     "lone surrogate": (b'{"prompt": "\\ud800"}', 400, "prompt", "surrogate"),
     "lone surrogate of the model": (b'{"prompt": "a", "model": "\\ud800"}', 400, "model", "surrogate"),
     "lone surrogate deep": (
@@ -245,15 +247,19 @@ CASES: dict[str, tuple[Any, int, str | None, str]] = {
     "seed": ({"prompt": "a", "seed": 1 << 64}, 400, "seed", "64 bits"),
     "n 0": ({"prompt": "a", "n": 0}, 400, "n", "at least 1"),
     "n true": ({"prompt": "a", "n": True}, 400, "n", "an integer"),
-    "many choices": ({"prompt": ["a", "b"], "n": 17}, 400, "n", "17 for each of 2 prompts are too many; at most 32"),
+    "many choices": ({"prompt": ["a", "b"], "n": 1025}, 400, "n", "1025 for each of 2 prompts are too many"),
     "best_of below n": ({"prompt": "a", "n": 3, "best_of": 2}, 400, "best_of", "at least n, which is 3"),
     "best_of streamed": ({"prompt": "a", "best_of": 2, "stream": True}, 400, "best_of", "cannot be streamed"),
     "many best_of": (
-        {"prompt": "a", "best_of": 33},
+        {"prompt": "a", "best_of": 2049},
         400,
         "best_of",
-        "33 are too many; at most 32 are allowed together",
+        "2049 are too many; at most 2048 are allowed together",
     ),
+    "copies": ({"prompt": "a" * 65536, "n": 1000}, 400, "prompt", "33554432 are allowed together"),
+    "min_tokens": ({"prompt": "a", "min_tokens": 3}, 400, "min_tokens", "must be 0"),
+    "skip_special_tokens": ({"prompt": "a", "skip_special_tokens": False}, 400, "skip_special_tokens", "must be true"),
+    "add_special_tokens": ({"prompt": "a", "add_special_tokens": False}, 400, "add_special_tokens", "must be true"),
     "echo 1": ({"prompt": "a", "echo": 1}, 400, "echo", "true or false"),
     "store 0": ({"prompt": "a", "store": 0}, 400, "store", "must be false"),
     "suffix": ({"prompt": "a", "suffix": "b"}, 400, "suffix", "no model here inserts text"),

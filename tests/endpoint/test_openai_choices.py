@@ -72,6 +72,24 @@ async def test_several_choices_of_a_stream(orca: World, client: AsyncOpenAI) -> 
     assert sorted(ends) == [0, 1]
 
 
+async def test_the_usage_so_far_in_each_chunk(orca: World, client: AsyncOpenAI) -> None:
+    """guidellm and others ask for it: they count by it."""
+    for end in (False, True):
+        options: Any = {"continuous_usage_stats": True, "include_usage": end}
+        async with orca.background(lambda record: [10, 11, 12]):
+            stream = await client.completions.create(
+                model="tiny", prompt="a", max_tokens=3, n=2, stream=True, stream_options=options
+            )
+            chunks = [chunk async for chunk in stream]
+        for k in range(2):
+            of_choice = [chunk.usage for chunk in chunks if chunk.choices and chunk.choices[0].index == k]
+            counts = [(one.prompt_tokens, one.completion_tokens, one.total_tokens) for one in of_choice if one]
+            assert counts == sorted(counts)
+            assert (len(counts), counts[-1]) == (len(of_choice), (1, 3, 4))
+        last = chunks[-1]
+        assert (not last.choices, last.usage is not None and last.usage.completion_tokens) == (end, 6 if end else 3)
+
+
 async def test_the_best_of_several(orca: World, client: AsyncOpenAI) -> None:
     """All were generated, so all are counted. Their logprobs are not shown to a caller who did not ask."""
     seen: list[PoolRequest] = []

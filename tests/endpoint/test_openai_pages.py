@@ -16,8 +16,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from orca_common.release import VERSION
+from orca_endpoint.openai.chat import messages
 from orca_endpoint.openai.chat.fields import FIELDS as CHAT_FIELDS
-from orca_endpoint.openai.chat.request import MEMBER_OF, MEMBERS, NO_MEMBERS
+from orca_endpoint.openai.chat.messages import MEMBER_OF, MEMBERS, NO_MEMBERS
 from orca_endpoint.openai.completions.request import FIELDS
 from orca_endpoint.openai.fields import Field, markdown
 from orca_endpoint.openai.openapi import PATHS
@@ -47,7 +48,7 @@ def test_every_field_of_openai_is_supported_or_refused(method: str) -> None:
     assert {field.name for field in fields if field.support == "ours"}.isdisjoint(documented)
     assert len({field.name for field in fields}) == len(fields)
     options = next(field for field in fields if field.name == "stream_options").schema["properties"]
-    assert set(options) == set(get_type_hints(ChatCompletionStreamOptionsParam))
+    assert set(options) == {*get_type_hints(ChatCompletionStreamOptionsParam), "continuous_usage_stats"}
 
 
 def test_every_member_of_a_message_is_supported_or_refused() -> None:
@@ -58,7 +59,10 @@ def test_every_member_of_a_message_is_supported_or_refused() -> None:
         chat.ChatCompletionAssistantMessageParam,
         chat.ChatCompletionToolMessageParam,
     )
-    assert {name for kind in kinds for name in get_type_hints(kind)} == {*MEMBERS, *MEMBER_OF.values(), *NO_MEMBERS}
+    assert {name for kind in kinds for name in get_type_hints(kind)} == {
+        *(*MEMBERS, *MEMBER_OF.values(), *NO_MEMBERS),
+        "refusal",
+    }
 
 
 async def test_every_field_is_read(orca: World, http: httpx.AsyncClient) -> None:
@@ -79,6 +83,10 @@ async def test_every_field_is_read(orca: World, http: httpx.AsyncClient) -> None
 def test_the_table_of_the_documentation_is_this_one(method: str) -> None:
     fields = METHODS[method][0]
     assert markdown(fields) in (ROOT / "docs/openai.md").read_text(), f"put markdown of the fields of {method} there"
+
+
+def test_the_table_of_ignored_members_is_this_one() -> None:
+    assert messages.markdown() in (ROOT / "docs/openai.md").read_text(), "put `messages.markdown` there"
 
 
 def test_the_version_is_that_of_the_package() -> None:
@@ -129,7 +137,8 @@ async def test_tokens(orca: World, http: httpx.AsyncClient) -> None:
         "no prompt": ("/tokenize", {}, "prompt", "missing"),
         "a list": ("/tokenize", {"prompt": ["a"]}, "prompt", "a string"),
         "long": ("/tokenize", {"prompt": "x" * ((1 << 20) + 1)}, "prompt", "at most 1048576"),
-        "unknown": ("/tokenize", {"prompt": "a", "messages": []}, "messages", "not known"),
+        "both": ("/tokenize", {"prompt": "a", "messages": []}, "prompt", "not known"),
+        "another": ("/tokenize", {"prompt": "a", "tools": []}, "tools", "not known"),
         "no tokens": ("/detokenize", {}, "tokens", "missing"),
         "no ids": ("/detokenize", {"tokens": ["a"]}, "tokens[0]", "a token id"),
         "no token": ("/detokenize", {"tokens": [1, 9999]}, "tokens[1]", "9999"),
@@ -140,6 +149,20 @@ async def test_tokens(orca: World, http: httpx.AsyncClient) -> None:
         assert (case, refused.status_code, error["param"]) == (case, 400, param)
         assert part in error["message"]
     assert (await http.post("/tokenize", json={"prompt": "a", "model": "gpt-99"})).status_code == 404
+    assert (await http.get("/tokenizer_info")).json() == {}, "this checkpoint says nothing of it"
+
+
+async def test_what_other_servers_have_elsewhere(http: httpx.AsyncClient) -> None:
+    for path, part in {
+        "/metrics": "at /metrics of its status port",
+        "/v1/embeddings": "no model here makes embeddings",
+        "/v1/responses": "not built yet",
+        "/v1/messages": "not built yet",
+        "/v2": "there is no such path; Orca serves chats",
+    }.items():
+        answer = await http.post(path, json={})
+        assert (path, answer.status_code) == (path, 404)
+        assert part in answer.json()["error"]["message"]
 
 
 async def test_methods(http: httpx.AsyncClient) -> None:

@@ -43,7 +43,7 @@ async def test_at_another_endpoint(orca: World, http: httpx.AsyncClient) -> None
     """The id of each event says how far the client is; EventSource sends the last one by itself."""
     assert orca.serving.app.vocabulary is not None
     ids = orca.serving.app.vocabulary.encode("the pool 東京 😺 holds")
-    body = {"prompt": "a", "max_tokens": len(ids), "stream": True, "logprobs": 2}
+    body = {"prompt": "a", "max_tokens": len(ids), "stream": True, "logprobs": 2, "detach_grace": 30}
     async with (
         serving(orca.redis_url, orca.name, orca.model) as second,
         httpx.AsyncClient(base_url=second.http) as other,
@@ -107,6 +107,34 @@ async def test_an_end_that_was_seen_does_not_come_again(orca: World, http: httpx
             if text is not None:
                 assert (await came.next())[1]["choices"][0]["text"] == text
             assert (await came.next())[1] == "[DONE]"
+
+
+WANTED: dict[str, tuple[dict[str, Any], dict[str, str], bool]] = {  # more of a body, headers, whether events have ids
+    "nothing": ({}, {}, False),
+    "a header": ({}, {"X-Stream-Ids": "on"}, True),
+    "a request that lives on": ({"detach_grace": 5}, {}, True),
+    "but not": ({"detach_grace": 5}, {"X-Stream-Ids": "off"}, False),
+    "a browser's": ({}, {"Last-Event-ID": ""}, True),
+    "several choices": ({"n": 2, "detach_grace": 5}, {}, False),
+}
+
+
+async def test_which_streams_have_ids(orca: World, http: httpx.AsyncClient) -> None:
+    """vLLM's bench, SGLang's and others read each line of an event as data."""
+    await check_ids(orca, http, "/v1/completions", {"prompt": [5, 6]})
+
+
+async def check_ids(orca: World, http: httpx.AsyncClient, path: str, body: dict[str, Any]) -> None:
+    async with orca.background(lambda record: [10, 11]):
+        for case, (more, headers, has) in WANTED.items():
+            asked = {**body, "max_tokens": 2, "stream": True, **more}
+            answer = await http.post(path, json=asked, headers=headers)
+            lines = [line for line in answer.text.splitlines() if line]
+            assert (case, lines[-1]) == (case, "data: [DONE]")
+            assert ("id: 2.2" in lines) == has, case
+            assert all(line.startswith("data: ") for line in lines) != has, case
+    answer = await http.post(path, json=body, headers={"X-Stream-Ids": "yes"})
+    assert answer.json()["error"]["param"] == "X-Stream-Ids"
 
 
 CASES = {

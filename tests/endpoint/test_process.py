@@ -82,7 +82,7 @@ async def test_the_end_of_a_process(orca: World, number: signal.Signals) -> None
 
 async def test_a_completion_whose_endpoint_is_killed(orca: World) -> None:
     """`kill -9` in the middle of a stream of the OpenAI door: another endpoint gives the rest."""
-    body = {"prompt": [5, 6], "max_tokens": 3, "stream": True}
+    body = {"prompt": [5, 6], "max_tokens": 3, "stream": True, "detach_grace": 30}
     async with process(orca.redis_url, orca.name, orca.model) as child, httpx.AsyncClient() as http:
         address = (await ready(child))["http"]
         seen: list[str] = []

@@ -18,7 +18,7 @@ from orca.v1.orca_pb2 import TOOL_CHOICE_REQUIRED, Chat
 from orca_common.checkpoint import read_checkpoint
 from orca_common.errors import InvalidArgument
 from orca_common.forms import Forms
-from orca_endpoint.requests.form_compiler import compiled_tools
+from orca_endpoint.requests.form_compiler import Question, compiled_form, compiled_tools
 from orca_endpoint.requests.tools import Tools, tools_of
 from orca_endpoint.requests.validation import Fields
 from orca_endpoint.text.tool_calls import SYNTAXES, CallReader, Said, Syntax, call_id, merged, syntax_in
@@ -148,7 +148,7 @@ def test_random_answers_are_read_as_calls_of_the_tools(model: Path, name: str) -
     for n in range(12):
         given = some_tools(draw)
         tools = tools_from(given, syntax, tool_choice=TOOL_CHOICE_REQUIRED, one_tool_call=n % 3 == 0)
-        answer = compiled_tools(forms, tools.form(None))
+        answer = compiled_form(forms, tools.form(None))
         ids = an_answer(draw, forms.matcher(answer["grammar"]), checkpoint.vocab_size)
         stream, reader = TextStream(vocabulary, (), syntax.marks), CallReader(syntax, "r")
         said = read(reader, [*(stream.push(i)[0] for i in ids), stream.flush()])
@@ -175,9 +175,9 @@ def test_a_free_answer_is_bound_from_the_trigger_on(model: Path, name: str) -> N
         "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
     }
     tools = tools_from([{"type": "function", "function": function}], syntax)
-    free = compiled_tools(forms, tools.form(None))["grammar"]
-    formed = compiled_tools(forms, tools.form({"type": "object", "properties": {"q": {"type": "boolean"}}}))["grammar"]
-    silent = compiled_tools(forms, Tools(syntax, [], False, False).form(None))["grammar"]
+    free = compiled_form(forms, tools.form(None))["grammar"]
+    formed = compiled_form(forms, tools.form({"type": "object", "properties": {"q": {"type": "boolean"}}}))["grammar"]
+    silent = compiled_form(forms, Tools(syntax, [], False, False).form(None))["grammar"]
     call, text = spelled(syntax, "", [("f", '{"a": 12}')]), "" if syntax.leads else "hm 東京 "
 
     def follows(grammar: str, answer: str) -> bool:
@@ -194,12 +194,56 @@ def test_a_free_answer_is_bound_from_the_trigger_on(model: Path, name: str) -> N
         call + "x",
     ):
         assert not follows(free, wrong), wrong
-    if not syntax.leads:  # there both are JSON, and the validation refuses it
-        assert follows(formed, '{"q": true}')
+    assert follows(formed, '{"q": true}')
     assert follows(formed, call)
     assert not follows(formed, "hm")
     assert follows(silent, "hm")
     assert not follows(silent, text + call)
+
+
+def test_an_answer_of_json_beside_calls_that_look_like_it(model: Path) -> None:
+    """Llama's calls are JSON. An answer that may begin as they do could be read as one, and is refused."""
+    forms = Forms(read_checkpoint(model))
+    forms.open()
+    chat = Chat(tools=json.dumps([function()]))
+
+    def answer(schema: dict[str, Any], syntax: str = "llama", **choice: Any) -> dict[str, Any]:
+        text = json.dumps(schema)
+        asked: Question = {"kind": "chat.tools", "loose": True, "bare": False, "syntax": syntax, "schema": text}
+        return compiled_tools(forms, asked, Chat(tools=chat.tools, **choice))
+
+    person = {"properties": {"name": {"type": "string"}}, "required": ["name"]}
+    city = {"properties": {"city": {"type": "string"}, **person["properties"]}, "required": ["city"]}
+    for schema in (person, {"type": "object"}):
+        refused = answer(schema)
+        assert refused["field"] == "json_schema"
+        assert 'may begin with {"name": "' in refused["problem"]
+    for fine in (answer(city), answer(person, "hermes"), answer({"type": "array"}), answer(person, tool_choice=1)):
+        assert "grammar" in fine, fine
+    near = {name: {"type": ["integer", "object"]} for name in ("na", "names", "n", "na\\u006dx")}
+    grammar = answer({"type": "object", "properties": near, "additionalProperties": False})["grammar"]
+    assert forms._tokenizer is not None
+    for said in ('{"na": 1}', '{"names":1,"n": {"name": "y"}}', "{}", '{ "n": 1}', '{"name": "f", "parameters": {}}'):
+        matcher, ids = forms.matcher(grammar), forms._tokenizer.tokenize_str(said)
+        assert matcher.try_consume_tokens(ids) == len(ids), said
+        assert matcher.is_accepting(), said
+
+
+@pytest.mark.parametrize(
+    ("parameters", "closed"),
+    [
+        ({"properties": {}}, True),
+        ({"properties": {"a": {}}, "minProperties": 0}, True),
+        ({"properties": {"a": {}}, "additionalProperties": {"type": "null"}}, False),
+        ({"properties": {"a": {}}, "required": ["a", "b"]}, False),
+        ({"properties": {"a": {}}, "allOf": [{"properties": {"b": {}}}]}, False),
+        ({}, False),
+    ],
+)
+def test_arguments_that_a_function_lists_are_all(parameters: dict[str, Any], closed: bool) -> None:
+    """A model that may add members does: `properties: {}` is no less closed than no parameters."""
+    (found,) = tools_from([function(parameters=parameters)], SYNTAXES["hermes"]).functions
+    assert (found["parameters"].get("additionalProperties") is False) == closed
 
 
 # -- what is refused
@@ -219,7 +263,10 @@ def nested(levels: int) -> dict[str, Any]:
 BAD: dict[str, tuple[Any, str]] = {
     "no list": ({}, "tools: must be a list of at least one tool"),
     "many": ([function()] * 129, "tools: has 129 tools; at most 128 are allowed"),
-    "large": ([function(description="x" * 65536)], "tools: has 65604 bytes; at most 65536 are allowed"),
+    "large": (
+        [function(parameters={"description": "x" * 65536})],
+        r"tools\[0\]\.function\.parameters: has 65555 bytes; at most 65536 are allowed",
+    ),
     "deep": ([function(parameters=nested(40))], "tools: is too deep: at most 64"),
     "no object": ([[]], r"tools\[0\]: must be an object"),
     "no type": ([{"function": {"name": "f"}}], r"tools\[0\]\.type: is missing; only 'function' is supported"),
@@ -243,6 +290,12 @@ def test_bad_tools(name: str) -> None:
     given, problem = BAD[name]
     with pytest.raises(InvalidArgument, match=f"^{problem}"):
         tools_from(given, SYNTAXES["hermes"])
+
+
+def test_the_bound_of_bytes_is_for_each_tool() -> None:
+    long = {"description": "x" * 65000}
+    given = [function(name=f"f{n}", description="y" * 70000, parameters=long) for n in range(3)]
+    assert len(tools_from(given, SYNTAXES["hermes"]).functions) == 3
 
 
 def test_a_choice_of_a_newer_client() -> None:
@@ -274,6 +327,24 @@ def test_a_schema_that_cannot_be_enforced_is_refused_with_its_place(model: Path)
     forms.open()
     schema = {"properties": {"a": {"items": {"uniqueItems": True}}}}
     tools = tools_from([function(), function(name="g", parameters=schema)], SYNTAXES["hermes"])
-    answer = compiled_tools(forms, tools.form(None))
+    answer = compiled_form(forms, tools.form(None))
     assert answer["place"] == "[1].function.parameters.properties.a.items.uniqueItems"
     assert answer["problem"] == "cannot be enforced"
+
+
+def test_what_is_left_out_for_a_function_that_is_not_strict(model: Path) -> None:
+    """Others are held to their schemas, whether all compile together, each alone, or not at all."""
+    forms = Forms(read_checkpoint(model))
+    forms.open()
+    odd: dict[str, Any] = {"properties": {"q": {"propertyNames": {"maxLength": 1}}, "r": {"type": "null", "enum": [1]}}}
+    odd["required"] = ["r"]
+    held: dict[str, Any] = {"properties": {"city": {"type": "string"}}}
+    given = [function(name="f", parameters=held, strict=True), function(name="g", parameters=odd)]
+    form = tools_from(given, SYNTAXES["hermes"]).form(None)
+    answer = compiled_form(forms, form, loose=True)
+    assert answer["left_out"] == [("g", ".required"), ("g", ".properties.q.propertyNames")]
+    assert "city" in answer["grammar"]
+    answer = compiled_form(forms, form, loose=True, bare=True)
+    assert answer["left_out"] == [("g", "")]
+    assert ("city" in answer["grammar"], '"q"' in answer["grammar"]) == (True, False)
+    assert "q.propertyNames" in compiled_form(forms, form)["place"]

@@ -16,7 +16,8 @@ from tokenizers import Tokenizer
 from tool_templates import TEMPLATES, XML
 
 from orca.v1 import orca_pb2 as pb
-from orca_endpoint.openai.resumed import EVENT_ID
+from orca_endpoint.http.exchange import EVENT_ID
+from orca_endpoint.requests.cut_json import closed
 from orca_endpoint.text.chat_template import ChatTemplate
 from orca_pool.records import Reason
 
@@ -120,10 +121,107 @@ async def test_a_text_and_an_answer_that_is_cut(orca: World, client: AsyncOpenAI
     ):
         async with orca.background(Recorder(ids)):
             answer = await client.chat.completions.create(model="tiny", messages=[USER], tools=TOOLS, max_tokens=most)
-        (choice,) = answer.choices
+            (choice,) = answer.choices
+            back: Any = choice.message.model_dump()
+            await client.chat.completions.create(model="tiny", messages=[USER, back, USER], tools=TOOLS, max_tokens=4)
         calls: list[Any] = choice.message.tool_calls or []
         assert (choice.finish_reason, choice.message.content) == (finish, content)
         assert [call.function.arguments.startswith(arguments or "?") for call in calls] == [True] * bool(arguments)
+
+
+CITY: dict[str, Any] = {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"a": [1]}'}}
+PARSED = CITY | {"index": 0, "custom": None, "function": CITY["function"] | {"parsed_arguments": {"a": [1]}}}
+SHOWN = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [CITY | {"function": {"name": "f", "arguments": {"a": [1]}}}],
+}
+
+
+def called(arguments: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A message with a call of these arguments, and the message that the template sees where there are no arguments."""
+    call = CITY | {"function": {"name": "f", "arguments": arguments}}
+    return {"role": "assistant", "tool_calls": [call]}, {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [CITY | {"function": {"name": "f", "arguments": {}}}],
+    }
+
+
+HISTORIES: dict[
+    str, tuple[dict[str, Any], dict[str, Any]]
+] = {  # what a client gives back, and what the template is shown
+    "openai's parse and stream": (
+        {"role": "assistant", "content": None, "parsed": None, "refusal": None, "audio": None, "tool_calls": [PARSED]},
+        SHOWN,
+    ),
+    "no arguments": called(""),
+    "null": called(None),
+    "cut at once": called("{"),
+    "cut in a name": called('{"na'),
+    "an answer": (
+        {
+            **{"role": "assistant", "content": "b", "annotations": [], "reasoning": "x", "reasoning_content": "y"},
+            **{"parsed": {"a": 1}, "tool_calls": [], "function_call": None, "provider_specific_fields": {"z": 1}},
+        },
+        {"role": "assistant", "content": "b"},
+    ),
+    "nothing": ({"role": "assistant", "content": None, "tool_calls": None}, {"role": "assistant", "content": ""}),
+    "a refusal": ({"role": "assistant", "content": None, "refusal": "no"}, {"role": "assistant", "content": "no"}),
+    "parts": (
+        {
+            "role": "assistant",
+            "content": [{"type": "text", "text": "b", "annotations": []}, {"type": "refusal", "refusal": "c"}],
+        },
+        {"role": "assistant", "content": "b\nc"},
+    ),
+    "a cache": (
+        {
+            **{"role": "system", "cache_control": {"type": "ephemeral"}},
+            "content": [{"type": "text", "text": "b", "cache_control": {"type": "ephemeral"}, "image_url": None}],
+        },
+        {"role": "system", "content": "b"},
+    ),
+}
+
+
+async def test_conversations_as_clients_have_them(orca: World) -> None:
+    script = Recorder([0])
+    async with (
+        orca.background(script),
+        httpx.AsyncClient(base_url=orca.serving.http, timeout=PATIENCE) as http,
+    ):
+        for case, (given, shown) in HISTORIES.items():
+            body = {"messages": [given, USER], "max_tokens": 4}
+            answer = await http.post("/v1/chat/completions", json=body)
+            assert (case, answer.status_code) == (case, 200), answer.text
+            prompt = encode(orca, rendered("hermes", [shown, USER]))
+            assert (case, list(script.records[-1].prompt_ids)) == (case, prompt)
+
+
+def test_an_object_that_was_cut_is_closed() -> None:
+    """Wherever it was cut: all that is whole in it is kept, and a value that is a text as far as it came."""
+    text = r'{"a": [1, {"b": "x\"\ud83d\ude00\u00e9\n", "": [[], {}]}, "y\u00e9"], "c": {"d": null, "e": -1.5e3}'
+    text += r', "q": "\\\\", "f" : "z" }'
+    whole, seen = json.loads(text), set[str]()
+    for end in range(1, len(text)):
+        found = json.loads(closed(text[:end]))
+        assert begins(found, whole), (text[:end], found)
+        seen.add(json.dumps(found))
+    assert json.dumps({**whole, "f": ""}) in seen
+    assert {"a": [1, {"b": 'x"😀'}]} in map(json.loads, seen)
+    for other in ("", "[1", '{"a": 1} b', "null", "}{"):
+        with pytest.raises(ValueError, match="no object that was cut"):
+            closed(other)
+
+
+def begins(part: Any, whole: Any) -> bool:
+    """Whether a value may be what came of another one."""
+    if isinstance(part, dict) and isinstance(whole, dict):
+        return all(name in whole and begins(value, whole[name]) for name, value in part.items())
+    if isinstance(part, list) and isinstance(whole, list):
+        return len(part) <= len(whole) and all(map(begins, part, whole))
+    return whole.startswith(part) if isinstance(part, str) and isinstance(whole, str) else part == whole
 
 
 async def test_which_calls_a_request_allows(orca: World, client: AsyncOpenAI) -> None:
@@ -155,7 +253,7 @@ async def test_which_calls_a_request_allows(orca: World, client: AsyncOpenAI) ->
 async def test_a_stream_with_calls_goes_on_at_another_endpoint(orca: World) -> None:
     """Also amid a name, a mark or arguments: the same chunks as without a break."""
     ids = [*encode(orca, CALLS), 0]
-    body = {"messages": [USER], "tools": TOOLS, "stream": True}
+    body = {"messages": [USER], "tools": TOOLS, "stream": True, "detach_grace": 30}
     async with (
         serving(orca.redis_url, orca.name, orca.model) as second,
         httpx.AsyncClient(base_url=orca.serving.http, timeout=PATIENCE) as http,
@@ -201,7 +299,7 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
         "lone",
     ),
     "schema": (
-        {"tools": [TIME, {"type": "function", "function": {"name": "g", "parameters": {"not": {}}}}]},
+        {"tools": [TIME, {"type": "function", "function": {"name": "g", "strict": True, "parameters": {"not": {}}}}]},
         "tools[1].function.parameters.not",
         "cannot be enforced",
     ),
@@ -278,6 +376,117 @@ async def test_models_without_tools(redis_url: str, tmp_path: Path, template: st
         assert refused.value.param == "messages[0].tool_calls"
         told = await orca.stub.GetModel(pb.GetModelRequest())
         assert told.tool_syntax == ""
+
+
+async def test_a_schema_is_relaxed_for_those_who_do_not_ask_for_strictness(orca: World) -> None:
+    """A header and a metric say which keyword of which function, for an answer and for a stream. gRPC is strict."""
+    records: Any = {"properties": {"a b": {"propertyNames": {"maxLength": 5}, "type": "object"}, "é": {"not": {}}}}
+    tool: Any = {"type": "function", "function": {"name": "records", "parameters": records}}
+    form = {"type": "json_schema", "json_schema": {"name": "f", "schema": {"uniqueItems": True}}}
+    ofs = {"chat/completions": {"messages": [USER], "tools": [WEATHER, tool]}, "completions": {"prompt": "Bern"}}
+    relaxed = "records:.properties.a%20b.propertyNames; records:.properties.%C3%A9.not"
+    async with (
+        httpx.AsyncClient(base_url=f"{orca.serving.http}/v1", timeout=PATIENCE) as http,
+        httpx.AsyncClient(base_url=f"http://{orca.serving.addresses['status']}") as status,
+        orca.background(lambda record: [0]),
+    ):
+        for path, body in ofs.items():
+            asked = {**body, "max_tokens": 4, "response_format": form}
+            for more in ({}, {"stream": True}):
+                answer = await http.post(path, json=asked | more)
+                said = answer.headers["x-orca-relaxed"]
+                assert said == "response_format:.uniqueItems" + (f"; {relaxed}" if "tools" in body else "")
+            strict = {**form, "json_schema": form["json_schema"] | {"strict": True}}
+            answer = await http.post(path, json=asked | {"response_format": strict})
+            assert answer.json()["error"]["param"] == "response_format.json_schema.schema.uniqueItems"
+        held = await http.post("chat/completions", json={"messages": [USER], "tools": [WEATHER], "max_tokens": 4})
+        assert "x-orca-relaxed" not in held.headers
+        counted = (await status.get("/metrics")).text
+    for keyword, function, count in (("propertyNames", "records", 2), ("not", "records", 2), ("uniqueItems", "", 4)):
+        assert f'orca_schema_relaxations_total{{keyword="{keyword}",tool="{function}"}} {count}.0\n' in counted
+    chat = pb.Chat(messages=[pb.ChatMessage(role="user", content="Bern?")], tools=json.dumps([tool]))
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await orca.stub.GenerateText(pb.GenerateRequest(chat=chat))
+    assert field_of(refused.value) == "chat.tools[0].function.parameters.properties.a b.propertyNames"
+
+
+NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}}
+AS_VLLM: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # two spellings of a form
+    "json": ({"guided_json": NUMBER}, {"structured_outputs": {"json": json.dumps(NUMBER)}}),
+    "object": (
+        {"structured_outputs": {"json_object": True}},
+        {"response_format": {"type": "json_object"}},
+    ),
+    "regex": ({"guided_regex": "a+|b"}, {"structured_outputs": {"regex": "a+|b", "json": None}}),
+    "grammar": ({"guided_grammar": 'start: "a"'}, {"structured_outputs": {"grammar": 'start: "a"'}}),
+    "choice": ({"guided_choice": ["a.", ""]}, {"structured_outputs": {"choice": ["a.", ""]}}),
+}
+NO_FORM: dict[str, tuple[dict[str, Any], str]] = {
+    "two": ({"guided_regex": "a", "guided_json": {}}, "guided_regex"),
+    "beside": ({"response_format": {"type": "json_object"}, "guided_choice": ["a"]}, "guided_choice"),
+    "none": ({"structured_outputs": {}}, "structured_outputs"),
+    "unknown": ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
+    "strict": ({"guided_json": {"not": {}}}, "guided_json.not"),
+    "its place": ({"structured_outputs": {"json": {"not": {}}}}, "structured_outputs.json.not"),
+    "choice": ({"guided_choice": []}, "guided_choice"),
+    "regex": ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
+    "object": ({"structured_outputs": {"json_object": False}}, "structured_outputs.json_object"),
+}
+
+
+async def test_forms_as_vllm_spells_them(orca: World) -> None:
+    script = Recorder([0])
+    async with (
+        orca.background(script),
+        httpx.AsyncClient(base_url=f"{orca.serving.http}/v1", timeout=PATIENCE) as http,
+    ):
+        for path, body in (("completions", {"prompt": "a"}), ("chat/completions", {"messages": [USER]})):
+            for case, spellings in AS_VLLM.items():
+                for spelling in spellings:
+                    answer = await http.post(path, json={**body, **spelling, "max_tokens": 2})
+                    assert (case, answer.status_code) == (case, 200), answer.text
+                one, other = script.records[-2:]
+                assert one.sampling.grammar == other.sampling.grammar != ""
+            for case, (wrong, param) in NO_FORM.items():
+                answer = await http.post(path, json={**body, **wrong, "max_tokens": 2})
+                assert (case, answer.status_code, answer.json()["error"]["param"]) == (case, 400, param)
+    choices = {record.sampling.grammar for record in script.records if r"a\\x{2E}" in record.sampling.grammar}
+    assert len(choices) == 1, "the texts are no patterns"
+
+
+async def test_the_tokens_of_a_chat(orca: World) -> None:
+    """They are those of the prompt that the chat would have."""
+    script = Recorder([0])
+    body = {"messages": [USER | {"content": "a </tool_call>"}], "tools": TOOLS}
+    async with orca.background(script), httpx.AsyncClient(base_url=orca.serving.http, timeout=PATIENCE) as http:
+        await http.post("/v1/chat/completions", json=body)
+        more = {"add_special_tokens": False, "add_generation_prompt": True, "return_token_strs": True}
+        answer = (await http.post("/tokenize", json=body | more)).json()
+        assert answer["tokens"] == list(script.records[0].prompt_ids)
+        refused = await http.post("/tokenize", json=body | {"add_generation_prompt": False})
+        assert refused.json()["error"]["param"] == "add_generation_prompt"
+        info = (await http.get("/tokenizer_info")).json()
+    assert info["chat_template"] == TEMPLATES["hermes"]
+
+
+async def test_a_schema_that_is_too_much_is_left_out_whole(orca: World, client: AsyncOpenAI) -> None:
+    """For those who do not ask for strictness: their answer is JSON."""
+    script = Recorder([0])
+    schema: Any = {"properties": {f"p{n}": {} for n in range(4000)}}
+    form: Any = {"type": "json_schema", "json_schema": {"name": "hard", "schema": schema}}
+    asked: dict[str, Any] = {
+        "model": "tiny",
+        "prompt": "Bern",
+        "max_tokens": 4,
+        "extra_body": {"response_format": form},
+    }
+    async with orca.background(script):
+        raw = await client.completions.with_raw_response.create(**asked)
+        assert raw.headers["x-orca-relaxed"] == "response_format:."
+        assert "p1" not in script.records[0].sampling.grammar
+        form["json_schema"]["strict"] = True
+        with pytest.raises(BadRequestError, match="too large or too complex"):
+            await client.completions.create(**asked)
 
 
 async def test_tools_over_grpc(orca: World) -> None:

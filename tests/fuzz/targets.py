@@ -193,8 +193,9 @@ def _completions(folder: Path, runner: asyncio.Runner) -> Target:
     validator, settings = _endpoint(folder)
 
     async def check(raw: bytes) -> None:
-        for sample in parse(raw, settings.max_prompts).samples:
-            await validator.generate(sample.request, sample.names)
+        asked = parse(raw, settings.max_prompts)
+        for sample in asked.samples:
+            await validator.generate(sample.request, sample.names, loose=asked.loose)
 
     def target(raw: bytes) -> None:
         with suppress(OrcaError):
@@ -235,8 +236,9 @@ def _chats(folder: Path, runner: asyncio.Runner) -> Target:
     validator, settings = _endpoint(folder)
 
     async def check(raw: bytes) -> None:
-        for sample in parse_chat(raw, settings.max_prompts).samples:
-            await validator.generate(sample.request, sample.names)
+        asked = parse_chat(raw, settings.max_prompts)
+        for sample in asked.samples:
+            await validator.generate(sample.request, sample.names, loose=asked.loose)
 
     def target(raw: bytes) -> None:
         with suppress(OrcaError):

@@ -9,6 +9,7 @@ import pytest
 from checkpoints import make_gpt2
 from servers import RedisServer, redis_server
 
+from orca_common.checkpoint import resolve_model
 from orca_common.errors import FailedPrecondition
 from orca_common.settings import without_password
 from orca_local.run_folder import RunFolder
@@ -16,6 +17,7 @@ from orca_local.settings import ServeSettings
 from orca_local.stack import Stack
 from orca_pool.reach import check_reachable
 from orca_worker.machine import gpus
+from orca_worker.models.families import check_type
 
 
 async def refusal(run_dir: Path, **settings: object) -> str:
@@ -27,7 +29,7 @@ async def refusal(run_dir: Path, **settings: object) -> str:
     return str(raised.value)
 
 
-@pytest.mark.parametrize(("setting", "host"), [("port", "127.0.0.1"), ("http_port", "::1")])
+@pytest.mark.parametrize(("setting", "host"), [("port", "127.0.0.1"), ("http_port", "::1"), ("ui_port", "127.0.0.1")])
 async def test_a_port_in_use(tmp_path: Path, setting: str, host: str) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, 0), family=family) as taken:
@@ -40,7 +42,9 @@ async def test_a_port_in_use(tmp_path: Path, setting: str, host: str) -> None:
 async def test_two_doors_cannot_have_one_port(tmp_path: Path) -> None:
     """Redis and a supervisor were started before the second door found the port in use."""
     sentence = await refusal(tmp_path, port=50123, http_port=50123)
-    assert sentence == "http_port: is 50123, and port is the same; give each door its own"
+    assert sentence == "http_port: is 50123, and port is the same; give each its own"
+    sentence = await refusal(tmp_path, http_port=50123, ui_port=50123)
+    assert sentence == "ui_port: is 50123, and http_port is the same; give each its own"
 
 
 async def test_an_address_of_another_machine(tmp_path: Path) -> None:
@@ -61,7 +65,7 @@ async def test_a_folder_in_use(tmp_path: Path) -> None:
 async def test_no_redis(tmp_path: Path) -> None:
     sentence = await refusal(tmp_path, redis_url="redis://:secret@127.0.0.1:1/0")
     assert sentence.startswith("redis_url: redis://***@127.0.0.1:1/0: ")
-    assert "Connect call failed" in sentence
+    assert sentence.endswith(": the request pool is away: no server listens at 127.0.0.1:1")
 
 
 @pytest.mark.parametrize(
@@ -91,6 +95,30 @@ async def test_another_architecture(tmp_path: Path) -> None:
         sentence = await refusal(tmp_path / "run", model=str(tmp_path), port=taken.getsockname()[1], tp=7)
     served = "gpt2, gpt_neox, gptj, llama, mistral, qwen2, qwen3, gemma3_text, t5, marian"
     assert sentence == f"model: {tmp_path.name} is of type bloom; Orca has {served}"
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "part"),
+    [
+        ("m.gguf", "", "is a model in GGUF"),
+        ("adapter_config.json", "{}", "is a LoRA adapter and no whole model"),
+        (
+            "config.json",
+            '{"model_type": "mixtral", "num_local_experts": 8}',
+            "is of type mixtral, a mixture of experts;",
+        ),
+        (
+            "config.json",
+            '{"model_type": "llava", "vision_config": {}}',
+            "is of type llava, which reads images or sound;",
+        ),
+        ("a.txt", "", "is not a checkpoint folder"),
+    ],
+)
+def test_other_models_are_named_for_what_they_are(tmp_path: Path, file: str, content: str, part: str) -> None:
+    (tmp_path / file).write_text(content)
+    with pytest.raises(FailedPrecondition, match=part):
+        resolve_model(str(tmp_path), check_type)
 
 
 def pointer(file: Path) -> None:

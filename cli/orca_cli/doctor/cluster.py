@@ -77,7 +77,8 @@ class Cluster:
                 )
                 own = loader.current_context["context"].get("namespace", "default")
         except (ConfigException, OSError) as error:
-            why = " ".join(str(error).split())
+            missing = "current-context" in str(error)  # of no file, or of an empty one
+            why = "there is no kubeconfig with a current context" if missing else " ".join(str(error).split())
             raise FailedPrecondition(
                 f"no cluster is known ({why}); set KUBECONFIG; for `orca serve` on this machine: orca status"
             ) from None

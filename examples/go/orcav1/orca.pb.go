@@ -185,9 +185,10 @@ type Chat struct {
 	Messages       []*ChatMessage         `protobuf:"bytes,1,rep,name=messages,proto3" json:"messages,omitempty"`                                   // at least one
 	TemplateKwargs string                 `protobuf:"bytes,2,opt,name=template_kwargs,json=templateKwargs,proto3" json:"template_kwargs,omitempty"` // variables for the template as a JSON object, as {"enable_thinking": false}
 	// The functions that the answer may call, as a JSON list of {"type": "function", "function": {"name": .., "description":
-	// .., "parameters": a JSON schema}}: at most 128, and 65536 bytes. For models whose template takes tools and spells calls
-	// in a known way (GetModelResponse.tool_syntax). The arguments of a call follow the schema. Token.text is the answer as
-	// the model spells it, calls and all. Of the forms, json_schema alone may come with tools: it is that of a text.
+	// .., "parameters": a JSON schema}}: at most 128, with 65536 bytes of parameters each. For models whose template takes
+	// tools and spells calls in a known way (GetModelResponse.tool_syntax). The arguments of a call follow the schema.
+	// Token.text is the answer as the model spells it, calls and all. Of the forms, json_schema alone may come with tools:
+	// it is that of a text.
 	Tools         string     `protobuf:"bytes,3,opt,name=tools,proto3" json:"tools,omitempty"`
 	ToolChoice    ToolChoice `protobuf:"varint,4,opt,name=tool_choice,json=toolChoice,proto3,enum=orca.v1.ToolChoice" json:"tool_choice,omitempty"`
 	ToolNames     []string   `protobuf:"bytes,5,rep,name=tool_names,json=toolNames,proto3" json:"tool_names,omitempty"`          // the functions that may be called; empty: all

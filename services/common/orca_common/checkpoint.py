@@ -159,10 +159,32 @@ def _positions(config: Mapping[str, Any], kind: str, path: Path) -> int:
     return given
 
 
+def what_it_is(path: Path) -> str:
+    """Names a file or folder without config.json, as the end of a sentence."""
+    files = [path] if path.is_file() else [*path.glob("*")]
+    if any(file.suffix == ".gguf" for file in files):
+        return "is a model in GGUF, llama.cpp's format; Orca reads safetensors, which its author's page on the hub has"
+    if any(file.name == "adapter_config.json" for file in files):
+        return "is a LoRA adapter and no whole model: merge it into its base model (`merge_and_unload` of peft)"
+    if path.is_file():
+        return "is a file; a checkpoint is a folder with a config.json"
+    return "is not a checkpoint folder (it holds no config.json)"
+
+
 def model_type(folder: Path) -> str:
     """The type that a folder's config.json names. Raises FailedPrecondition when it names none."""
     path = folder / "config.json"
     return _type(_config(path), path)
+
+
+def sort_of(folder: Path) -> str:
+    """Names the sort of a model beside its type, by its config.json, as a part of a sentence; empty for a plain one."""
+    config = _config(folder / "config.json")
+    if config.keys() & {"num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"}:
+        return ", a mixture of experts"
+    if config.keys() & {"vision_config", "audio_config"}:
+        return ", which reads images or sound"
+    return ""
 
 
 def _config(path: Path) -> dict[str, Any]:
@@ -252,7 +274,7 @@ def resolve_model(model: str, accept: Callable[[Path], None] = lambda folder: No
     if not there and model.startswith((".", "/")):
         raise FailedPrecondition(f"model: {model}: there is no such folder")
     if there:
-        raise FailedPrecondition(f"model: {model} is not a checkpoint folder (it holds no config.json)")
+        raise FailedPrecondition(f"model: {model} {what_it_is(Path(model))}")
     try:
         config = download_from_hub(model, ("config.json",))
     except FailedPrecondition as error:

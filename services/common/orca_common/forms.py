@@ -100,6 +100,13 @@ class Forms:
             if matcher.stop_reason() in TOO_COMPLEX:
                 check(matcher)
 
+    def begins(self, grammar: str, text: str) -> bool:
+        """Whether an answer of a form, which was compiled before, may begin with a text."""
+        matcher = self.matcher(grammar)
+        assert self._tokenizer is not None
+        ids = self._tokenizer.tokenize_str(text)
+        return matcher.try_consume_tokens(ids) == len(ids)
+
     def matcher(self, grammar: str) -> LLMatcher:
         """Compiles a form. Returns a matcher at the beginning of an answer. Raises FormError.
 

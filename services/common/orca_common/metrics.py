@@ -133,6 +133,13 @@ TABLE = (
         "Calls that were refused before a request of theirs was accepted.",
         {"reason": REASONS},
     ),
+    Row(
+        "orca_schema_relaxations_total",
+        "counter",
+        AT_ENDPOINT,
+        "Keywords of JSON schemas that answers were not held to, since their callers did not ask for strictness.",
+        {"keyword": "of JSON Schema, '' for a whole schema", "tool": f"its name, '' for the text, and {OTHER!r}"},
+    ),
     Row("orca_prompt_tokens_total", "counter", AT_ENDPOINT, "Tokens of the prompts of requests that were accepted."),
     Row("orca_generation_tokens_total", "counter", AT_ENDPOINT, "Tokens that streams have shown, each once."),
     Row(

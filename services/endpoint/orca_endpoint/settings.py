@@ -55,10 +55,10 @@ class EndpointSettings(ServiceSettings, PoolSettings):
     """Stop token ids of a request."""
     max_detach_grace: float = Field(default=3600.0, ge=0)
     """Longest detach_grace of a request, in seconds."""
-    max_prompts: int = Field(default=32, ge=1)
+    max_prompts: int = Field(default=2048, ge=1)
     """Prompts of one HTTP request, each counted `best_of` or `n` times."""
-    chat_tokens: int = Field(default=1024, ge=1)
-    """Tokens of a chat's answer where neither the request nor the model's generation_config.json says."""
+    chat_tokens: int = Field(default=0, ge=0)
+    """Tokens of a chat's answer where neither the request nor generation_config.json says; 0: all that fit."""
     control_tokens_in_chats: bool = False
     """Whether special tokens in the texts of a chat's messages are control tokens; otherwise they are text."""
     host_names: str = ""

@@ -10,6 +10,9 @@ must not expire behind a storm of attaches.
 """
 
 import asyncio
+import errno
+import os
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -37,6 +40,7 @@ from .scripts import Script
 from .signing_in import options, redis_alone
 
 # Error replies of a server that fails over or cannot write now. Some are known by their text alone.
+NOT_CONNECTED = re.compile(r"Error ([0-9]+) connecting to (.+)\. Connect call failed \(.*\)\.?")  # in redis-py's words
 NOT_NOW = (AskError, ClusterDownError, TryAgainError)
 NOT_NOW_TEXTS = ("BUSY", "MISCONF", "NOREPLICAS", "UNBLOCKED")
 
@@ -205,7 +209,7 @@ class Link:
             return await self._exchange(args, limit, replicas)
         except ConnectionError as error:
             await self._lose()
-            raise Unavailable(f"the request pool is away: {error}", reason=ErrorReason.POOL_AWAY) from None
+            raise Unavailable(f"the request pool is away: {why(error)}", reason=ErrorReason.POOL_AWAY) from None
 
     async def _exchange(self, args: tuple[Argument, ...], limit: float, replicas: int) -> Any:
         fresh, due = not self._idle, asyncio.get_running_loop().time() + limit
@@ -307,3 +311,12 @@ class Link:
         if self._away or self._server not in (None, server):
             self.generation += 1
         self._away, self._server = False, server
+
+
+def why(error: ConnectionError) -> str:
+    """Why there is no connection, in plain words where redis-py has a number and the system's own."""
+    refused = NOT_CONNECTED.fullmatch(str(error))
+    if refused is None:
+        return str(error)
+    number, address = int(refused[1]), refused[2]
+    return f"no server listens at {address}" if number == errno.ECONNREFUSED else f"{address}: {os.strerror(number)}"

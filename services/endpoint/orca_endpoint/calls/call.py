@@ -20,6 +20,7 @@ from orca_pool.records import Attached, Busy, Packet, QueueLimits, Reason, Refus
 from orca_pool.retry import reached
 
 from ..requests.arrivals import Arrivals
+from ..requests.forms import LeftOut
 from ..requests.validation import Work
 from .delivery import Delivery, Grace
 from .events import Event, Finished
@@ -144,6 +145,12 @@ class Call:
         """The prompt of a call that has not submitted its request yet."""
         assert self._submission is not None
         return self._submission.work.record.prompt_ids
+
+    @property
+    def left_out(self) -> Sequence[LeftOut]:
+        """The parts of schemas that its answer is not held to, before it is submitted."""
+        assert self._submission is not None
+        return self._submission.work.left_out
 
     @property
     def output_tokens(self) -> int:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from orca.v1.orca_pb2 import CancelRequest, Engine, GenerateRequest, GetModelResponse, ResumeRequest
@@ -150,13 +150,14 @@ class Endpoint:
         tenant: str = "",
         host: str = "",
         encoded: Sequence[int] | None = None,
+        loose: Collection[str] = (),
     ) -> Call:
         """A call that will submit the request.
 
         deadline: a moment of the loop's clock. carrier: the caller's metadata, for the trace. names: the caller's names
         of the request's fields (see `validation`). tenant: whose key the caller sent; empty without keys. host: the
-        caller's. encoded: the tokens of its prompt, where they are known. Raises what the validation raises, and when
-        no call is admitted.
+        caller's. encoded: the tokens of its prompt, where they are known. loose: fields with schemas of which the
+        answer need only follow what can be enforced. Raises what the validation raises, and when no call is admitted.
         """
         span = self._span("orca.request", "orca.submit", carrier)
         with refused(span):
@@ -164,12 +165,14 @@ class Endpoint:
             self.check_model(request.model)
             self._validating += 1
             try:
-                work = await self._validator.generate(request, names, encoded, self._slots, tenant or host)
+                work = await self._validator.generate(request, names, encoded, self._slots, tenant or host, loose)
             finally:
                 self._validating -= 1
         if span is not None:
             span.validated(work.record)
         work.record.trace.update(trace_of(span, carrier))
+        for part in work.left_out:
+            self.metrics.relaxed(part.keyword, part.function)
         return Call(
             self._pool,
             self.delivery,

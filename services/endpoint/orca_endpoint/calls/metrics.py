@@ -9,6 +9,7 @@ from orca_pool.records import Attached, Reason, Times
 from .line import Outcome
 
 TENANTS = 100  # that have labels of their own: a list of API keys may have thousands
+FUNCTIONS = 100  # and so of functions, whose names callers give
 
 
 class CallMetrics:
@@ -25,6 +26,7 @@ class CallMetrics:
         self._normalized = metrics.histogram("orca_normalized_latency_seconds")
         self._queued = metrics.histogram("orca_request_queue_time_seconds")
         self._tenants: dict[str, tuple[Counter, Counter]] = {}
+        self._functions = set[str]()
 
     def count_calls(self, calls: Callable[[], int]) -> None:
         """Has the open calls counted at each scrape."""
@@ -44,6 +46,13 @@ class CallMetrics:
             of_kind = [count("orca_tenant_tokens_total", name, kind) for kind in ("prompt", "generation")]
             self._tenants[name] = of_kind[0], of_kind[1]
         return self._tenants[name]
+
+    def relaxed(self, keyword: str, function: str) -> None:
+        """An answer is not held to a keyword of a schema: that of a function's arguments, or of the text."""
+        if function not in self._functions and len(self._functions) >= FUNCTIONS:
+            function = OTHER
+        self._functions.add(function)
+        self._metrics.counter("orca_schema_relaxations_total", keyword, function).add()
 
     def refused(self, reason: str) -> None:
         """A call ended before a request of its was accepted."""

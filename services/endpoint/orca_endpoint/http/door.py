@@ -127,7 +127,14 @@ def with_cors(app: ASGIApp, origins: str) -> ASGIApp:
         allow_origins=[origin.strip() for origin in origins.split(",")],
         allow_methods=["GET", "HEAD", "POST"],
         allow_headers=["*"],
-        expose_headers=[REQUEST_ID, "X-Orca-Request", "X-Queue-Position", "X-Queue-Seconds", "Retry-After"],
+        expose_headers=[
+            REQUEST_ID,
+            "X-Orca-Request",
+            "X-Orca-Relaxed",
+            "X-Queue-Position",
+            "X-Queue-Seconds",
+            "Retry-After",
+        ],
     )
 
 

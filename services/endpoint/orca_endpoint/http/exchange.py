@@ -9,7 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -20,7 +20,10 @@ from orca_common.errors import DeadlineExceeded, InvalidArgument, OrcaError, ech
 from ..calls.line import note_error
 from .errors import failure, refused
 
-TIMEOUT_HEADER, COMMENTS_HEADER = "x-request-timeout", "x-stream-comments"
+T = TypeVar("T")
+
+TIMEOUT_HEADER, COMMENTS_HEADER, IDS_HEADER = "X-Request-Timeout", "X-Stream-Comments", "X-Stream-Ids"
+EVENT_ID = "Last-Event-ID"  # which a browser's EventSource sends
 COMMENT = b": waiting\n\n"  # of server-sent events: clients read over it
 DEADLINE_SLACK = 2.0  # seconds
 LONGEST = 1e9  # seconds that a client may ask for: three decades, which the messages can hold
@@ -148,13 +151,23 @@ def deadline_of(request: Request) -> float | None:
         seconds = math.nan
     if not 0 < seconds <= LONGEST:  # NaN is not between them either
         must = f"must be a number of seconds above 0, at most {LONGEST:g}"
-        raise InvalidArgument("X-Request-Timeout", f"{must}; it is {echo(given)!r}")
+        raise InvalidArgument(TIMEOUT_HEADER, f"{must}; it is {echo(given)!r}")
     return asyncio.get_running_loop().time() + seconds
 
 
 def silence_of(request: Request, seconds: float) -> float:
     """The seconds of silence after which the request's stream gets a comment: as set, or 0 where it wants none."""
-    given = request.headers.get(COMMENTS_HEADER, "on")
-    if given not in ("on", "off"):
-        raise InvalidArgument("X-Stream-Comments", f"must be on or off; it is {echo(given)!r}")
-    return seconds if given == "on" else 0.0
+    return seconds if on_or_off(request, COMMENTS_HEADER, True) else 0.0
+
+
+def ids_in(request: Request) -> bool | None:
+    """Whether the request asks that the events of its stream have ids, or shows that its client knows them. None: it
+    does not say. Others' readers of streams do not expect them."""
+    return on_or_off(request, IDS_HEADER, True if EVENT_ID in request.headers else None)
+
+
+def on_or_off(request: Request, header: str, absent: T) -> bool | T:
+    given = request.headers.get(header)
+    if given not in ("on", "off", None):
+        raise InvalidArgument(header, f"must be on or off; it is {echo(given)!r}")
+    return absent if given is None else given == "on"

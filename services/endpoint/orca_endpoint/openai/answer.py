@@ -1,16 +1,20 @@
 """The parts of OpenAI's answers that all methods have: choices, usage, ends, and headers."""
 
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import NamedTuple
+from urllib.parse import quote
 
 from orca_common.errors import Cancelled
 from orca_pool.records import Reason
 
 from ..calls.events import Accepted, Event, Finished, Prompted, PromptToken, Token
+from ..requests.forms import LeftOut
 from ..text.tool_calls import CallPart
 
-ID_HEADER = "X-Orca-Request"
+ID_HEADER, RELAXED_HEADER = "X-Orca-Request", "X-Orca-Relaxed"
+LONGEST_HEADER = 2000  # characters
+SPOKEN = "".join(map(chr, range(0x21, 0x7F))).replace("%", "").replace(";", "")  # in headers as it is
 
 Numbered = AsyncIterator[tuple[int, list[Event]]]  # events that are there together, with the number of their choice
 
@@ -27,6 +31,13 @@ def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
     }
+
+
+class UsageIn(NamedTuple):
+    """The chunks of a stream that have a usage."""
+
+    end: bool = False  # one of its own, the last
+    each: bool = False
 
 
 class SeenTo(NamedTuple):
@@ -79,10 +90,12 @@ def finite(logprob: float) -> float:
     return logprob if logprob > -math.inf else -9999.0
 
 
-async def gather(events: Numbered, choices: Sequence[Choice], name: str, keep: bool) -> dict[str, str]:
+async def gather(
+    events: Numbered, choices: Sequence[Choice], name: str, keep: bool, more: Mapping[str, str]
+) -> dict[str, str]:
     """Fills the choices of an answer that is not streamed, and returns its headers. Raises Cancelled.
 
-    keep: the choices keep their tokens, for logprobs.
+    keep: the choices keep their tokens, for logprobs. more: headers.
     """
     headers: dict[str, str] = {}
     async for n, piece in events:
@@ -94,7 +107,7 @@ async def gather(events: Numbered, choices: Sequence[Choice], name: str, keep: b
                     choice.tokens.append(event)
             elif isinstance(event, Accepted):
                 choice.input_tokens = event.input_tokens
-                headers = headers_of(name, event)
+                headers = {**headers_of(name, event), **more}
             elif isinstance(event, Prompted):
                 choice.tokens += event.tokens
             else:
@@ -110,6 +123,20 @@ def headers_of(name: str, accepted: Accepted) -> dict[str, str]:
     if accepted.starts_in is not None:
         headers["X-Queue-Seconds"] = f"{accepted.starts_in:.1f}"
     return headers
+
+
+def relaxed_header(left_out: Sequence[LeftOut]) -> dict[str, str]:
+    """The header that says to which keywords of which schemas an answer is not held; none where it is held to all."""
+    if not left_out:
+        return {}
+    shown, length = list[str](), 0
+    for n, (function, place) in enumerate(left_out):
+        shown.append(quote(f"{function or 'response_format'}:{place or '.'}", safe=SPOKEN))
+        length += len(shown[-1]) + 2
+        if length > LONGEST_HEADER:
+            shown[-1] = f"and {len(left_out) - n} more"
+            break
+    return {RELAXED_HEADER: "; ".join(shown)}
 
 
 def check_whole(event: Finished, name: str) -> None:

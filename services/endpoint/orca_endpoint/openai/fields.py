@@ -4,6 +4,7 @@ Each method has one list of its fields. Its reader refuses a field that is not t
 docs/openai.md shows it as a table, and a test holds it against the types of the `openai` package.
 """
 
+import json
 from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
 
@@ -34,6 +35,29 @@ class Field(NamedTuple):
     how: str
     schema: dict[str, Any]
 
+
+class Fixed(NamedTuple):
+    """A field that is accepted at some values only, which change nothing; at none but null without any."""
+
+    name: str
+    values: tuple[Any, ...]
+    why: str
+
+    def field(self, support: Support = "refused") -> Field:
+        """The field in the list of a method."""
+        sentence = f"{self.why[0].upper()}{self.why[1:]}."
+        accepted = " and ".join(f"`{json.dumps(value)}`" for value in self.values)
+        verb = " are accepted." if len(self.values) > 1 else " is accepted."
+        return Field(
+            self.name, support, sentence + (f" {accepted}{verb}" if accepted else ""), {"enum": [*self.values]}
+        )
+
+
+# Fields of vLLM's that its clients send with the values that they have anyway.
+UNCHANGING = (
+    Fixed("skip_special_tokens", (True,), "special tokens have no text in an answer"),
+    Fixed("min_tokens", (0,), "an answer may end at once"),
+)
 
 # Sampling parameters that OpenAI has, and what is special about a parameter at this door.
 THEIRS = {"frequency_penalty", "logit_bias", "presence_penalty", "seed", "temperature", "top_p"}
@@ -79,10 +103,15 @@ STREAM = (
     Field(
         "stream_options",
         "supported",
-        "Only with `stream`. `include_usage`: a last chunk with the usage. `include_obfuscation` must be false.",
+        "Only with `stream`. `include_usage`: a last chunk with the usage. `continuous_usage_stats`: the usage so far "
+        "in each chunk. `include_obfuscation` must be false.",
         {
             "type": "object",
-            "properties": {"include_usage": BOOLEAN, "include_obfuscation": {"const": False}},
+            "properties": {
+                "include_usage": BOOLEAN,
+                "continuous_usage_stats": BOOLEAN,
+                "include_obfuscation": {"const": False},
+            },
             "additionalProperties": False,
         },
     ),
@@ -107,6 +136,9 @@ OURS = (
         {"type": "number", "minimum": 0, "default": 0},
     ),
 )
+
+
+OURS += tuple(one.field("ours") for one in UNCHANGING)
 
 
 def markdown(fields: Iterable[Field]) -> str:

@@ -13,6 +13,7 @@ from orca_common.release import VERSION
 
 from ..calls.endpoint import Endpoint
 from ..http.routing import MethodRoute, application
+from .answer import UsageIn
 from .chat.answer import ChatChunks
 from .chat.answer import Logprobs as ChatLogprobs
 from .chat.method import Chats
@@ -22,6 +23,12 @@ from .openapi import described, page
 from .resumed import Resumed
 from .tokens import Tokens
 
+ELSEWHERE = {  # what clients of other servers call, and what there is instead
+    "/metrics": "an endpoint's metrics are at /metrics of its status port (the setting status_port)",
+    "/v1/embeddings": "no model here makes embeddings: Orca generates text",
+    "/v1/responses": "OpenAI's responses are not built yet; chats are, at /v1/chat/completions",
+    "/v1/messages": "Anthropic's messages are not built yet; chats are, at /v1/chat/completions",
+}
 NOTHING_ELSE = "default-src 'none'; style-src 'unsafe-inline'"  # the page loads nothing
 
 
@@ -29,11 +36,11 @@ def methods(endpoint: Endpoint) -> Starlette:
     """Makes the application that serves all methods."""
     tokens = Tokens(endpoint)
 
-    def of_completions(name: str, include_usage: bool) -> CompletionChunks:
-        return CompletionChunks(name, endpoint.name, include_usage, True, Logprobs(endpoint.spell))
+    def of_completions(name: str, usage_in: UsageIn) -> CompletionChunks:
+        return CompletionChunks(name, endpoint.name, usage_in, True, Logprobs(endpoint.spell))
 
-    def of_chats(name: str, include_usage: bool) -> ChatChunks:
-        return ChatChunks(name, endpoint.name, include_usage, True, ChatLogprobs(endpoint.spell, endpoint.token_bytes))
+    def of_chats(name: str, usage_in: UsageIn) -> ChatChunks:
+        return ChatChunks(name, endpoint.name, usage_in, True, ChatLogprobs(endpoint.spell, endpoint.token_bytes))
 
     routes = [
         MethodRoute("/v1/completions", Completions(endpoint), "POST"),
@@ -41,6 +48,7 @@ def methods(endpoint: Endpoint) -> Starlette:
         MethodRoute("/v1/chat/completions", Chats(endpoint), "POST"),
         MethodRoute("/v1/chat/completions/{id}", Resumed(endpoint, of_chats), "GET", query=True),
         MethodRoute("/tokenize", tokens.tokenize, "POST"),
+        MethodRoute("/tokenizer_info", tokens.info, "GET", "HEAD"),
         MethodRoute("/detokenize", tokens.detokenize, "POST"),
         *Pages(endpoint).routes(),
     ]
@@ -49,6 +57,9 @@ def methods(endpoint: Endpoint) -> Starlette:
 
 def instead(path: str, base: str) -> str:
     """Says which path to call instead of an unknown one. base: the door's address."""
+    for beginning, sentence in ELSEWHERE.items():
+        if path.startswith(beginning):
+            return f"{sentence}; {base}/docs lists all paths"
     there_is = f"chats, at {base}/v1/chat/completions, and completions, at {base}/v1/completions"
     return f"there is no such path; Orca serves {there_is}; {base}/docs lists all paths"
 
@@ -81,7 +92,9 @@ class Pages:
 
     def _own_card(self) -> dict[str, Any]:
         endpoint = self._endpoint
-        more = {"max_model_len": endpoint.checkpoint.max_positions, "chat_template": endpoint.has_chat_template}
+        model = endpoint.checkpoint
+        more = {"max_model_len": model.max_positions, "vocab_size": model.vocab_size}
+        more["chat_template"] = endpoint.has_chat_template
         return self._card(endpoint.name) | more
 
     def _card(self, name: str) -> dict[str, Any]:

@@ -90,6 +90,12 @@ REQUEST_ID = parameter("X-Request-Id", "header", "Your name of this request; it 
 POSITIVE = {"type": "number", "exclusiveMinimum": 0}
 TIMEOUT = parameter("X-Request-Timeout", "header", "The request's deadline, in seconds.", POSITIVE)
 COMMENTS = parameter("X-Stream-Comments", "header", "`off`: a silent stream gets no comments.", {"enum": ["on", "off"]})
+EVENT_IDS = parameter(
+    "X-Stream-Ids",
+    "header",
+    "`on`: the events of a stream have ids. Absent: with `detach_grace`.",
+    {"enum": ["on", "off"]},
+)
 EVENT_ID = parameter("Last-Event-ID", "header", "The id of the last event seen; counts before `from`.", STRING)
 FROM = parameter("from", "query", "Tokens that were seen; 0 when absent.", {"type": "integer", "minimum": 0})
 USAGE = parameter("include_usage", "query", "A last chunk with the usage.", BOOLEAN)
@@ -105,7 +111,7 @@ PATHS: dict[str, Schema] = {
             "Completes prompts.",
             {"200": answer("The completion; with `stream` as server-sent events.", "Completion")},
             "CompletionRequest",
-            parameters=[REQUEST_ID, TIMEOUT, COMMENTS],
+            parameters=[REQUEST_ID, TIMEOUT, COMMENTS, EVENT_IDS],
         )
     },
     "/v1/completions/{id}": {
@@ -120,7 +126,7 @@ PATHS: dict[str, Schema] = {
             "Answers a conversation.",
             {"200": answer("The assistant's message; with `stream` as server-sent events.", "Chat")},
             "ChatRequest",
-            parameters=[REQUEST_ID, TIMEOUT, COMMENTS],
+            parameters=[REQUEST_ID, TIMEOUT, COMMENTS, EVENT_IDS],
         )
     },
     "/v1/chat/completions/{id}": {
@@ -143,6 +149,11 @@ PATHS: dict[str, Schema] = {
     "/tokenize": {
         "post": operation("The tokens of a prompt.", {"200": answer("The tokens.", "Tokens")}, "TokenizeRequest")
     },
+    "/tokenizer_info": {
+        "get": operation(
+            "What the checkpoint says of its tokenizer.", {"200": answer("The configuration.", "TokenizerInfo")}
+        )
+    },
     "/detokenize": {
         "post": operation("The text of tokens.", {"200": answer("The text.", "Text")}, "DetokenizeRequest")
     },
@@ -152,6 +163,7 @@ PATHS: dict[str, Schema] = {
     "/version": {"get": operation("The version of Orca.", {"200": answer("The version.", "Version")})},
 }
 
+OF_CHATS = {field.name: field.schema for field in CHAT_FIELDS}
 SCHEMAS: dict[str, Schema] = {
     "CompletionRequest": body_of(FIELDS, "prompt"),
     "ChatRequest": body_of(CHAT_FIELDS, "messages"),
@@ -214,11 +226,21 @@ SCHEMAS: dict[str, Schema] = {
         created=INTEGER,
         owned_by=STRING,
         max_model_len=INTEGER,
+        vocab_size=INTEGER,
         chat_template=BOOLEAN,
     ),
     "TokenizeRequest": closed(
-        ("prompt",), model=STRING, prompt=STRING, add_special_tokens=BOOLEAN, return_token_strs=BOOLEAN
+        (),
+        model=STRING,
+        prompt=STRING,
+        messages=OF_CHATS["messages"],
+        tools=OF_CHATS["tools"],
+        chat_template_kwargs=OF_CHATS["chat_template_kwargs"],
+        add_generation_prompt={"const": True},
+        add_special_tokens=BOOLEAN,
+        return_token_strs=BOOLEAN,
     ),
+    "TokenizerInfo": {"type": "object"},
     "Tokens": thing(
         ("count", "max_model_len", "tokens", "token_strs"),
         count=INTEGER,

@@ -5,7 +5,7 @@ A field that Orca cannot honour is refused by name, never ignored.
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,15 +15,18 @@ from orca.v1.orca_pb2 import GenerateRequest, Sampling
 from orca_common.errors import InvalidArgument, echo
 from orca_common.sampling import SAMPLING, Kind
 
+from .answer import UsageIn
 from .body import as_number, check_names, get, load, number, strings, text, whole
-from .response_format import schema_of
+from .fields import UNCHANGING
+from .forms import Wanted
 
 UINT32 = (1 << 32) - 1
 LONGEST_GRACE = 1e9  # seconds; the validation knows the setting, this is what the message can hold
 METADATA_PAIRS, METADATA_NAME, METADATA_VALUE = 16, 64, 512  # OpenAI's limits
 
-Fixed = Mapping[str, tuple[Any, str]]  # fields that are accepted at one value only: the value, and why
-FIXED: Fixed = {"store": (False, "nothing is stored")}
+COPIES = 32 << 20  # bytes of all generations of one body, each with its prompt
+Values = Mapping[str, tuple[Sequence[Any], str]]  # fields that are accepted at some values only: these, and why
+FIXED: Values = {"store": ((False,), "nothing is stored"), **{one.name: (one.values, one.why) for one in UNCHANGING}}
 
 
 @dataclass(frozen=True)
@@ -41,11 +44,13 @@ class Asked:
     samples: list[Sample]  # `each` for each prompt, one prompt after the other
     each: int  # generations of one prompt
     stream: bool
-    include_usage: bool
+    detaches: bool  # it may live on without its client
+    usage_in: UsageIn
     labels: Mapping[str, str]  # attributes of the requests' spans
+    loose: Collection[str]  # fields with schemas of which an answer need only follow what can be enforced
 
 
-def read(raw: bytes, known: Collection[str], others: Mapping[str, str], fixed: Fixed = FIXED) -> dict[str, Any]:
+def read(raw: bytes, known: Collection[str], others: Mapping[str, str], fixed: Values = FIXED) -> dict[str, Any]:
     """Reads the fields of a body that are not null.
 
     others: a sentence for each field of other methods. Raises InvalidArgument for these, and for unknown fields.
@@ -56,25 +61,27 @@ def read(raw: bytes, known: Collection[str], others: Mapping[str, str], fixed: F
             raise InvalidArgument(name, sentence)
     check_names(body, known)
     body = {name: value for name, value in body.items() if value is not None}
-    for name, (value, why) in fixed.items():
-        if name in body and (body[name] != value or type(body[name]) is not type(value)):
-            raise InvalidArgument(name, f"must be {json.dumps(value)}: {why}")
+    for name, (values, why) in fixed.items():
+        if name in body and not any(body[name] == value and type(body[name]) is type(value) for value in values):
+            raise InvalidArgument(name, f"must be {' or '.join(map(json.dumps, values or [None]))}: {why}")
     if get(body, "model", str, "a string", None) == "":
         raise InvalidArgument("model", "is empty")
     return body
 
 
-def include_usage_of(body: Mapping[str, Any], stream: bool) -> bool:
+def usage_in(body: Mapping[str, Any], stream: bool) -> UsageIn:
+    """The chunks that have a usage."""
     options = get(body, "stream_options", dict, "an object", None)
     if options is None:
-        return False
+        return UsageIn()
     if not stream:
         raise InvalidArgument("stream_options", "is allowed only with stream")
     prefix = "stream_options."
-    check_names(options, {"include_usage", "include_obfuscation"}, prefix)
+    check_names(options, {"include_usage", "continuous_usage_stats", "include_obfuscation"}, prefix)
     if get(options, "include_obfuscation", bool, "true or false", False, prefix + "include_obfuscation"):
         raise InvalidArgument(prefix + "include_obfuscation", "must be false: chunks are not padded")
-    return get(options, "include_usage", bool, "true or false", False, prefix + "include_usage")
+    names = ("include_usage", "continuous_usage_stats")
+    return UsageIn(*(get(options, name, bool, "true or false", False, prefix + name) for name in names))
 
 
 def labels_of(body: Mapping[str, Any]) -> dict[str, str]:
@@ -112,10 +119,12 @@ def token_ids(value: Any, field: str) -> list[int]:
     return value
 
 
-def request_of(body: Mapping[str, Any], max_tokens: int, defaults: Mapping[str, float]) -> GenerateRequest:
+def request_of(
+    body: Mapping[str, Any], max_tokens: int, defaults: Mapping[str, float], form: Wanted | None
+) -> GenerateRequest:
     """All of a request but its prompt. Checks ranges that orca.v1 cannot hold; the validation checks the others.
 
-    defaults: sampling parameters that hold where the body does not say.
+    defaults: sampling parameters that hold where the body does not say. form: of the answer.
     """
     grace = number(body, "detach_grace", 0.0)
     if not 0 <= grace <= LONGEST_GRACE:
@@ -130,7 +139,7 @@ def request_of(body: Mapping[str, Any], max_tokens: int, defaults: Mapping[str, 
         ignore_eos=get(body, "ignore_eos", bool, "true or false", False),
         model=body.get("model", ""),
         detach_grace=duration,
-        json_schema=schema_of(body),
+        **({} if form is None else {form.kind: form.text}),  # pyright: ignore[reportArgumentType]
     )
 
 
@@ -181,6 +190,12 @@ READERS: Mapping[Kind, Callable[[Mapping[str, Any], str], Any]] = {
     "seed": a_seed,
     "biases": biases,
 }
+
+
+def check_copies(size: int, field: str) -> None:
+    """Raises InvalidArgument for generations whose prompts are too much together. size: their bytes."""
+    if size > COPIES:
+        raise InvalidArgument(field, f"the generations have {size} bytes of prompts; {COPIES} are allowed together")
 
 
 def generation(common: GenerateRequest, k: int) -> GenerateRequest:

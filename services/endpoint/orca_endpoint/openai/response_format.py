@@ -24,8 +24,9 @@ FORMAT = {
 RESPONSE_FORMAT = Field(
     "response_format",
     "supported",
-    "`text`; `json_object`: the answer is an object of JSON; `json_schema`: it is JSON that the schema describes, with "
-    "or without `strict`. A schema that cannot be enforced is refused. Not with `ignore_eos`.",
+    "`text`; `json_object`: the answer is an object of JSON; `json_schema`: it is JSON that the schema describes. A "
+    "keyword that cannot be enforced is refused with `strict`, and [left out](#schemas) without it. Not with "
+    "`ignore_eos`.",
     FORMAT,
 )
 SCHEMA = "response_format.json_schema.schema"  # the caller's name of our `json_schema`
@@ -54,8 +55,13 @@ def schema_of(body: Mapping[str, Any]) -> str | None:
     check_names(given, {"name", "schema", "strict", "description"}, f"{field}.")
     for name in ("name", "description"):
         get(given, name, str, "a string", "", f"{field}.{name}")
-    get(given, "strict", bool, "true or false", False, f"{field}.strict")  # it is held to the schema anyway
+    get(given, "strict", bool, "true or false", False, f"{field}.strict")
     schema = get(given, "schema", dict, "an object", None, SCHEMA)
     if schema is None:
         raise InvalidArgument(SCHEMA, "is missing")
     return json.dumps(schema)
+
+
+def is_strict(body: Mapping[str, Any]) -> bool:
+    """Whether each keyword of a schema, which was read, must be enforced."""
+    return bool((body.get("response_format") or {}).get("json_schema", {}).get("strict"))

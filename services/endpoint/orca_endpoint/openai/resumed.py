@@ -15,21 +15,19 @@ from orca_common.errors import DataLoss, InvalidArgument, NotFound
 from ..calls.endpoint import Endpoint
 from ..http.access import tenant_in
 from ..http.bodies import body_in
-from ..http.exchange import Answer, Exchange, deadline_of, silence_of, until
+from ..http.exchange import EVENT_ID, Answer, Exchange, deadline_of, silence_of, until
 from ..http.request_ids import labels_in
-from .answer import Choice, SeenTo
+from .answer import Choice, SeenTo, UsageIn
 from .body import check_names, whole
 from .generations import Single
 from .stream import Chunks, Stream
-
-EVENT_ID = "Last-Event-ID"
 
 
 class Resumed(Exchange):
     """The method as an ASGI application."""
 
-    def __init__(self, endpoint: Endpoint, chunks: Callable[[str, bool], Chunks]) -> None:
-        """chunks: makes those of an answer, by its id and whether it has a usage; they are numbered."""
+    def __init__(self, endpoint: Endpoint, chunks: Callable[[str, UsageIn], Chunks]) -> None:
+        """chunks: makes those of an answer, by its id and which of them have a usage; they are numbered."""
         self._endpoint, self._chunks = endpoint, chunks
 
     async def _serve(self, request: Request, answer: Answer) -> None:
@@ -44,7 +42,7 @@ class Resumed(Exchange):
         call.label(labels_in(request.scope))
         choice = Choice()
         choice.shown_tokens, choice.seen_end = seen
-        stream = Stream(answer, self._chunks(wanted.request_id, include_usage), silence)
+        stream = Stream(answer, self._chunks(wanted.request_id, UsageIn(end=include_usage)), silence)
         async with Single(call, body_in(request.scope).held) as events, until(deadline):
             try:
                 await stream.write(events, [choice], wanted.request_id)

@@ -3,11 +3,11 @@
 import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ..calls.events import Accepted, Event, Finished
 from ..http.exchange import Answer
-from .answer import Choice, Numbered, SeenTo, check_whole, headers_of, usage
+from .answer import Choice, Numbered, SeenTo, UsageIn, check_whole, headers_of, usage
 
 
 class Chunks(ABC):
@@ -16,12 +16,12 @@ class Chunks(ABC):
     A method has a class of its own with the shape of its choices.
     """
 
-    def __init__(self, name: str, kind: str, model: str, include_usage: bool, numbered: bool) -> None:
+    def __init__(self, name: str, kind: str, model: str, usage_in: UsageIn, numbered: bool) -> None:
         """name: the answer's id. kind: OpenAI's `object`. numbered: each event has an id (`SeenTo`); only of a single
         choice."""
         head = {"id": name, "object": kind, "created": int(time.time()), "model": model}
         self._head = json.dumps(head)[:-1]
-        self._usage = ',"usage":null' if include_usage else ""
+        self._usage_in, self._no_usage = usage_in, ',"usage":null' if usage_in.end else ""
         self._numbered = numbered
 
     @abstractmethod
@@ -43,15 +43,20 @@ class Chunks(ABC):
     def chunk(self, choice: Choice, body: str, end: int = 0) -> bytes:
         """The chunk of a choice. body: the choice as JSON. end: which of the events behind the last token it is."""
         number = f"id: {SeenTo(choice.shown_tokens, end)}\n" if self._numbered else ""
-        return f'{number}data: {self._head},"choices":[{body}]{self._usage}}}\n\n'.encode()
+        counts = self._no_usage
+        if self._usage_in.each:
+            counts = (
+                f',"usage":{json.dumps(usage(choice.input_tokens, max(choice.output_tokens, choice.shown_tokens)))}'
+            )
+        return f'{number}data: {self._head},"choices":[{body}]{counts}}}\n\n'.encode()
 
 
 class Stream:
     """Writes events as chunks. Tokens that are there together are one chunk."""
 
-    def __init__(self, answer: Answer, chunks: Chunks, silence: float) -> None:
-        """silence: seconds without an event after which a comment is written; 0: none is."""
-        self._answer, self._chunks, self._silence = answer, chunks, silence
+    def __init__(self, answer: Answer, chunks: Chunks, silence: float, more: Mapping[str, str] | None = None) -> None:
+        """silence: seconds without an event after which a comment is written; 0: none is. more: headers."""
+        self._answer, self._chunks, self._silence, self._more = answer, chunks, silence, more or {}
 
     async def write(self, events: Numbered, choices: Sequence[Choice], name: str) -> None:
         """Sends headers with the first event, so that a refusal has its own status. Raises Cancelled."""
@@ -65,7 +70,7 @@ class Stream:
             if isinstance(first, Accepted):
                 choice.input_tokens = first.input_tokens
                 if not self._answer.started:
-                    await self._answer.start_stream(headers_of(name, first))
+                    await self._answer.start_stream({**headers_of(name, first), **self._more})
                 sent = self._chunks.begun(n, choice)
             sent += self._chunks.shown(n, choice, piece)
             if isinstance(last := piece[-1], Finished):

@@ -1,5 +1,6 @@
 """`POST /tokenize` and `POST /detokenize`, in the shape that vLLM has given them: what a prompt is to the model."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,38 +13,44 @@ from ..calls.endpoint import Endpoint
 from ..http.access import caller_in
 from ..http.bodies import body_in, parsed
 from ..requests.threads import TEXT_IN_LOOP
+from ..requests.validation import Fields
+from ..text.tokenizer_folder import TokenizerFolder
 from ..text.vocabulary import Vocabulary
 from .body import check_names, get, load, text
+from .chat.request import OUR_NAMES, chat_of
 from .request import token_ids
+
+OF_BOTH = {"model", "add_special_tokens", "return_token_strs"}
+OF_A_TEXT = OF_BOTH | {"prompt"}
+OF_A_CHAT = OF_BOTH | {"messages", "add_generation_prompt", "chat_template_kwargs", "tools"}
 
 
 class Tokens:
-    """Both methods, as endpoints of Starlette."""
+    """The methods, as endpoints of Starlette."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
+        self._config = TokenizerFolder(endpoint.checkpoint.folder).config
 
     async def tokenize(self, request: Request) -> Response:
-        body = await self._body(request, {"model", "prompt", "add_special_tokens", "return_token_strs"})
-        prompt = get(body, "prompt", str, "a string", None)
-        if prompt is None:
-            raise InvalidArgument("prompt", "is missing")
+        body, caller = await self._body(request, OF_A_TEXT | OF_A_CHAT), caller_in(request.scope)
+        is_chat = body.get("messages") is not None
+        if not is_chat and body.get("prompt") is None:
+            raise InvalidArgument("prompt", "is missing; or give messages")
+        check_names(body, OF_A_CHAT if is_chat else OF_A_TEXT)
+        special = get(body, "add_special_tokens", bool, "true or false", not is_chat)
+        spelled = get(body, "return_token_strs", bool, "true or false", False)
+        vocabulary = self._vocabulary()
+        prompt, mark = await self._rendered(body, caller) if is_chat else (get(body, "prompt", str, "a string", ""), "")
         size, limit = len(text(prompt, "prompt").encode()), self._endpoint.settings.max_prompt_bytes
         if size > limit:
             raise InvalidArgument("prompt", f"has {size} bytes; at most {limit} are allowed")
-        special = get(body, "add_special_tokens", bool, "true or false", True)
-        spelled = get(body, "return_token_strs", bool, "true or false", False)
-        vocabulary = self._vocabulary()
 
         def encoded() -> tuple[list[int], list[str] | None]:
-            ids = vocabulary.encode(prompt, special)
+            ids = vocabulary.encode_marked(prompt, mark) if mark else vocabulary.encode(prompt, special)
             return ids, [vocabulary.spell(i) for i in ids] if spelled else None
 
-        ids, names = (
-            encoded()
-            if size <= TEXT_IN_LOOP
-            else await self._endpoint.tokenizing.run(encoded, caller_in(request.scope))
-        )
+        ids, names = encoded() if size <= TEXT_IN_LOOP else await self._endpoint.tokenizing.run(encoded, caller)
         limit = self._endpoint.checkpoint.max_positions
         return JSONResponse({"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": names})
 
@@ -59,6 +66,17 @@ class Tokens:
         few, caller = len(ids) <= TEXT_IN_LOOP, caller_in(request.scope)
         texts = vocabulary.texts(ids) if few else await self._endpoint.large.run(lambda: vocabulary.texts(ids), caller)
         return JSONResponse({"prompt": "".join(texts)})
+
+    async def info(self, request: Request) -> Response:
+        """The checkpoint's tokenizer_config.json."""
+        return JSONResponse(self._config)
+
+    async def _rendered(self, body: Mapping[str, Any], caller: str) -> tuple[str, str]:
+        """The text of a chat's prompt, and the mark in it (`Vocabulary.encode_marked`)."""
+        for name, value in (("add_generation_prompt", True), ("add_special_tokens", False)):
+            if get(body, name, bool, "true or false", value) != value:
+                raise InvalidArgument(name, f"must be {json.dumps(value)} with messages, as in chats")
+        return await self._endpoint.chats.text(chat_of(body), Fields(OUR_NAMES), caller)
 
     async def _body(self, request: Request, known: set[str]) -> Mapping[str, Any]:
         body = await parsed(body_in(request.scope), load, self._endpoint.large, caller_in(request.scope))

@@ -12,8 +12,8 @@ from orca.v1.orca_pb2 import Chat
 from orca_common.errors import ErrorReason, FailedPrecondition, InvalidArgument
 
 from ..text.chat_template import ChatTemplate
+from ..text.tool_calls import Syntax
 from .helpers import COUNT, Helper, Helpers
-from .tools import Tools, tools_of
 
 WAITING = 1024  # chats of one caller that may wait to be rendered
 ALL_WAITING = 4096  # chats of all callers; `max_body_bytes` bounds their bytes
@@ -35,8 +35,8 @@ class Chats:
         self, folder: Path, template: ChatTemplate | None, max_bytes: int, tokens: int, special: Sequence[str] = ()
     ) -> None:
         """folder: the checkpoint's, with the template in it. max_bytes: of a chat, and so characters of what a template
-        may make. tokens: of the answer to a chat that does not say how long it may be. special: tokens that are text in
-        messages."""
+        may make. tokens: of the answer to a chat that does not say how long it may be; 0: all that fit. special: tokens
+        that are text in messages."""
         self._template, self._max_bytes, self.tokens = template, max_bytes, tokens
         opening = json.dumps({"folder": str(folder), "max_length": max_bytes, "special": list(special)}).encode()
         module, name = f"{__package__}.chat_renderer", "the renderer of chats"
@@ -63,9 +63,9 @@ class Chats:
         syntax = self._template.tool_use.syntax if self._template is not None else None
         return syntax.name if syntax is not None else ""
 
-    def tools(self, chat: Chat, names: Names) -> Tools | None:
-        """The tools of a chat; None where it has none. Raises InvalidArgument, and FailedPrecondition for a model that
-        cannot have them."""
+    def tool_syntax(self, chat: Chat, names: Names) -> Syntax | None:
+        """How calls are spelled in the answer to a chat; None where it has no tools. Raises InvalidArgument, and
+        FailedPrecondition for a model that cannot have them. The compiler of forms checks the tools themselves."""
         if not chat.tools:
             for field in ("tool_choice", "tool_names", "one_tool_call"):
                 if getattr(chat, field):
@@ -77,7 +77,8 @@ class Chats:
             raise FailedPrecondition(
                 f"{field}: this model's chat template {problem}", field, reason=ErrorReason.NO_TOOLS
             )
-        return tools_of(chat, template.syntax, names.error)
+        self._bounded(chat, names)
+        return template.syntax
 
     async def text(self, chat: Chat, names: Names, caller: str = "") -> tuple[str, str]:
         """The text of a prompt, and the mark in it (`Vocabulary.encode_marked`), empty without one. caller: whose turn
@@ -89,8 +90,7 @@ class Chats:
         self._given(names, "chat.messages")
         if not chat.messages:
             raise names.error("chat.messages", "is missing: a chat has at least one message")
-        if (size := chat.ByteSize()) > self._max_bytes:
-            raise names.error("chat.messages", f"the chat has {size} bytes; at most {self._max_bytes} are allowed")
+        self._bounded(chat, names)
         async with self.helpers.turn(caller) as renderer:
             answer = await renderer.ask(chat.SerializeToString())
         if answer is None:
@@ -98,6 +98,10 @@ class Chats:
         if "problem" in answer:
             raise names.error(**answer)
         return answer["text"], answer["mark"]
+
+    def _bounded(self, chat: Chat, names: Names) -> None:
+        if (size := chat.ByteSize()) > self._max_bytes:
+            raise names.error("chat.messages", f"the chat has {size} bytes; at most {self._max_bytes} are allowed")
 
     def _given(self, names: Names, needed_for: str) -> ChatTemplate:
         """The model's template. Raises FailedPrecondition without one."""

@@ -21,6 +21,7 @@ class Function(TypedDict):
 
     at: int  # its place in the request's list of tools
     name: str
+    strict: bool  # its caller wants a refusal where an answer cannot be held to the schema
     parameters: dict[str, Any]  # a JSON schema of an object
 
 
@@ -66,6 +67,9 @@ def starts(form: ToolForm, syntax: Syntax, tokens: dict[str, int]) -> Iterable[s
     if not form["functions"]:
         return
     trigger = spelled(syntax.trigger, tokens)
+    if form["schema"] is not None and syntax.trigger.startswith("{"):
+        # The lexer takes the longest part that may come: in one piece, the trigger would take `{"` from all JSON.
+        trigger = f'"{{" {json.dumps(syntax.trigger[1:])}'
     if form["required"] or form["schema"] is not None or syntax.leads:
         yield f"{trigger} calls"
     elif syntax.trigger in tokens:

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -12,6 +13,7 @@ from orca_common.errors import echo
 from orca_common.sampling import MAX_FORM_BYTES
 
 from ..text.tool_calls import Syntax
+from .cut_json import closed
 from .tool_grammar import Function, ToolForm
 
 MAX_TOOLS = 128  # of one request, as OpenAI has it
@@ -19,6 +21,12 @@ MAX_CALLS = 128  # of one message
 MAX_DEPTH = 64  # of JSON that is given as a text: objects and lists in one another
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+MORE_MEMBERS = frozenset(  # keywords that allow or list further members
+    [
+        *("additionalProperties", "unevaluatedProperties", "allOf", "anyOf", "oneOf", "$ref", "$dynamicRef"),
+        *("if", "dependentSchemas", "dependencies"),
+    ]
+)
 TOOLS = "chat.tools"
 
 
@@ -33,17 +41,12 @@ class Tools:
     """The checked tools of a request."""
 
     syntax: Syntax  # of the model
-    functions: list[Function]  # that may be called
+    functions: list[Function]  # that may be called; none: the model sees the tools, and may not call them
     required: bool
     single: bool
 
-    @property
-    def none(self) -> bool:
-        """Whether the model sees the tools, and may not call them."""
-        return not self.functions
-
     def form(self, schema: dict[str, Any] | bool | None) -> ToolForm:
-        """Makes the form of the answer. schema: of its text, where that is JSON."""
+        """Makes the form of the answer. schema: of its text, where that is JSON, as `kept` returns it."""
         return {
             "syntax": self.syntax.name,
             "functions": self.functions,
@@ -54,7 +57,7 @@ class Tools:
 
 
 def tools_of(chat: Chat, syntax: Syntax, error: Error) -> Tools:
-    """The tools of a chat that has some. Raises InvalidArgument."""
+    """The tools of a chat that has some. Raises what `error` makes."""
     given = tools_in(chat.tools, error)
     functions = [function_of(tool, n, error) for n, tool in enumerate(given)]
     names = [function["name"] for function in functions]
@@ -77,9 +80,6 @@ def tools_of(chat: Chat, syntax: Syntax, error: Error) -> Tools:
 
 
 def tools_in(raw: str, error: Error) -> list[dict[str, Any]]:
-    size = len(raw.encode())
-    if size > MAX_FORM_BYTES:
-        raise error(TOOLS, f"has {size} bytes; at most {MAX_FORM_BYTES} are allowed")
     given = json_in(raw, TOOLS, error)
     if not isinstance(given, list) or not given:
         raise error(TOOLS, "must be a list of at least one tool")
@@ -100,19 +100,34 @@ def function_of(tool: Any, n: int, error: Error) -> Function:
         raise error(TOOLS, "may hold only letters, digits, _ and -, at most 64 of them", place=f"{place}.name")
     if not isinstance(function.get("description") or "", str):
         raise error(TOOLS, "must be a string", place=f"{place}.description")
-    if not isinstance(function.get("strict") or False, bool):  # the arguments follow the schema anyway
+    strict = function.get("strict") or False
+    if not isinstance(strict, bool):
         raise error(TOOLS, "must be true or false", place=f"{place}.strict")
     schema = function.get("parameters")
     if schema is None:
-        return Function(at=n, name=name, parameters=NO_PARAMETERS)
-    place += ".parameters"
+        return Function(at=n, name=name, strict=strict, parameters=NO_PARAMETERS)
+    size, place = len(json.dumps(schema, ensure_ascii=False).encode()), f"{place}.parameters"
+    if size > MAX_FORM_BYTES:
+        raise error(TOOLS, f"has {size} bytes; at most {MAX_FORM_BYTES} are allowed", place=place)
     if not isinstance(schema, dict):
         raise error(TOOLS, "must be a JSON schema of an object", place=place)
     if schema.get("type", "object") != "object":
         raise error(TOOLS, 'must be "object": arguments have names', place=f"{place}.type")
     if "x-guidance" in schema:
         raise error(TOOLS, "is not for tools", place=f"{place}.x-guidance")
-    return Function(at=n, name=name, parameters={"type": "object", **schema})
+    return Function(at=n, name=name, strict=strict, parameters=closed_by_its_list({"type": "object", **schema}))
+
+
+def closed_by_its_list(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema of arguments without others than those that it lists, unless it says that there may be others."""
+    listed, required = schema.get("properties"), schema.get("required", [])
+    if not isinstance(listed, dict) or schema.keys() & MORE_MEMBERS:
+        return schema
+    if not isinstance(required, list) or not all(
+        isinstance(name, str) and name in listed for name in cast(list[Any], required)
+    ):
+        return schema  # it needs a member that it does not list
+    return {**schema, "additionalProperties": False}
 
 
 def calls_of(raw: str, n: int, error: Error) -> list[dict[str, Any]]:
@@ -133,12 +148,22 @@ def call_of(call: Any, place: str, check: "Members") -> dict[str, Any]:
     check.text(call, f"{place}.id")
     function = check.object(call, f"{place}.function", {"name", "arguments"})
     check.text(function, f"{place}.function.name")
-    arguments, place = function.get("arguments"), f"{place}.function.arguments"
+    arguments, place = function.get("arguments") or {}, f"{place}.function.arguments"  # some clients give "" for none
     if isinstance(arguments, str):
-        arguments = json_in(arguments, check.field, check.error, place)
+        arguments = json_in(whole(arguments), check.field, check.error, place)
     if not isinstance(arguments, dict):
         raise check.error(check.field, "must be an object of JSON", place=place)
     return {**call, "function": {**function, "arguments": arguments}}
+
+
+def whole(arguments: str) -> str:
+    """The JSON of a call's arguments. Those of an answer that was cut are closed where they end."""
+    try:
+        json.loads(arguments)
+    except (ValueError, RecursionError):
+        with suppress(ValueError):
+            return closed(arguments)
+    return arguments
 
 
 class Members:
@@ -173,8 +198,8 @@ class Members:
     def _known(self, given: Any, place: str, known: set[str]) -> None:
         if not isinstance(given, dict):
             raise self.error(self.field, "must be an object", place=place)
-        for name in cast(dict[str, Any], given):
-            if name not in known:
+        for name, value in cast(dict[str, Any], given).items():
+            if name not in known and value is not None:
                 raise self.error(self.field, "is not known to Orca", place=f"{place}.{echo(name, 64)}")
 
 

@@ -5,15 +5,20 @@ raised, or FailedPrecondition for what this model cannot do.
 """
 
 import hashlib
-import json
 import re
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from orca.v1.orca_pb2 import CancelRequest, GenerateRequest, ResumeRequest
+from orca.v1.orca_pb2 import (
+    TOOL_CHOICE_NONE,
+    TOOL_CHOICE_REQUIRED,
+    CancelRequest,
+    GenerateRequest,
+    ResumeRequest,
+)
 from orca.v1.pool_pb2 import PoolRequest
 from orca.v1.sampling_pb2 import SamplingParams
 from orca_common.checkpoint import Checkpoint
@@ -21,12 +26,13 @@ from orca_common.errors import ErrorReason, FailedPrecondition, InvalidArgument
 from orca_common.reservation import Reservation
 
 from ..settings import EndpointSettings
+from ..text.tool_calls import Syntax
 from ..text.vocabulary import Vocabulary
 from .chats import Chats
-from .forms import FormCompiler
+from .forms import Form, FormCompiler, LeftOut
 from .sampling import sampling_params
 from .threads import TEXT_IN_LOOP, Threads
-from .tools import TOOLS, Tools
+from .tools import TOOLS
 
 MAX_ID = 128
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:~-]+")
@@ -41,6 +47,7 @@ class Work:
     record: PoolRequest
     body_digest: str  # see `body_digest` below
     attempt: int
+    left_out: Sequence[LeftOut] = ()  # of the schemas that its answer follows
 
     @property
     def max_tokens(self) -> int:
@@ -90,13 +97,15 @@ class Validator:
         encoded: Sequence[int] | None = None,
         room: int | None = None,
         caller: str = "",
+        loose: Collection[str] = (),
     ) -> Work:
         """The work of a valid request; the caller adds `record.trace`. Raises InvalidArgument, FailedPrecondition, and
         ResourceExhausted when too many long texts wait.
 
         names: the caller's names of fields, where they differ from orca.v1's. encoded: the tokens of the request's
         prompt, where another request had the same. room: tokens that prompt and answer may have together in an engine,
-        for a chat that does not say how long its answer may be. caller: the tenant or host, whose turn it is.
+        for a chat that does not say how long its answer may be. caller: the tenant or host, whose turn it is. loose:
+        fields with schemas of which an answer need only follow what can be enforced.
         """
         check = Fields(names or {})
         request_id = self._request_id(request.request_id) if request.request_id else f"req-{secrets.token_hex(12)}"
@@ -112,17 +121,17 @@ class Validator:
         new, is_chat = request.max_new_tokens, request.WhichOneof("prompt") == "chat"
         if new < 1 and not is_chat:
             raise check.error("max_new_tokens", "must be at least 1")
-        tools = self._chats.tools(request.chat, check) if is_chat else None
-        grammar = await self._grammar(request, tools, check, caller)
-        if grammar is not None:
+        syntax = self._chats.tool_syntax(request.chat, check) if is_chat else None
+        form = await self._form(request, syntax, check, caller, loose)
+        if form is not None:
             sampling = sampling if sampling is not None else SamplingParams()
-            sampling.grammar = grammar
+            sampling.grammar = form.grammar
         prompt_ids = await self._prompt(request, check, encoded, new or 1, caller)
         if not new:
             left = min(room or self._model.max_positions, self._model.max_positions) - len(prompt_ids)
-            new = max(min(self._chats.tokens, left), 1)
+            new = max(min(self._chats.tokens or left, left), 1)
         # An answer with a form is cut where it is, and not made to look whole.
-        if self._forced_end is not None and grammar is None and not request.ignore_eos:
+        if self._forced_end is not None and form is None and not request.ignore_eos:
             sampling = sampling if sampling is not None else SamplingParams()
             sampling.forced_end.token_id, sampling.forced_end.max_new_tokens = self._forced_end, new
         eos = () if request.ignore_eos else self._model.eos_token_ids
@@ -137,9 +146,9 @@ class Validator:
             stop_token_ids=stops,
             stop=request.stop,
             detach_grace=grace,
-            tool_syntax=tools.syntax.name if tools is not None and not tools.none else "",
+            tool_syntax=syntax.name if syntax is not None and request.chat.tool_choice != TOOL_CHOICE_NONE else "",
         )
-        return Work(record, body_digest(request), attempt)
+        return Work(record, body_digest(request), attempt, () if form is None else form.left_out)
 
     def resume(self, request: ResumeRequest) -> int:
         """Checks a ResumeRequest and returns its attempt. Raises InvalidArgument."""
@@ -215,27 +224,29 @@ class Validator:
         self._known(request.stop_token_ids, "stop_token_ids", check)
         return list(dict.fromkeys([*request.stop_token_ids, *special]))
 
-    async def _grammar(self, request: GenerateRequest, tools: Tools | None, check: "Fields", caller: str) -> str | None:
-        """The grammar that the answer follows; None: it is free."""
-        form, grammar = request.WhichOneof("form"), None
-        if form is None and tools is None:
+    async def _form(
+        self, request: GenerateRequest, syntax: Syntax | None, check: "Fields", caller: str, loose: Collection[str]
+    ) -> Form | None:
+        """The form that the answer is held to; None: it is free. syntax: of its calls, where the chat has tools."""
+        form, found = request.WhichOneof("form"), None
+        if form is None and syntax is None:
             return None
         if request.ignore_eos:
             field = check.name(form if form is not None else TOOLS)
             raise check.error("ignore_eos", f"must be false with {field}: the end of such an answer is such a token")
         if form is not None:
-            grammar = await self._forms.grammar(form, getattr(request, form), check, caller)
-        if tools is None or (tools.none and grammar is not None):
-            return grammar
+            found = await self._forms.grammar(form, getattr(request, form), check, caller, loose=form in loose)
+        choice = request.chat.tool_choice
+        if syntax is None or (choice == TOOL_CHOICE_NONE and found is not None):
+            return found
         schema = None
-        if form is not None and not tools.required:
+        if form is not None and choice != TOOL_CHOICE_REQUIRED:
             field = check.name(TOOLS)
             if form != "json_schema":
                 raise check.error(form, f"is not allowed with {field}; json_schema is")
-            if tools.syntax.leads:
-                raise check.error(form, f"is not allowed with {field}: this model's calls look like other JSON")
-            schema = json.loads(request.json_schema)
-        return await self._forms.tools(tools.form(schema), check, caller)
+            schema = request.json_schema
+        tools = await self._forms.tools(request.chat, syntax.name, schema, check, caller, loose=TOOLS in loose)
+        return Form(tools.grammar, [*(found.left_out if found is not None else ()), *tools.left_out])
 
     async def _prompt(
         self,

@@ -15,7 +15,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orca_common.checkpoint import Checkpoint, model_type, public_name
+from orca_common.checkpoint import Checkpoint, model_type, public_name, sort_of
 from orca_common.errors import FailedPrecondition
 
 from ..iteration.model import Compute, Family, Loading, Model
@@ -49,14 +49,14 @@ def family_of(checkpoint: Checkpoint) -> Family:
 
 def check_type(folder: Path) -> None:
     """Raises FailedPrecondition when no family knows the model in a folder, of which only config.json is read."""
-    _family(model_type(folder), public_name(folder))
+    _family(model_type(folder), public_name(folder), sort_of(folder))
 
 
-def _family(kind: str, name: str) -> Family:
+def _family(kind: str, name: str, sort: str = "") -> Family:
     family = FAMILIES.get(kind)
     if family is None:
         served = ", ".join(known for known in FAMILIES if not known.startswith("orca_"))  # without our experiments
-        raise FailedPrecondition(f"model: {name} is of type {kind}; Orca has {served}")
+        raise FailedPrecondition(f"model: {name} is of type {kind}{sort}; Orca has {served}")
     return family
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...calls.events import Event, Finished, PromptToken, Token
 from ...text.tool_calls import CallPart, merged
-from ..answer import Choice, finish_reason, finite
+from ..answer import Choice, UsageIn, finish_reason, finite
 from ..stream import Chunks
 
 ROLE = "assistant"
@@ -39,9 +39,9 @@ class Logprobs:
 class ChatChunks(Chunks):
     """The chunks of a chat: the role first, then the text as it comes, then the end."""
 
-    def __init__(self, name: str, model: str, include_usage: bool, numbered: bool, logprobs: Logprobs | None) -> None:
+    def __init__(self, name: str, model: str, usage_in: UsageIn, numbered: bool, logprobs: Logprobs | None) -> None:
         """As `Chunks`. logprobs: None when no chunk has any."""
-        super().__init__(name, "chat.completion.chunk", model, include_usage, numbered)
+        super().__init__(name, "chat.completion.chunk", model, usage_in, numbered)
         self._logprobs = logprobs
 
     def begun(self, n: int, choice: Choice) -> bytes:

@@ -1,47 +1,44 @@
 """The fields of OpenAI's `POST /v1/chat/completions`, and which of them Orca honours: the one list of them."""
 
-import json
-from typing import Any, NamedTuple
-
 from orca_common.scores import MAX_TOP
 
-from ..fields import BOOLEAN, METADATA, MODEL, OURS, SAMPLED, STOP, STREAM, STRING, USER, Field, closed
-from ..request import Fixed
+from ..fields import (
+    BOOLEAN,
+    METADATA,
+    MODEL,
+    OURS,
+    SAMPLED,
+    STOP,
+    STREAM,
+    STRING,
+    UNCHANGING,
+    USER,
+    Field,
+    Fixed,
+    closed,
+)
+from ..forms import FIELDS as FORMS
 from ..response_format import RESPONSE_FORMAT
 from .tools import CALL
 from .tools import FIELDS as TOOLS
 
-
-class Refused(NamedTuple):
-    """A field of OpenAI's that is accepted at one value only, which changes nothing; None: at none."""
-
-    name: str
-    value: Any
-    why: str
-
-    def field(self) -> Field:
-        sentence = f"{self.why[0].upper()}{self.why[1:]}."
-        accepted = "" if self.value is None else f" `{json.dumps(self.value)}` is accepted."
-        return Field(self.name, "refused", sentence + accepted, {"const": self.value})
-
-
 REFUSED = (
-    Refused("audio", None, "no model here speaks"),
-    Refused("function_call", "none", "it is the older name of `tool_choice`"),
-    Refused("functions", [], "it is the older name of `tools`"),
-    Refused("modalities", ["text"], "answers are text alone"),
-    Refused("moderation", None, "nothing is moderated here"),
-    Refused("prediction", None, "no predicted output is used"),
-    Refused("prompt_cache_key", None, "no prompts are cached"),
-    Refused("prompt_cache_options", None, "no prompts are cached"),
-    Refused("prompt_cache_retention", None, "no prompts are cached"),
-    Refused("reasoning_effort", None, "where a chat template knows one, give it in `chat_template_kwargs`"),
-    Refused("service_tier", "auto", "all requests are served alike"),
-    Refused("store", False, "nothing is stored"),
-    Refused("verbosity", None, "no model here has it"),
-    Refused("web_search_options", None, "nothing is searched"),
+    Fixed("audio", (), "no model here speaks"),
+    Fixed("function_call", ("none",), "it is the older name of `tool_choice`"),
+    Fixed("functions", ([],), "it is the older name of `tools`"),
+    Fixed("modalities", (["text"],), "answers are text alone"),
+    Fixed("moderation", (), "nothing is moderated here"),
+    Fixed("prediction", (), "no predicted output is used"),
+    Fixed("prompt_cache_options", (), "no prompts are cached"),
+    Fixed("prompt_cache_retention", (), "no prompts are cached"),
+    Fixed("reasoning_effort", ("none",), "where a chat template knows one, give it in `chat_template_kwargs`"),
+    Fixed("service_tier", ("auto", "default"), "all requests are served alike"),
+    Fixed("store", (False,), "nothing is stored"),
+    Fixed("verbosity", (), "no model here has it"),
+    Fixed("web_search_options", (), "nothing is searched"),
 )
-FIXED: Fixed = {one.name: (one.value, one.why) for one in REFUSED}
+TEMPLATED = Fixed("add_special_tokens", (False,), "the template puts special tokens where they belong")
+FIXED = {one.name: (one.values, one.why) for one in (*REFUSED, *UNCHANGING, TEMPLATED)}
 
 PART = closed(["type", "text"], type={"const": "text"}, text=STRING)
 MESSAGE = closed(
@@ -61,15 +58,15 @@ FIELDS = (
         "supported",
         "The model's chat template makes the prompt of them. Roles: system, developer (as system where the template "
         "does not name it), user, assistant, tool. `content` is a text or a list of parts of type text, which are "
-        "joined by line breaks. `name`, `tool_call_id` of a tool and `tool_calls` of the assistant reach the template; "
-        "with these the content may be null, an empty text. Images, audio and files are refused.",
+        "joined by line breaks. `name`, `tool_call_id` of a tool and `tool_calls` of the assistant reach the template. "
+        "[Answers may be given back](#conversations) as they came. Images, audio and files are refused.",
         {"type": "array", "items": MESSAGE, "minItems": 1},
     ),
     Field(
         "max_completion_tokens",
         "supported",
-        "Absent: `max_new_tokens` of the model's `generation_config.json`, or the setting `chat_tokens` (1024); less "
-        "where the model or the engines have no room for it.",
+        "Absent: `max_new_tokens` of the model's `generation_config.json`, or the setting `chat_tokens`, or the rest "
+        "of the context; less where the model or the engines have no room for it.",
         COUNT,
     ),
     Field("max_tokens", "supported", "The older name of `max_completion_tokens`.", COUNT),
@@ -91,12 +88,17 @@ FIELDS = (
     *SAMPLED,
     *(one.field() for one in REFUSED),
     Field(
+        "prompt_cache_key", "supported", "Changes nothing: prompts are cached by what they hold, or not at all.", STRING
+    ),
+    Field(
         "chat_template_kwargs",
         "ours",
         "Variables for the chat template, as `enable_thinking`. The template itself is the model's: `chat_template` is "
         "refused, here and in the body.",
         {"type": "object"},
     ),
+    *FORMS,
+    TEMPLATED.field("ours"),
     *OURS,
 )
 NAMES = frozenset(field.name for field in FIELDS)

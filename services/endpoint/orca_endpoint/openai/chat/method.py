@@ -9,8 +9,8 @@ from starlette.responses import JSONResponse
 from ...calls.endpoint import Endpoint
 from ...http.access import caller_in
 from ...http.bodies import body_in, parsed
-from ...http.exchange import Answer, Exchange, deadline_of, silence_of, until
-from ..answer import Choice, gather, usage
+from ...http.exchange import Answer, Exchange, deadline_of, ids_in, silence_of, until
+from ..answer import Choice, gather, relaxed_header, usage
 from ..generations import calls_of, together
 from ..stream import Stream
 from .answer import ChatChunks, Logprobs, chat_completion
@@ -26,6 +26,7 @@ class Chats(Exchange):
     async def _serve(self, request: Request, answer: Answer) -> None:
         endpoint = self._endpoint
         deadline, silence = deadline_of(request), silence_of(request, endpoint.settings.comment_seconds)
+        ids = ids_in(request)
         body = body_in(request.scope)
         name = f"chatcmpl-{secrets.token_hex(12)}"
         with endpoint.arrivals.coming():
@@ -33,16 +34,18 @@ class Chats(Exchange):
             asked = await parsed(body, parse_body, endpoint.large, caller_in(request.scope))
             calls = await calls_of(asked, name, endpoint, request, deadline)
         choices = [Choice() for _ in asked.samples]
+        more = relaxed_header(calls[0].left_out)
+        numbered = len(calls) == 1 and (asked.detaches if ids is None else ids)
         asked.samples.clear()  # long prompts need memory, and the calls have them until the pool does
         logprobs = Logprobs(endpoint.spell, endpoint.token_bytes) if asked.logprobs else None
         async with together(calls, body.held) as events, until(deadline):
             if asked.stream:
-                chunks = ChatChunks(name, endpoint.name, asked.include_usage, len(calls) == 1, logprobs)
-                stream = Stream(answer, chunks, silence)
+                chunks = ChatChunks(name, endpoint.name, asked.usage_in, numbered, logprobs)
+                stream = Stream(answer, chunks, silence, more)
                 await stream.write(events, choices, name)
-                await stream.end(counted(choices) if asked.include_usage else None)
+                await stream.end(counted(choices) if asked.usage_in.end else None)
             else:
-                headers = await gather(events, choices, name, asked.logprobs)
+                headers = await gather(events, choices, name, asked.logprobs, more)
                 whole = chat_completion(name, endpoint.name, choices, usage(*counted(choices)), logprobs)
                 await answer.whole(JSONResponse(whole, headers=headers))
 

@@ -5,17 +5,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from orca.v1.orca_pb2 import Chat, ChatMessage
-from orca_common.errors import InvalidArgument, echo
+from orca.v1.orca_pb2 import Chat
+from orca_common.errors import InvalidArgument
 
-from ...requests.chat_renderer import RESERVED, ROLES, reserved
+from ...requests.chat_renderer import RESERVED, reserved
 from ...requests.defaults import MODEL_SAYS_NOTHING, Defaults
-from ..body import check_names, get, text
-from ..request import UINT32, Asked, Sample, generation, include_usage_of, labels_of, read, request_of
-from ..response_format import SCHEMA
+from ..body import get
+from ..forms import form_of, loose_in
+from ..request import UINT32, Asked, Sample, check_copies, generation, labels_of, read, request_of, usage_in
 from .fields import FIXED, NAMES
+from .messages import message_of
 from .tools import put_tools
 
+MOST_CHOICES = 128  # of one conversation, as OpenAI has it
 OF_OTHERS = {
     "prompt": "is a field of completions, at /v1/completions; a chat has messages",
     "chat_template": "is refused: the template is the model's own; chat_template_kwargs reach it",
@@ -27,14 +29,6 @@ OUR_NAMES: Mapping[str, str] = {
     "chat.tools": "tools",
     "chat.tool_names": "tool_choice",
     "max_new_tokens": "max_completion_tokens",
-    "json_schema": SCHEMA,
-}
-MEMBERS = {"role", "content", "name"}  # of a message; two roles have one more
-MEMBER_OF = {"tool": "tool_call_id", "assistant": "tool_calls"}
-NO_MEMBERS = {  # of OpenAI's messages
-    "audio": "is refused: messages are text alone",
-    "function_call": "is refused: it is the older form of tool_calls",
-    "refusal": "is refused: give its text as content",
 }
 
 
@@ -50,25 +44,32 @@ def parse(raw: bytes, max_samples: int, defaults: Defaults = MODEL_SAYS_NOTHING)
     body = read(raw, NAMES, OF_OTHERS, FIXED)
     stream = get(body, "stream", bool, "true or false", False)
     n = get(body, "n", int, "an integer", 1)
-    if not 1 <= n <= max_samples:
-        raise InvalidArgument("n", f"must be between 1 and {max_samples} (the server's max_prompts); it is {n}")
+    most = min(max_samples, MOST_CHOICES)
+    if not 1 <= n <= most:
+        whose = " (the server's max_prompts)" if most < MOST_CHOICES else ""
+        raise InvalidArgument("n", f"must be between 1 and {most}{whose}; it is {n}")
     logprobs = get(body, "logprobs", bool, "true or false", False)
     top = get(body, "top_logprobs", int, "an integer", 0)
     if top < 0:
         raise InvalidArgument("top_logprobs", f"must be at least 0; it is {top}")
     if top and not logprobs:
         raise InvalidArgument("top_logprobs", "is allowed only with logprobs")
+    get(body, "prompt_cache_key", str, "a string", None)  # it changes nothing
     max_tokens, name = tokens_of(body)
-    common = request_of(body, max_tokens, defaults.sampling)
+    form = form_of(body)
+    common = request_of(body, max_tokens, defaults.sampling, form)
     common.chat.CopyFrom(chat_of(body))
+    check_copies(n * common.ByteSize(), "n")
     common.logprobs, common.top_logprobs = logprobs, min(top, UINT32)
-    names = {**OUR_NAMES, "max_new_tokens": name}
+    names = {**OUR_NAMES, "max_new_tokens": name, **({} if form is None else {form.kind: form.field})}
     return Conversation(
         samples=[Sample(generation(common, k), names) for k in range(n)],
         each=n,
         stream=stream,
-        include_usage=include_usage_of(body, stream),
+        detaches=common.detach_grace.ToNanoseconds() > 0,
+        usage_in=usage_in(body, stream),
         labels=labels_of(body),
+        loose=loose_in(form),
         logprobs=logprobs,
     )
 
@@ -104,57 +105,3 @@ def chat_of(body: Mapping[str, Any]) -> Chat:
     )
     put_tools(body, chat)
     return chat
-
-
-def message_of(given: Any, field: str) -> ChatMessage:
-    """One message. field: its name."""
-    if not isinstance(given, dict):
-        raise InvalidArgument(field, "must be an object with role and content")
-    message = {name: value for name, value in given.items() if value is not None}
-    role = get(message, "role", str, "a string", None, f"{field}.role")
-    if role not in ROLES:
-        problem = "is missing" if role is None else f"is {echo(role, 20)!r}; the roles are {', '.join(ROLES)}"
-        raise InvalidArgument(f"{field}.role", problem)
-    for name, sentence in NO_MEMBERS.items():
-        if message.get(name):  # clients give empty ones back with an answer
-            raise InvalidArgument(f"{field}.{name}", sentence)
-    known = MEMBERS | ({MEMBER_OF[role]} if role in MEMBER_OF else set())
-    check_names([name for name in message if name not in NO_MEMBERS], known, f"{field}.")
-    calls = get(message, "tool_calls", list, "a list", [], f"{field}.tool_calls")
-    return ChatMessage(
-        role=role,
-        content="" if calls and "content" not in message else content_of(message.get("content"), f"{field}.content"),
-        name=member(message, "name", field),
-        tool_call_id=member(message, "tool_call_id", field),
-        tool_calls=text(json.dumps(calls, ensure_ascii=False), f"{field}.tool_calls") if calls else "",
-    )
-
-
-def member(message: Mapping[str, Any], name: str, field: str) -> str:
-    return text(get(message, name, str, "a string", "", f"{field}.{name}"), f"{field}.{name}")
-
-
-def content_of(given: Any, field: str) -> str:
-    """A text, or the texts of parts, joined by line breaks."""
-    if given is None:
-        raise InvalidArgument(field, "is missing")
-    if isinstance(given, str):
-        return text(given, field)
-    if not isinstance(given, list):
-        raise InvalidArgument(field, "must be a string or a list of parts")
-    return "\n".join(part_of(one, f"{field}[{n}]") for n, one in enumerate(given))
-
-
-def part_of(given: Any, field: str) -> str:
-    """The text of one part."""
-    if not isinstance(given, dict):
-        raise InvalidArgument(field, "must be an object of type text")
-    kind = get(given, "type", str, "a string", None, f"{field}.type")
-    if kind != "text":
-        problem = "is missing" if kind is None else f"is {echo(kind, 20)!r}; only 'text' is supported"
-        raise InvalidArgument(f"{field}.type", problem)
-    check_names(given, {"type", "text"}, f"{field}.")
-    part = get(given, "text", str, "a string", None, f"{field}.text")
-    if part is None:
-        raise InvalidArgument(f"{field}.text", "is missing")
-    return text(part, f"{field}.text")

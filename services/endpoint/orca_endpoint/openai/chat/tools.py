@@ -40,8 +40,8 @@ FIELDS = (
         "tools",
         "supported",
         "Functions that the answer may call, up to 128, where the model's chat template takes tools in a way "
-        "that is known here. The arguments follow `parameters`, with or without `strict`; a schema that cannot be "
-        "enforced is refused. Tools of type custom are refused. Not with `ignore_eos`.",
+        "that is known here. The arguments follow `parameters`; a keyword that cannot be enforced is refused with "
+        "`strict`, and [left out](#schemas) without it. Tools of type custom are refused. Not with `ignore_eos`.",
         {
             "type": "array",
             "maxItems": 128,

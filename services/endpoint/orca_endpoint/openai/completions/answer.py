@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ...calls.events import Event, Finished, Prompted, PromptToken, Token
-from ..answer import Choice, finish_reason, finite
+from ..answer import Choice, UsageIn, finish_reason, finite
 from ..stream import Chunks
 
 KIND = "text_completion"
@@ -56,9 +56,9 @@ def length_in(text: str, piece: str, at: int) -> int:
 class CompletionChunks(Chunks):
     """The chunks of a completion."""
 
-    def __init__(self, name: str, model: str, include_usage: bool, numbered: bool, logprobs: Logprobs | None) -> None:
+    def __init__(self, name: str, model: str, usage_in: UsageIn, numbered: bool, logprobs: Logprobs | None) -> None:
         """As `Chunks`. logprobs: None when no chunk has any."""
-        super().__init__(name, KIND, model, include_usage, numbered)
+        super().__init__(name, KIND, model, usage_in, numbered)
         self._logprobs = logprobs
 
     def begun(self, n: int, choice: Choice) -> bytes:

@@ -14,8 +14,8 @@ from ...calls.endpoint import Endpoint
 from ...calls.events import Event, Finished, Token
 from ...http.access import caller_in
 from ...http.bodies import body_in, parsed
-from ...http.exchange import Answer, Exchange, deadline_of, silence_of, until
-from ..answer import Choice, Numbered, gather, usage
+from ...http.exchange import Answer, Exchange, deadline_of, ids_in, silence_of, until
+from ..answer import Choice, Numbered, gather, relaxed_header, usage
 from ..generations import calls_of, together
 from ..stream import Stream
 from .answer import CompletionChunks, Logprobs, completion
@@ -31,6 +31,7 @@ class Completions(Exchange):
     async def _serve(self, request: Request, answer: Answer) -> None:
         endpoint = self._endpoint
         deadline, silence = deadline_of(request), silence_of(request, endpoint.settings.comment_seconds)
+        ids = ids_in(request)
         body = body_in(request.scope)
         name = f"cmpl-{secrets.token_hex(12)}"
         with endpoint.arrivals.coming():
@@ -38,19 +39,20 @@ class Completions(Exchange):
             asked = await parsed(body, parse_body, endpoint.large, caller_in(request.scope))
             calls = await calls_of(asked, name, endpoint, request, deadline)
         choices = [Choice(self._text_of(sample.request) if asked.echo else None) for sample in asked.samples]
+        more = relaxed_header(calls[0].left_out)
+        numbered = len(calls) == 1 and (asked.detaches if ids is None else ids)
         asked.samples.clear()  # long prompts need memory, and the calls have them until the pool does
         logprobs = Logprobs(endpoint.spell) if asked.logprobs is not None else None
         async with together(calls, body.held) as came, until(deadline):
             events = without_tokens(came) if asked.only_prompt else came
             if asked.stream:
-                numbered = len(calls) == 1
-                chunks = CompletionChunks(name, endpoint.name, asked.include_usage, numbered, logprobs)
-                stream = Stream(answer, chunks, silence)
+                chunks = CompletionChunks(name, endpoint.name, asked.usage_in, numbered, logprobs)
+                stream = Stream(answer, chunks, silence, more)
                 await stream.write(events, choices, name)
-                await stream.end(counted(choices, asked.each) if asked.include_usage else None)
+                await stream.end(counted(choices, asked.each) if asked.usage_in.end else None)
             else:
                 keep = logprobs is not None or asked.each > asked.n
-                headers = await gather(events, choices, name, keep)
+                headers = await gather(events, choices, name, keep, more)
                 shown, counts = best(choices, asked.n, asked.each), usage(*counted(choices, asked.each))
                 whole = completion(name, endpoint.name, shown, counts, logprobs)
                 await answer.whole(JSONResponse(whole, headers=headers))

@@ -10,10 +10,27 @@ from orca_common.scores import MAX_TOP
 
 from ...requests.defaults import MODEL_SAYS_NOTHING, Defaults
 from ..body import get, text
-from ..fields import BOOLEAN, IDS, METADATA, MODEL, OURS, SAMPLED, STOP, STORE, STREAM, STRING, USER, Field
-from ..request import FIXED, UINT32, Asked, Sample, generation, include_usage_of, labels_of, read, request_of, token_ids
-from ..response_format import RESPONSE_FORMAT, SCHEMA
+from ..fields import BOOLEAN, IDS, METADATA, MODEL, OURS, SAMPLED, STOP, STORE, STREAM, STRING, USER, Field, Fixed
+from ..forms import FIELDS as FORMS
+from ..forms import form_of, loose_in
+from ..request import (
+    FIXED,
+    UINT32,
+    Asked,
+    Sample,
+    check_copies,
+    generation,
+    labels_of,
+    read,
+    request_of,
+    token_ids,
+    usage_in,
+)
+from ..response_format import RESPONSE_FORMAT
 
+ADDED = Fixed(
+    "add_special_tokens", (True,), "the tokenizer's special tokens are around each text; give token ids for others"
+)
 FIELDS = (
     MODEL,
     Field(
@@ -50,22 +67,23 @@ FIELDS = (
     USER,
     *SAMPLED,
     RESPONSE_FORMAT._replace(support="ours"),
+    *FORMS,
     METADATA,
     STORE,
+    ADDED.field("ours"),
     *OURS,
 )
 NAMES = frozenset(field.name for field in FIELDS)
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's default
 OF_CHATS = {"messages": "is a field of chats, at /v1/chat/completions; a completion has a prompt"}
-FIXED_HERE = {"suffix": ("", "no model here inserts text"), **FIXED}
+FIXED_HERE = {"suffix": (("",), "no model here inserts text"), ADDED.name: (ADDED.values, ADDED.why), **FIXED}
 # Our fields that have other names here. Those of `sampling` have the same without the prefix.
 OUR_NAMES: Mapping[str, str] = {
     "text": "prompt",
     "token_ids.ids": "prompt",
     "max_new_tokens": "max_tokens",
     "top_logprobs": "logprobs",
-    "json_schema": SCHEMA,
     "prompt_logprobs": "echo",  # with logprobs
 }
 
@@ -95,17 +113,20 @@ def parse(raw: bytes, max_samples: int, defaults: Defaults = MODEL_SAYS_NOTHING)
     max_tokens = get(body, "max_tokens", int, "an integer", DEFAULT_MAX_TOKENS)
     if max_tokens < (0 if echo else 1):
         raise InvalidArgument("max_tokens", f"must be at least 1, or 0 with echo; it is {max_tokens}")
-    common = request_of(body, max(max_tokens, 1), defaults.sampling)
+    form = form_of(body)
+    common = request_of(body, max(max_tokens, 1), defaults.sampling, form)
     if logprobs is not None or best_of > n:
         common.logprobs = True
     if logprobs is not None:
         common.top_logprobs, common.prompt_logprobs = min(logprobs, UINT32), echo
     return Completion(
-        samples=samples_of(body, common, best_of, max_samples),
+        samples=samples_of(body, common, best_of, max_samples, {} if form is None else {form.kind: form.field}),
         each=best_of,
         stream=stream,
-        include_usage=include_usage_of(body, stream),
+        detaches=common.detach_grace.ToNanoseconds() > 0,
+        usage_in=usage_in(body, stream),
         labels=labels_of(body),
+        loose=loose_in(form),
         n=n,
         logprobs=logprobs,
         echo=echo,
@@ -126,8 +147,13 @@ def choices_of(body: Mapping[str, Any], stream: bool) -> tuple[int, int]:
     return n, best_of
 
 
-def samples_of(body: Mapping[str, Any], common: GenerateRequest, best_of: int, limit: int) -> list[Sample]:
-    """`best_of` requests for each prompt. The field is a string, a list of strings, of ids, or of lists of ids."""
+def samples_of(
+    body: Mapping[str, Any], common: GenerateRequest, best_of: int, limit: int, more: Mapping[str, str]
+) -> list[Sample]:
+    """`best_of` requests for each prompt. The field is a string, a list of strings, of ids, or of lists of ids.
+
+    more: names of fields.
+    """
     value = body.get("prompt")
     if value is None:
         raise InvalidArgument("prompt", "is missing")
@@ -143,10 +169,10 @@ def samples_of(body: Mapping[str, Any], common: GenerateRequest, best_of: int, l
         each = f" for each of {len(items)} prompts" if len(items) > 1 else ""
         problem = f"{best_of}{each} are too many; at most {limit} are allowed together (the server's max_prompts)"
         raise InvalidArgument("best_of" if "best_of" in body else "n", problem)
-    samples = []
+    samples, size = list[Sample](), 0
     for n, item in enumerate(items):
         field = f"prompt[{n}]" if several else "prompt"
-        names = {**OUR_NAMES, "text": field, "token_ids.ids": field}
+        names = {**OUR_NAMES, **more, "text": field, "token_ids.ids": field}
         for k in range(best_of):
             request = generation(common, k)
             if isinstance(item, str):
@@ -158,5 +184,7 @@ def samples_of(body: Mapping[str, Any], common: GenerateRequest, best_of: int, l
                 raise InvalidArgument(
                     field, one if several else "must be a string, a list of token ids, or a list of either"
                 )
+            size += request.ByteSize()
+            check_copies(size, "prompt")
             samples.append(Sample(request, names))
     return samples

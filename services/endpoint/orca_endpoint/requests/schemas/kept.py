@@ -3,13 +3,17 @@
 llguidance 1.9 compiles some schemas into grammars of answers that the schema forbids: numbers that a double does not
 hold, days like 2023-02-29, `prefixItems` beside `additionalItems`, an array's `additionalItems` behind an `allOf`. It
 compiles others only after they are written in another way. What `kept` returns holds only keywords that are kept, in
-one dialect (2020-12), and describes no answer that the given schema does not. Annotations are dropped.
+one dialect (2020-12), and describes no answer that the given schema does not. Annotations are dropped, and so is what
+demands nothing, as `uniqueItems: false`.
+
+A caller who did not ask for strictness gets a wider schema where a keyword cannot be kept: the nearest one without it.
 """
 
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal, InvalidOperation
 from graphlib import CycleError, TopologicalSorter
 from itertools import combinations
@@ -25,11 +29,25 @@ Schema = dict[str, Any] | bool
 # Keywords of any draft that say something about a value, and that the library does not enforce.
 UNKEPT = frozenset(
     [
-        *("not", "if", "then", "else", "contains", "minContains", "maxContains", "propertyNames", "divisibleBy"),
+        *("not", "if", "then", "else", "contains", "propertyNames", "uniqueItems", "divisibleBy"),
         *("unevaluatedItems", "unevaluatedProperties", "dependentRequired", "dependentSchemas", "dependencies"),
         *("$dynamicRef", "$recursiveRef", "extends", "disallow"),
     ]
 )
+KEYWORDS = UNKEPT | {  # that may be left out for a caller who did not ask for strictness
+    *("const", "enum", "anyOf", "oneOf", "allOf", "$ref", "$id", "pattern", "format", "multipleOf", "required"),
+    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength", "minItems", "maxItems"),
+    *("minProperties", "maxProperties", "properties", "patternProperties", "additionalProperties", "items"),
+    *("prefixItems", "additionalItems", "type"),
+}
+TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
+HANG_ON = {
+    "then": "if",
+    "else": "if",
+    "minContains": "contains",
+    "maxContains": "contains",
+}  # which is refused for them
+ABOUT = frozenset(["title", "description", "default", "examples", "deprecated", "$comment"])  # for people
 LARGEST = 2.0**63 - 1024  # the last double below 2^63: the library computes integers in 64 bits
 ENDLESS = 10**18  # the library cannot leave the numbers from here on unbounded
 # It reads a number to the last bit if its digits are below 2^53, and it has at most 22 of them behind the point.
@@ -63,6 +81,10 @@ class SchemaError(ValueError):
         self.place = place
 
 
+class CannotKeep(SchemaError):
+    """A keyword that is right, and that no answer can be held to here."""
+
+
 class Written(float):
     """A number of a schema as a double, with the number that was written."""
 
@@ -88,18 +110,23 @@ def read(text: str) -> Any:
     return json.loads(text, parse_float=Written, parse_constant=constant)
 
 
-def kept(schema: Schema) -> dict[str, Any]:
-    """The schema to compile. schema: as `read` returns it. Raises SchemaError, RecursionError."""
+def kept(schema: Schema, left_out: list[str] | None = None, any_of: bool = False) -> dict[str, Any]:
+    """The schema to compile. schema: as `read` returns it. Raises SchemaError, RecursionError.
+
+    left_out: takes the places of keywords that cannot be kept, and are left out. None: they are refused by CannotKeep.
+    With it CannotKeep is raised only for keywords that cannot be kept together. any_of: each `oneOf` that may fit twice
+    is left out, too: it becomes an `anyOf`.
+    """
     if schema is False:
         raise SchemaError("", "is false: no answer fits it")
     if schema is True:
         return {}
-    return _Keeper(schema).all()
+    return _Keeper(schema, left_out, any_of).all()
 
 
 class _Keeper:
-    def __init__(self, root: dict[str, Any]) -> None:
-        self._root = root
+    def __init__(self, root: dict[str, Any], left_out: list[str] | None, any_of: bool) -> None:
+        self._root, self._left_out, self._any_of = root, left_out, any_of
         draft = str(root.get("$schema"))
         self._old, self._lone = re.search("draft-0|2019-09", draft), re.search("draft-0", draft)
         self._targets: dict[str, str] = {}  # names of the definitions, by the references to them
@@ -128,28 +155,53 @@ class _Keeper:
             return given
         given = an_object(given, place, "must be a schema: an object, true or false")
         given = self._alone(given)
-        if place and "$id" in given:
-            raise SchemaError(f"{place}.$id", "is supported at the top only")
-        if place and "$schema" in given:
-            raise SchemaError(f"{place}.$schema", "is supported at the top only")
+        if place and "$id" in given and any("$ref" in one for one, _ in everything(given, "")):
+            with self._or_left_out():
+                raise CannotKeep(f"{place}.$id", "is supported at the top only, where a schema has references")
+            return True
         unions: dict[str, Any] = {}  # what holds schemas for the same value
         plain: dict[str, Any] = {}  # all else, in one piece: the library forgets what is cut by the former
         ahead, more = 0, []  # members come in the order of `properties` and of schemas before it
         for keyword, value in given.items():
             at = f"{place}.{keyword}"
-            if keyword in ("allOf", "anyOf", "oneOf", "$ref", "const", "enum"):
-                name, found = self._same_value(keyword, value, at)
-                if name in unions:
-                    more.append({name: found})
+            with self._or_left_out():
+                if keyword in ("allOf", "anyOf", "oneOf", "$ref", "const", "enum"):
+                    name, found = self._same_value(keyword, value, at)
+                    if name in unions:
+                        more.append({name: found})
+                    else:
+                        unions[name] = found
                 else:
-                    unions[name] = found
-            else:
-                plain |= self._plain(keyword, value, at, given, more)
-                ahead = len(unions) if keyword == "properties" else ahead
+                    plain |= self._plain(keyword, value, at, given, more)
+                    ahead = len(unions) if keyword == "properties" else ahead
+        at = f"{place}.additionalProperties"
+        if "additionalProperties" in plain and self._lacks_one(f"{place}.patternProperties", given):
+            self._leave_out(at)  # it is about members that no pattern fits
+            del plain["additionalProperties"]
         if more:
             unions["allOf"] = [*unions.get("allOf", []), *more]
         parts = list(unions.items())
         return {**dict(parts[:ahead]), **plain, **dict(parts[ahead:])}
+
+    @contextmanager
+    def _or_left_out(self) -> Iterator[None]:
+        """Leaves out what the block cannot keep, if the caller is not strict."""
+        try:
+            yield
+        except CannotKeep as error:
+            if self._left_out is None:
+                raise
+            self._leave_out(error.place)
+
+    def _leave_out(self, place: str) -> None:
+        if self._left_out is not None:
+            self._left_out.append(place)
+
+    def _lacks_one(self, at: str, given: Mapping[str, Any]) -> bool:
+        """Whether a pattern of `patternProperties` was left out."""
+        return bool(self._left_out) and any(
+            f"{at}.{one}" in self._left_out for one in given.get("patternProperties", ())
+        )
 
     def _alone(self, schema: dict[str, Any]) -> dict[str, Any]:
         """A schema without what stands beside a reference, which drafts before 2019-09 ignore."""
@@ -161,31 +213,44 @@ class _Keeper:
             case "const":
                 return keyword, constant(value, at)
             case "enum":
-                return keyword, [constant(one, f"{at}[{n}]") for n, one in enumerate(a_list(value, at))]
+                constants = list[Any]()
+                for n, one in enumerate(a_list(value, at)):
+                    with self._or_left_out():
+                        constants.append(constant(one, f"{at}[{n}]"))
+                if value and not constants:
+                    raise CannotKeep(at, "has no value that answers can hold")
+                return keyword, constants
             case "$ref":
                 return keyword, self._reference(value, at)
         options = a_list(value, at)
         found = [self._schema(one, f"{at}[{n}]") for n, one in enumerate(options)]
-        if keyword == "oneOf" and all(self._disjoint(a, b, OUTER) for a, b in combinations(options, 2)):
-            keyword = "anyOf"
+        if keyword == "oneOf":
+            if all(self._disjoint(a, b, OUTER) for a, b in combinations(options, 2)):
+                return "anyOf", found
+            if self._any_of:
+                self._leave_out(at)
+                return "anyOf", found
         return keyword, found
 
     def _plain(self, keyword: str, value: Any, at: str, given: dict[str, Any], more: list[Schema]) -> dict[str, Any]:
         """A keyword for one type of values. more: takes schemas that must hold beside it."""
-        if keyword in UNKEPT or (keyword == "uniqueItems" and value is not False):
-            raise SchemaError(at, "cannot be enforced")
+        if keyword in HANG_ON or self._demands_nothing(keyword, value, given):
+            return {}
+        if keyword in UNKEPT:
+            raise CannotKeep(at, "cannot be enforced")
         match keyword:
             case "type":
-                return {keyword: value}
+                return {keyword: types(value, at)}
             case "minLength" | "maxLength" | "minItems" | "maxItems" | "maxProperties":
                 return {keyword: count(value, at)}
             case "minProperties":
                 least = count(value, at)
                 named = len(set(map(str, a_list(given.get("required", []), at))))
-                if least > named + 1:
-                    problem = f"is {least}, which cannot be enforced: names may come twice; at most {named + 1} can"
-                    raise SchemaError(at, f"{problem}, one more than are required")
-                return {keyword: least}
+                with self._or_left_out():
+                    if least > named + 1:
+                        problem = f"is {least}, which cannot be enforced: names may come twice; at most {named + 1} can"
+                        raise CannotKeep(at, f"{problem}, one more than are required")
+                return {keyword: min(least, named + 1)}
             case "pattern":
                 return {keyword: pattern(value, at)}
             case "format":
@@ -195,15 +260,23 @@ class _Keeper:
             case "multipleOf":
                 return {keyword: self._multiple(value, at, given)}
             case "required":
-                return {keyword: [text_in(one, f"{at}[{n}]") for n, one in enumerate(a_list(value, at))]}
+                names = list[str]()
+                for n, one in enumerate(a_list(value, at)):
+                    with self._or_left_out():
+                        names.append(text_in(one, f"{at}[{n}]"))
+                return {keyword: names}
             case "properties":
-                members = an_object(value, at, "must be an object").items()
-                return {keyword: {text_in(one, at): self._schema(part, f"{at}.{one}") for one, part in members}}
+                members: dict[str, Schema] = {}
+                for one, part in an_object(value, at, "must be an object").items():
+                    with self._or_left_out():
+                        members[text_in(one, at)] = self._schema(part, f"{at}.{one}")
+                return {keyword: members}
             case "patternProperties":
                 found: dict[str, Schema] = {}
                 for one, part in an_object(value, at, "must be an object").items():
-                    key, made = pattern(one, f"{at}.{one}"), self._schema(part, f"{at}.{one}")
-                    found[key] = {"allOf": [found[key], made]} if key in found else made
+                    with self._or_left_out():
+                        key, made = pattern(one, f"{at}.{one}"), self._schema(part, f"{at}.{one}")
+                        found[key] = {"allOf": [found[key], made]} if key in found else made
                 return {keyword: found}
             case "additionalProperties":
                 return {keyword: self._schema(value, at)}
@@ -211,6 +284,27 @@ class _Keeper:
                 return self._items(keyword, value, at, given)
             case _:
                 return {}  # an annotation, or a word of the caller's own
+
+    def _demands_nothing(self, keyword: str, value: Any, given: Mapping[str, Any]) -> bool:
+        """Whether every value fits a keyword that is otherwise not kept."""
+        match keyword:
+            case "uniqueItems" | "not":
+                return value is False
+            case "if":
+                return "then" not in given and "else" not in given
+            case "contains":  # drafts before 2019-09 know no minContains
+                return not self._lone and given.get("minContains") == 0 and "maxContains" not in given
+            case "dependentRequired" | "dependentSchemas" | "dependencies":
+                return isinstance(value, dict) and all(one in ([], {}) or one is True for one in value.values())
+            case "unevaluatedItems" | "unevaluatedProperties":
+                return value is True or value == {}
+            case "propertyNames":  # names are strings
+                return value is True or (
+                    isinstance(value, dict)
+                    and value.keys() <= ABOUT | {"type"}
+                    and "string" in (value.get("type", "string"), *as_list(value.get("type")))
+                )
+        return False
 
     def _items(self, keyword: str, value: Any, at: str, given: dict[str, Any]) -> dict[str, Any]:
         if keyword == "additionalItems":  # of older drafts; says nothing unless `items` is a list
@@ -220,15 +314,17 @@ class _Keeper:
         if keyword == "items" and "prefixItems" in given:
             raise SchemaError(at, "must be a schema beside prefixItems")
         if keyword == "prefixItems" and self._old:
-            raise SchemaError(at, "is not a keyword of the draft that $schema names: use items, or no $schema")
+            raise CannotKeep(at, "is not a keyword of the draft that $schema names: use items, or no $schema")
         return {"prefixItems": [self._schema(one, f"{at}[{n}]") for n, one in enumerate(a_list(value, at))]}
 
     def _format(self, value: Any, at: str, given: dict[str, Any], more: list[Schema]) -> dict[str, Any]:
         types = given.get("type", "string")
         if types != "string" and not (isinstance(types, list) and "string" in types):
             return {}
-        if not isinstance(value, str) or value not in FORMATS | MOMENTS.keys():
-            raise SchemaError(at, f"is {echo(str(value), 40)!r}, which cannot be enforced")
+        if not isinstance(value, str):
+            raise SchemaError(at, "must be a string")
+        if value not in FORMATS | MOMENTS.keys():
+            return {}  # an annotation, as JSON Schema has it
         if value == "hostname":
             more.append({"maxLength": HOSTNAME})
         if value not in MOMENTS:
@@ -264,10 +360,10 @@ class _Keeper:
         while digits % 1 and digits < EXACT:
             digits, places = digits * 10, places + 1
         if digits >= MULTIPLE or places > -PLACES.adjusted() or Decimal(int(digits)).scaleb(-places) != exact:
-            raise SchemaError(at, f"is {shown(exact)}, which has too many digits to be enforced")
+            raise CannotKeep(at, f"is {shown(exact)}, which has too many digits to be enforced")
         bounds = [abs(given[one]) for one in LOWER + UPPER if isinstance(given.get(one), int | float)]
         if digits * len(f"{max(bounds, default=0):.0f}") > REMAINDERS:
-            raise SchemaError(at, f"is {shown(exact)} beside long bounds, which is too hard to follow")
+            raise CannotKeep(at, f"is {shown(exact)} beside long bounds, which is too hard to follow")
         self._multiples[exact] = at
         return value
 
@@ -278,7 +374,7 @@ class _Keeper:
         scale = Decimal(10) ** max(max(0, -one.normalize().as_tuple().exponent) for one in self._multiples)  # type: ignore[operator]
         scaled = [int(one * scale) for one in self._multiples]
         if math.lcm(*scaled) * max(scaled) >= MULTIPLE:
-            raise SchemaError([*self._multiples.values()][-1], "has too many digits in common with the others")
+            raise CannotKeep([*self._multiples.values()][-1], "has too many digits in common with the others")
 
     # -- references
 
@@ -298,12 +394,12 @@ class _Keeper:
             TopologicalSorter({name: referred(one) for name, one in {**definitions, "": root}.items()}).prepare()
         except CycleError as error:
             place = max(places.get(name, "") for name in error.args[1])
-            raise SchemaError(f"{place}.$ref", "leads back to its own schema, for the same value") from None
+            raise CannotKeep(f"{place}.$ref", "leads back to its own schema, for the same value") from None
 
     def _target(self, value: Any, at: str) -> tuple[Any, str]:
         """The schema that a reference names, and its place."""
         if not isinstance(value, str) or not value.startswith("#"):
-            raise SchemaError(at, "must begin with #: only references inside of the schema are supported")
+            raise CannotKeep(at, "must begin with #: only references inside of the schema are supported")
         target: Any = self._root
         place = ""
         if not value.startswith("#/") and value != "#":
@@ -311,7 +407,7 @@ class _Keeper:
                 ((one, where) for one, where in everything(target, "") if one.get("$anchor") == value[1:]), None
             )
             if found is None:
-                raise SchemaError(at, f"names {echo(value, 64)!r}, which is no $anchor")
+                raise CannotKeep(at, f"names {echo(value, 64)!r}, which is no $anchor")
             return found
         for part in value[2:].split("/") if value != "#" else ():
             key = unquote(part).replace("~1", "/").replace("~0", "~")
@@ -320,7 +416,7 @@ class _Keeper:
             elif isinstance(target, dict) and key in target:
                 target, place = target[key], f"{place}.{key}"
             else:
-                raise SchemaError(at, f"names {echo(value, 64)!r}, which is not there")
+                raise CannotKeep(at, f"names {echo(value, 64)!r}, which is not there")
         return target, place
 
     # -- schemas of which no value is in both
@@ -364,7 +460,8 @@ class _Keeper:
         parts = schema.get("allOf")
         inner = list(parts) if isinstance(parts, list) else []
         if "$ref" in schema:
-            inner.append(self._target(schema["$ref"], "")[0])
+            with suppress(CannotKeep):
+                inner.append(self._target(schema["$ref"], "")[0])
         return [schema, *(deep for part in inner for deep in self._all_of(part, levels - 1))]
 
 
@@ -391,6 +488,18 @@ def a_list(value: Any, at: str) -> list[Any]:
     return value
 
 
+def as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def types(value: Any, at: str) -> Any:
+    """The types of a value: one, or a list."""
+    for one in value if isinstance(value, list) else [value]:
+        if one not in TYPES:
+            raise SchemaError(at, f"is {echo(str(one), 40)!r}; the types of JSON are {', '.join(TYPES)}")
+    return value
+
+
 def count(value: Any, at: str) -> int:
     """A number of characters, items or members; 3.0 is one, too."""
     if isinstance(value, bool) or not isinstance(value, int | float) or value < 0 or value % 1:
@@ -403,7 +512,7 @@ def text_in(value: Any, at: str) -> str:
     if not isinstance(value, str):
         raise SchemaError(at, "must be a string")
     if wrong := sayable(value):
-        raise SchemaError(at, f"holds {wrong}, which answers cannot")
+        raise CannotKeep(at, f"holds {wrong}, which answers cannot")
     return value
 
 
@@ -414,7 +523,7 @@ def pattern(value: Any, at: str) -> str:
     try:
         return translated(value)
     except PatternError as error:
-        raise SchemaError(at, str(error)) from None
+        raise CannotKeep(at, str(error)) from None
 
 
 def number(value: Any, at: str) -> Decimal:
@@ -449,14 +558,14 @@ def constant(value: Any, at: str) -> Any:
             return value
     exact = number(value, at)
     if not abs(exact) <= Decimal(LARGEST):
-        raise SchemaError(at, f"is {shown(exact)}; numbers from {-LARGEST:.0f} to {LARGEST:.0f} can be enforced")
+        raise CannotKeep(at, f"is {shown(exact)}; numbers from {-LARGEST:.0f} to {LARGEST:.0f} can be enforced")
     if exact == exact.to_integral_value():
         if int(float(exact)) != exact:
-            raise SchemaError(at, f"is {shown(exact)}, which no double is: the next one is {float(exact):.0f}")
+            raise CannotKeep(at, f"is {shown(exact)}, which no double is: the next one is {float(exact):.0f}")
         return int(exact)
     digits, places = digits_of(exact)
     if digits >= EXACT or places > -PLACES.adjusted():
-        raise SchemaError(at, f"is {shown(exact)}, which has too many digits to be enforced")
+        raise CannotKeep(at, f"is {shown(exact)}, which has too many digits to be enforced")
     return float(exact)
 
 
@@ -467,7 +576,7 @@ def inward(exact: Decimal, at: str, side: int, *, strict: bool) -> float | int:
     """
     if not -(2**63) <= exact <= 2**63 or exact * side >= ENDLESS:
         most = "from -2^63 to below 10^18" if side > 0 else "from above -10^18 to 2^63"
-        raise SchemaError(at, f"is {shown(exact)}; {most} can be enforced")
+        raise CannotKeep(at, f"is {shown(exact)}; {most} can be enforced")
     digits = Context(prec=DIGITS, rounding=ROUND_CEILING if side > 0 else ROUND_FLOOR)
     if abs(exact) < 10**DIGITS:
         found = digits.create_decimal(exact)
@@ -481,7 +590,7 @@ def inward(exact: Decimal, at: str, side: int, *, strict: bool) -> float | int:
     while min((reading - whole) * side for reading in (Decimal(near), Decimal(repr(near)))) < 0:
         near = math.nextafter(near, side * math.inf)
     if near * side >= ENDLESS:
-        raise SchemaError(at, f"is {shown(exact)}, which is too near to 10^18")
+        raise CannotKeep(at, f"is {shown(exact)}, which is too near to 10^18")
     return int(near)
 
 

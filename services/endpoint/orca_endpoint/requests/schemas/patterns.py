@@ -70,6 +70,7 @@ class _Reader:
 
     def read(self) -> str:
         parts: list[str] = []
+        bars: list[int] = []  # places in `parts` that part the whole pattern
         can_repeat = False
         while (one := self._next()) != "":
             if quantifier := QUANTIFIER.match(self._pattern, self._at - 1):
@@ -97,6 +98,7 @@ class _Reader:
                 case ".":
                     parts.append(spelled_class(complement(LINES)))
                 case "^" | "$" | "|":
+                    bars += [len(parts)] if one == "|" and not self._open else []
                     parts.append(one)
                 case "{" if self._pattern[self._at : self._at + 1] == ",":
                     raise PatternError("'{,' is a number of times for some and a text for others: write {0,")
@@ -107,7 +109,7 @@ class _Reader:
             raise PatternError("it has a ( too many")
         if self._old and self._new:
             raise PatternError("it is an error with ECMA-262's flag u, and means something else without it")
-        return "".join(parts)
+        return anchored(parts, bars)
 
     def _next(self) -> str:
         one = self._pattern[self._at : self._at + 1]
@@ -207,6 +209,21 @@ class _Reader:
             raise PatternError(f"'\\{one}' is no escape of ECMA-262")
         self._old |= one not in SYNTAX
         return ord(one)
+
+
+def anchored(parts: list[str], bars: list[int]) -> str:
+    """The pattern with ^ and $ at its ends alone, where the library knows them. bars: places of | around nothing."""
+    ends = [(low + 1, high) for low, high in zip([-1, *bars], [*bars, len(parts)], strict=True)]
+    options = [parts[low:high] for low, high in ends]
+    if not bars or not any(one in ("^", "$") for one in parts):
+        return "".join(parts)
+    anything = f"{spelled_class([(0, LAST)])}*"
+    found = list[str]()
+    for option in options:
+        first, last = option[:1] == ["^"], option[-1:] == ["$"]
+        inner = "".join(option[first : len(option) - last])
+        found.append(f"{'' if first else anything}(?:{inner}){'' if last else anything}")
+    return f"^(?:{'|'.join(found)})$"
 
 
 def sayable_of(ranges: Ranges) -> Ranges:

@@ -1,0 +1,120 @@
+"""The messages of a chat: from the body to the request.
+
+Clients give the answers of a conversation back as they got them, with members of OpenAI's that say nothing here and
+with their own notes. Those are ignored by a table; everything else is taken, or refused by name.
+"""
+
+import json
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from orca.v1.orca_pb2 import ChatMessage
+from orca_common.errors import InvalidArgument, echo
+
+from ...requests.chat_renderer import ROLES
+from ..body import check_names, get, text
+
+MEMBERS = {"role", "content", "name"}  # of a message; two roles have one more
+MEMBER_OF = {"tool": "tool_call_id", "assistant": "tool_calls"}
+NO_MEMBERS = {  # of OpenAI's messages
+    "audio": "is refused: messages are text alone",
+    "function_call": "is refused: it is the older form of tool_calls",
+}
+CACHED = {"cache_control": "a hint for caches of prompts, which changes no token"}
+# Members that are ignored, and why: of any message and its parts; of an assistant's; of its calls, and their functions.
+IGNORED = {
+    "a message": CACHED,
+    "a part": CACHED,
+    "an assistant's message": {
+        "annotations": "the sources of an answer, which are not its text",
+        "parsed": "the content once more, as an object of the client's",
+        "reasoning": "thoughts before an answer: a conversation goes on from the answer",
+        "reasoning_content": "the same by another name",
+        "provider_specific_fields": "notes of the client's",
+    },
+    "a call": {"index": "its place in the chunks of a stream"},
+    "a call's function": {"parsed_arguments": "the arguments once more, as an object of the client's"},
+}
+
+
+def markdown() -> str:
+    """The table of docs/openai.md."""
+    rows = [f"| {of} | `{name}` | {why} |" for of, names in IGNORED.items() for name, why in names.items()]
+    return "\n".join(["| of | ignored | because it is |", "| --- | --- | --- |", *rows])
+
+
+def message_of(given: Any, field: str) -> ChatMessage:
+    """One message. field: its name."""
+    if not isinstance(given, dict):
+        raise InvalidArgument(field, "must be an object with role and content")
+    role = get(given, "role", str, "a string", None, f"{field}.role")
+    if role not in ROLES:
+        problem = "is missing" if role is None else f"is {echo(role, 20)!r}; the roles are {', '.join(ROLES)}"
+        raise InvalidArgument(f"{field}.role", problem)
+    of_assistant = role == "assistant"
+    message = without(given, IGNORED["a message"], IGNORED["an assistant's message"] if of_assistant else ())
+    for name, sentence in NO_MEMBERS.items():
+        if message.get(name):  # clients give empty ones back with an answer
+            raise InvalidArgument(f"{field}.{name}", sentence)
+    known = MEMBERS | ({MEMBER_OF[role]} if role in MEMBER_OF else set()) | ({"refusal"} if of_assistant else set())
+    check_names([name for name in message if name not in NO_MEMBERS], known, f"{field}.")
+    calls = get(message, "tool_calls", list, "a list", [], f"{field}.tool_calls")
+    content, refusal = message.get("content"), member(message, "refusal", field)
+    said = [content_of(content, f"{field}.content", of_assistant)] if content is not None or not of_assistant else []
+    return ChatMessage(
+        role=role,
+        content="\n".join(filter(None, [*said, refusal])),
+        name=member(message, "name", field),
+        tool_call_id=member(message, "tool_call_id", field),
+        tool_calls=text(json.dumps([*map(call_of, calls)], ensure_ascii=False), f"{field}.tool_calls") if calls else "",
+    )
+
+
+def without(given: Mapping[str, Any], *ignored: Collection[str]) -> dict[str, Any]:
+    """The members that are not null, without those that are ignored."""
+    return {
+        name: value
+        for name, value in given.items()
+        if value is not None and not any(name in names for names in ignored)
+    }
+
+
+def call_of(given: Any) -> Any:
+    """A call without what is ignored in it. The renderer checks it, as those of gRPC."""
+    if not isinstance(given, dict):
+        return given
+    call = without(given, IGNORED["a call"])
+    if isinstance(function := call.get("function"), dict):
+        call["function"] = without(function, IGNORED["a call's function"])
+    return call
+
+
+def member(message: Mapping[str, Any], name: str, field: str) -> str:
+    return text(get(message, name, str, "a string", "", f"{field}.{name}"), f"{field}.{name}")
+
+
+def content_of(given: Any, field: str, of_assistant: bool) -> str:
+    """A text, or the texts of parts, joined by line breaks."""
+    if given is None:
+        raise InvalidArgument(field, "is missing")
+    if isinstance(given, str):
+        return text(given, field)
+    if not isinstance(given, list):
+        raise InvalidArgument(field, "must be a string or a list of parts")
+    return "\n".join(part_of(one, f"{field}[{n}]", of_assistant) for n, one in enumerate(given))
+
+
+def part_of(given: Any, field: str, of_assistant: bool) -> str:
+    """The text of one part, or of a refusal."""
+    if not isinstance(given, dict):
+        raise InvalidArgument(field, "must be an object of type text")
+    kind = get(given, "type", str, "a string", None, f"{field}.type")
+    if kind != "text" and not (of_assistant and kind == "refusal"):
+        problem = "is missing" if kind is None else f"is {echo(kind, 20)!r}; only 'text' is supported"
+        raise InvalidArgument(f"{field}.type", problem)
+    part = without(given, IGNORED["a part"], IGNORED["an assistant's message"] if of_assistant else ())
+    check_names(part, {"type", kind}, f"{field}.")
+    found = get(part, kind, str, "a string", None, f"{field}.{kind}")
+    if found is None:
+        raise InvalidArgument(f"{field}.{kind}", "is missing")
+    return text(found, f"{field}.{kind}")
