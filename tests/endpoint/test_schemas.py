@@ -2,6 +2,7 @@
 
 import json
 import random
+import os
 import re
 import shutil
 import subprocess
@@ -129,10 +130,12 @@ def test_random_answers_are_valid_by_a_second_validator(forms: Forms, texts: lis
 @WARNINGS
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-def test_random_answers_to_5000_schemas(forms: Forms, texts: list[bytes]) -> None:
-    counts = rounds(forms, texts, range(1000, 6000))
+def test_random_answers_to_many_schemas(forms: Forms, texts: list[bytes]) -> None:
+    """SCHEMAS of the environment says how many."""
+    many = int(os.environ.get("SCHEMAS", "5000"))
+    counts = rounds(forms, texts, range(1000, 1000 + many))
     print(counts)
-    assert counts["valid"] > 4000, counts
+    assert counts["valid"] > 0.8 * many, counts
 
 
 # -- what llguidance 1.9.1 does not keep by itself
