@@ -1,8 +1,8 @@
 """Answers by JSON schemas are what the schemas describe: those that are kept are kept whole, others refused by name."""
 
 import json
-import random
 import os
+import random
 import re
 import shutil
 import subprocess
