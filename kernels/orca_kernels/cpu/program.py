@@ -16,7 +16,8 @@ from torch import Tensor
 from .cores import cores
 from .library import BatchPointers, instruction_sets, library
 
-TYPES = {torch.float32: 0, torch.bfloat16: 1}
+TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+CODES = 128  # GROUP_OF_CODES of src/formats.h: inputs that have one scale
 STORE, ADD, OPERAND, GATED, GREEDY = range(5)  # Epilogue of src/isa.h
 MAX_GROUP = 64  # QUERIES of src/isa.h
 GATED_COLUMNS = 8  # half of PANEL of src/formats.h
@@ -80,7 +81,7 @@ class Program:
             raise MemoryError(f"{self.threads} threads cannot be started")
         self._kept: list[Tensor] = []  # what the program points to
         narrows = dtype is torch.bfloat16 and self._library.orca_multiplies_bf16(self._model)
-        self._operands_are_bf16 = int(bool(narrows))
+        self._operands = TYPES[torch.bfloat16 if narrows else torch.float32]
 
     def __del__(self) -> None:
         if model := getattr(self, "_model", None):
@@ -103,6 +104,20 @@ class Program:
             TYPES[self.dtype],
             bias.data_ptr() if bias is not None else None,
         )
+        if not packed:
+            raise MemoryError(f"no memory for packed weights of {n} x {k}")
+        return Packed(packed)
+
+    def pack_codes(self, codes: Tensor, scales: Tensor, bias: Tensor | None = None) -> Packed:
+        """codes [N, K] int8 and scales [N, K / 128 rounded up] float32: weights code * scale, one scale for each 128
+        inputs. bias [N]."""
+        n, k = codes.shape
+        assert codes.dtype is torch.int8
+        assert scales.shape == (n, -(-k // CODES))
+        codes, scales = codes.contiguous(), scales.float().contiguous()
+        bias = bias.float().contiguous() if bias is not None else None
+        pointer = bias.data_ptr() if bias is not None else None
+        packed = self._library.orca_pack_codes(self._model, codes.data_ptr(), scales.data_ptr(), n, k, pointer)
         if not packed:
             raise MemoryError(f"no memory for packed weights of {n} x {k}")
         return Packed(packed)
@@ -131,10 +146,14 @@ class Program:
     # Recording
 
     def rows(self, width: int) -> Rows:
-        return Rows(self._library.orca_buffer(self._model, width, 0, 0))
+        return Rows(self._library.orca_buffer(self._model, width, 0, TYPES[torch.float32]))
 
     def operand(self, width: int) -> Operand:
-        return Operand(self._library.orca_buffer(self._model, width, 1, self._operands_are_bf16))
+        return Operand(self._library.orca_buffer(self._model, width, 1, self._operands))
+
+    def codes(self, width: int) -> Operand:
+        """An operand in codes of eight bits, which weights in codes multiply, and no others."""
+        return Operand(self._library.orca_buffer(self._model, width, 1, TYPES[torch.int8]))
 
     @property
     def length(self) -> int:
