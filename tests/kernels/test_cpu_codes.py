@@ -6,7 +6,7 @@ import torch
 from kernels.test_cpu import ROWS, each_isa, rows_alone
 from torch import Tensor
 
-from orca_kernels.cpu.program import Program
+from orca_kernels.cpu.program import Program, in_turn
 
 GROUP = 128
 SHAPES = ((1, 1), (16, 128), (97, 24), (50, 129), (144, 300), (256, 70), (40, 640))
@@ -77,9 +77,7 @@ def test_what_an_operation_writes_becomes_codes(isa: str) -> None:
     program = Program(torch.bfloat16, 2, isa)
     rows, normed, middle = program.rows(70), program.codes(70), program.codes(200)
     halves = [coded(each) for each in (gate, up)]
-    both = [
-        torch.stack(pair, 1).view(25, 8, 2, -1).transpose(1, 2).reshape(400, -1) for pair in zip(*halves, strict=True)
-    ]
+    both = [in_turn(*pair) for pair in zip(*halves, strict=True)]
     program.normalize(rows, program.norm(torch.ones(70), None, 0.0), normed)
     program.linear_gated(normed, program.pack_codes(both[0].to(torch.int8), both[1]), middle, "relu")
     codes, scales = coded(down)

@@ -138,11 +138,6 @@ class Program:
             raise MemoryError(f"no memory for {len(x)} weights")
         return copy
 
-    def pack_gated(self, gate: Tensor, gate_bias: Tensor | None, up: Tensor, up_bias: Tensor | None) -> Packed:
-        """Weights [N, K] and bias [N] of a gate and of its partner, for `linear_gated`: 8 rows of each in turn."""
-        bias = None if gate_bias is None or up_bias is None else in_turn(gate_bias, up_bias)
-        return self.pack(in_turn(gate, up), bias)
-
     # Recording
 
     def rows(self, width: int) -> Rows:
@@ -189,7 +184,7 @@ class Program:
         self._library.orca_linear(self._model, x, weights, out, OPERAND, ACTIVATIONS[activation])
 
     def linear_gated(self, x: Operand, weights: Packed, out: Operand, activation: str) -> None:
-        """activation(x gate) * (x up), of weights from `pack_gated`."""
+        """activation(x gate) * (x up), of weights and a bias that stand `in_turn`."""
         self._library.orca_linear(self._model, x, weights, out, GATED, ACTIVATIONS[activation])
 
     def head(self, x: Operand, weights: Packed) -> None:
@@ -258,7 +253,8 @@ class Program:
 
 
 def in_turn(gate: Tensor, up: Tensor) -> Tensor:
-    """[N, ..] each -> 8 of the one's rows, 8 of the other's, and so on; what is missing to whole eights is 0."""
+    """For `linear_gated`: [N, ..] each -> 8 of the one's rows, 8 of the other's, and so on; what is missing to whole
+    eights is 0."""
     blocks = -(-len(gate) // GATED_COLUMNS)
     both = gate.new_zeros(2, blocks * GATED_COLUMNS, *gate.shape[1:])
     both[0, : len(gate)], both[1, : len(up)] = gate, up

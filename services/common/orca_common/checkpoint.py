@@ -46,6 +46,7 @@ class Checkpoint:
     max_positions: int
     eos_token_ids: tuple[int, ...]
     digest: str  # of the tokenizer and the sizes: what all services of a release must share. The weights have their own
+    quantize: str | None = None  # the format that its weights get when they are loaded, by the setting of this name
 
     @property
     def has_encoder(self) -> bool:
@@ -103,8 +104,11 @@ class Checkpoint:
         return path if path.exists() else None
 
 
-def read_checkpoint(folder: str | Path) -> Checkpoint:
-    """Reads the configuration. Raises FailedPrecondition with a sentence when the folder is not a checkpoint."""
+def read_checkpoint(folder: str | Path, quantize: str | None = None) -> Checkpoint:
+    """Reads the configuration. `quantize` is the checkpoint's field.
+
+    Raises FailedPrecondition with a sentence when the folder is not a checkpoint.
+    """
     folder = Path(folder)
     path = folder / "config.json"
     config = _config(path)
@@ -124,6 +128,7 @@ def read_checkpoint(folder: str | Path) -> Checkpoint:
         max_positions=max_positions,
         eos_token_ids=_end_tokens(folder, config, vocab_size),
         digest=digest.hexdigest()[:16],
+        quantize=quantize,
     )
 
 

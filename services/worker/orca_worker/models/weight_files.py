@@ -77,8 +77,11 @@ def check_files(folder: Path) -> None:
             raise missing(folder, file.name) from None
 
 
-def fingerprint(folder: Path) -> str:
-    """16 hexadecimal digits. What is wrong with a file is left to its reader (`weights.Weights`) to say."""
+def fingerprint(folder: Path, quantize: str | None = None) -> str:
+    """16 hexadecimal digits, others for each format that the weights get.
+
+    What is wrong with a file is left to its reader (`weights.Weights`) to say.
+    """
     whole = hashlib.sha256(read_bounded(folder / "config.json", CONFIG_BYTES))
     try:
         files = weight_files(folder)
@@ -87,6 +90,8 @@ def fingerprint(folder: Path) -> str:
     with ThreadPoolExecutor(READERS) as readers:
         for found in readers.map(partial(_of_file, most=READ_BYTES // max(len(files), 1)), files):
             whole.update(found)
+    if quantize is not None:
+        whole.update(quantize.encode())
     return whole.hexdigest()[:16]
 
 
