@@ -3,6 +3,7 @@
 // A row of a product depends on that row of the left tile alone, so rows that are not there may hold anything.
 #define LANES 16
 #include "amx_attention.h"
+#include "vnni.h"
 
 #include <immintrin.h>
 #include <sys/syscall.h>
@@ -196,8 +197,10 @@ inline void add_group(const Gemm& g, int first, int rows, int group, const float
   }
 }
 
-inline void ask_group(const char* group) {
-  for (int line = 0; line < BYTES_OF_CODES; line += 64) _mm_prefetch(group + line, _MM_HINT_T1);
+// Asks for one half of a group of a panel.
+inline void ask_half(const char* group, int half) {
+  for (int line = half * TILE_BYTES; line < TILE_BYTES + half * (BYTES_OF_CODES - TILE_BYTES); line += 64)
+    _mm_prefetch(group + line, _MM_HINT_T1);
 }
 
 // Up to 16 rows from `first` on, times P panels (1 or 4): tiles 0-3 are sums of a group. While a group is multiplied, the group
@@ -222,18 +225,21 @@ void few_codes(const Gemm& g, int panel, int first, bool more) {
       _tile_zero(3);
     }
     const char* next = group + 1 < groups ? w + BYTES_OF_CODES : more ? g.weights->panel(panel + P) : w;
-    for (int p = 0; p < P && !first; p++) ask_group(next + p * apart);
     for (int half = 0; half < 2; half++, a += TILE_BYTES) {
       const char* tile = w + half * TILE_BYTES;
       _tile_loadd(4, a, 64);
       _tile_loadd(5, tile, 64);
       _tile_dpbssd(0, 4, 5);
+      ask_half(next, half);
       if constexpr (P > 1) {
         _tile_loadd(6, tile + apart, 64);
         _tile_dpbssd(1, 4, 6);
+        ask_half(next + apart, half);
         _tile_loadd(7, tile + 2 * apart, 64);
         _tile_dpbssd(2, 4, 7);
+        ask_half(next + 2 * apart, half);
         _tile_loadd(5, tile + 3 * apart, 64);
+        ask_half(next + 3 * apart, half);
         _tile_dpbssd(3, 4, 5);
       }
     }
@@ -250,8 +256,10 @@ void few_codes(const Gemm& g, int panel, int first, bool more) {
   for (int p = 0; p < P; p++) finish(g, panel + p, first, rows, sums[p], 16);
 }
 
-// 32 rows from `first` on times 2 panels, groups [from, to), added to sums [32][32].
-inline void block_of_codes(const Gemm& g, int panel, int first, int from, int to, float* sums) {
+// 32 rows from `first` on times 2 panels, groups [from, to), added to sums [32][32]. Asks for `lines` lines of both panels a
+// tile, from `next` on.
+inline void block_of_codes(const Gemm& g, int panel, int first, int from, int to, float* sums, const char* next,
+                           int lines) {
   alignas(64) int32_t counted[2][32 * 32];
   const size_t across = size_t(g.operand.width) * TILE;  // bytes of 16 rows
   const char *a0 = g.operand.data + g.operand.at(first) + size_t(from) * 2 * TILE_BYTES, *a1 = a0 + across;
@@ -272,8 +280,10 @@ inline void block_of_codes(const Gemm& g, int panel, int first, int from, int to
       _tile_loadd(4, a0, 64);
       _tile_loadd(6, w0 + half * TILE_BYTES, 64);
       _tile_dpbssd(0, 4, 6);
+      for (int line = 0; line < lines; line++, next += 64) _mm_prefetch(next, _MM_HINT_T1);
       _tile_loadd(7, w1 + half * TILE_BYTES, 64);
       _tile_dpbssd(1, 4, 7);
+      for (int line = -lines; line < 0; line++) _mm_prefetch(next + line * 64 + g.weights->panel_bytes(), _MM_HINT_T1);
       _tile_loadd(5, a1, 64);
       _tile_dpbssd(2, 5, 6);
       _tile_dpbssd(3, 5, 7);
@@ -294,20 +304,15 @@ void many_codes(const Gemm& g, int panel, int last, int first_row, int last_row)
   constexpr int GROUPS = 4;
   alignas(64) float sums[BLOCKS][32 * 32];
   const int groups = g.codes.groups, blocks = (last_row - first_row + 31) / 32;
+  const int lines = (BYTES_OF_CODES / 64 + 2 * blocks - 1) / (2 * blocks);
   for (; panel < last; panel += 2) {
     std::memset(sums, 0, sizeof sums[0] * blocks);
     for (int from = 0; from < groups; from += GROUPS) {
       const int to = std::min(groups, from + GROUPS);
       const char* next = to < groups ? g.weights->panel(panel) + size_t(to) * BYTES_OF_CODES
-                         : panel + 2 < last ? g.weights->panel(panel + 2)
-                                            : nullptr;
-      for (int b = 0; b < blocks; b++) {
-        for (int group = b * GROUPS / blocks; next && group < (b + 1) * GROUPS / blocks; group++) {
-          ask_group(next + size_t(group) * BYTES_OF_CODES);
-          ask_group(next + size_t(group) * BYTES_OF_CODES + g.weights->panel_bytes());
-        }
-        block_of_codes(g, panel, first_row + b * 32, from, to, sums[b]);
-      }
+                                     : g.weights->panel(panel + 2 < last ? panel + 2 : panel);
+      for (int b = 0; b < blocks; b++, next += size_t(to - from) * 2 * lines * 64)
+        block_of_codes(g, panel, first_row + b * 32, from, to, sums[b], next, lines);
     }
     for (int b = 0; b < blocks; b++) {
       const int row = first_row + b * 32;
@@ -317,6 +322,7 @@ void many_codes(const Gemm& g, int panel, int last, int first_row, int last_row)
 }
 
 void gemm_tiles_of_codes(const Gemm& g, int panel, int last) {
+  if (g.rows <= 8) return gemm_vnni(g, panel, last);  // tiles of so few rows would wait for their sums
   if (g.rows <= TILE) {
     for (; panel + 4 <= last; panel += 4) few_codes<4>(g, panel, 0, panel + 8 <= last);
   } else {

@@ -1,7 +1,7 @@
-// AVX-512 with BF16: vdpbf16ps multiplies pairs of bfloat16 and adds them to a float32 sum. And with VNNI: vpdpbusd multiplies
-// four codes with four unsigned ones and adds them to an integer. Every processor that has the one has the other.
+// AVX-512 with BF16: vdpbf16ps multiplies pairs of bfloat16 and adds them to a float32 sum. Every processor that has it has VNNI.
 #define LANES 16
 #include "pair_attention.h"
+#include "vnni.h"
 
 namespace {
 
@@ -14,9 +14,6 @@ inline __m512bh pair_at(const bf16* p) {
   std::memcpy(&both, p, 4);
   return reinterpret_cast<__m512bh>(_mm512_set1_epi32(both));
 }
-
-// Rows at once: they leave registers for the weights of two panels and a pair of the operand.
-constexpr int TOGETHER = 12;
 
 // R rows of one tile from `first` on, times P panels. A pair of the operand is loaded once for all panels: a core that
 // multiplies twice a cycle loads twice a cycle, too.
@@ -74,67 +71,6 @@ void gemm_pairs(const Gemm& g, int panel, int last) {
   if (g.rows <= 4) multiply_pair_panels<4>(g, panel, last);
   multiply_pair_panels<2>(g, panel, last);
   multiply_pair_panels<1>(g, panel, last);
-}
-
-// R rows of one tile from `first` on, times P panels, in codes. The weights' codes become unsigned by 128 more; the operand's
-// offsets, from which the sums begin, take it away again. A core asks for lines of the P panels a group ahead.
-template <int R, int P>
-void multiply_codes(const Gemm& g, int panel, int first) {
-  constexpr int LINE = 64, AHEAD = BYTES_OF_CODES;
-  const int groups = g.codes.groups;
-  const int8_t* a = g.operand.row<const int8_t>(first);
-  const char* w = g.weights->panel(panel);
-  const size_t apart = g.weights->panel_bytes();
-  const float* of_rows = g.codes.scales + size_t(first) * groups;
-  const int32_t* offsets = g.codes.offsets + size_t(first) * groups;
-  const __m512i unsigned_again = _mm512_set1_epi8(char(0x80));
-  alignas(64) float sums[P][R][PANEL] = {};
-  for (int group = 0; group < groups; group++, w += LINE) {
-    __m512i counted[R][P];
-    for (int r = 0; r < R; r++)
-      for (int p = 0; p < P; p++) counted[r][p] = _mm512_set1_epi32(offsets[r * groups + group]);
-    for (int tile = 0; tile < 2; tile++, a += TILE * LINE)
-#pragma GCC unroll 2
-      for (int k = 0; k < LINE; k += 4, w += LINE) {
-        __m512i codes[P];
-        for (int p = 0; p < P; p++) {
-          if (!first) __builtin_prefetch(w + AHEAD + p * apart);
-          codes[p] = _mm512_xor_si512(_mm512_loadu_si512(w + p * apart), unsigned_again);
-        }
-        for (int r = 0; r < R; r++) {
-          int32_t four;
-          std::memcpy(&four, a + r * LINE + k, 4);
-          const __m512i of_row = _mm512_set1_epi32(four);
-          for (int p = 0; p < P; p++) counted[r][p] = _mm512_dpbusd_epi32(counted[r][p], codes[p], of_row);
-        }
-      }
-    for (int p = 0; p < P; p++) {
-      const __m512 of_panel = _mm512_load_ps(w + p * apart);
-      for (int r = 0; r < R; r++) {
-        const __m512 scale = _mm512_set1_ps(of_rows[r * groups + group]) * of_panel;
-        _mm512_store_ps(sums[p][r],
-                        _mm512_fmadd_ps(_mm512_cvtepi32_ps(counted[r][p]), scale, _mm512_load_ps(sums[p][r])));
-      }
-    }
-  }
-  for (int p = 0; p + 2 <= P; p += 2) finish_two(g, panel + p, first, R, sums[p][0], sums[p + 1][0], PANEL);
-  if constexpr (P % 2) finish(g, panel + P - 1, first, R, sums[P - 1][0], PANEL);
-}
-
-template <int P>
-void multiply_code_panels(const Gemm& g, int& panel, int last) {
-  for (; panel + P <= last; panel += P)
-    for (int first = 0, end; first < g.rows; first = end) {
-      const int left = std::min(TILE - first % TILE, g.rows - first);  // of the tile
-      end = first + (left > TOGETHER ? (left + 1) / 2 : left);
-      with_rows<TOGETHER>(end - first, [&](auto rows) { multiply_codes<rows, P>(g, panel, first); });
-    }
-}
-
-void gemm_vnni(const Gemm& g, int panel, int last) {
-  if (g.rows <= 4) multiply_code_panels<4>(g, panel, last);
-  multiply_code_panels<2>(g, panel, last);
-  multiply_code_panels<1>(g, panel, last);
 }
 
 // The products of attention. A sum takes its pairs in ascending order, from whichever side the lanes come: of 16 rows they
