@@ -37,7 +37,7 @@ DECIDED = {  # by values of their own, or by the chart
         "other_models",
     ),
     *("tp", "pp", "gpus_per_pod", "slots", "workers", "worker_statefulset", "worker_namespace", "worker_port"),
-    *("dtype", "device", "ranks", "rank_port", "advertise_host", "first_gpu"),
+    *("dtype", "quantize", "device", "ranks", "rank_port", "advertise_host", "first_gpu"),
     *("api_keys", "api_keys_file", "tls_dir"),
     *("ui_port", "scheduler_status", "endpoint_url"),
     *("min_engines", "max_engines", "scale_queue_seconds", "scale_up_seconds", "scale_down_seconds"),

@@ -31,6 +31,9 @@ RANDOM_WEIGHTS, PREFIX_LM = "orca_random_weights", "orca_prefix_lm"  # our own f
 OTHER_HEAD = re.compile(r"For(?!CausalLM$|ConditionalGeneration$|PreTraining$)\w+$|EncoderModel$")
 WITH_ENCODER = ("t5", "marian")  # types of models
 START = {"t5": 0, "marian": 58100}  # their first tokens, where no file says so
+# Fields of config.json that say how the weights in the files were quantized, and what Orca reads and makes instead.
+QUANTIZED = ("quantization_config", "compression_config")
+WAYS = "Orca reads float32, float16 and bfloat16 in safetensors, and makes eight bits of them with quantize int8"
 STRETCHED = ("linear", "yarn")  # kinds of scaled rotary positions whose files give the length before
 
 
@@ -177,7 +180,26 @@ def _config(path: Path) -> dict[str, Any]:
     return json_object(raw, path)
 
 
+def _check_quantized(config: Mapping[str, Any], path: Path) -> None:
+    """Raises FailedPrecondition for weights that were quantized in a way that is not read."""
+    for name in QUANTIZED:
+        if not (given := config.get(name)):
+            continue
+        says = given if isinstance(given, dict) else {}
+        detail = next((f" ({key} {shown(says[key])})" for key in ("format", "bits") if says.get(key)), "")
+        way = shown(says.get("quant_method", given)) + detail
+        raise FailedPrecondition(f"model: {path} says that the weights were quantized by {way}; {WAYS}")
+
+
+def _gguf(path: Path) -> Path | None:
+    """A file of llama.cpp's format: the path itself, or one in that folder."""
+    if path.is_file():
+        return path if path.suffix == ".gguf" else None
+    return next(iter(sorted(path.glob("*.gguf"))), None)
+
+
 def _type(config: Mapping[str, Any], path: Path) -> str:
+    _check_quantized(config, path)
     found = config.get("model_type")
     if not isinstance(found, str):
         raise FailedPrecondition(f"model: {path} has a missing or wrong field (model_type is {shown(found)})")
@@ -255,6 +277,8 @@ def resolve_model(model: str, accept: Callable[[Path], None] = lambda folder: No
         return SHAPES / model
     if not there and model.startswith((".", "/")):
         raise FailedPrecondition(f"model: {model}: there is no such folder")
+    if there and (file := _gguf(Path(model))) is not None:
+        raise FailedPrecondition(f"model: {file} has weights in GGUF; {WAYS}")
     if there:
         raise FailedPrecondition(f"model: {model} is not a checkpoint folder (it holds no config.json)")
     try:
