@@ -103,6 +103,8 @@ def test_services_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     assert annotations["orca.serving/shape"] == scheduler.shape.name
     assert annotations["orca.serving/pods-per-engine"] == str(scheduler.shape.pods)
     assert (worker.dtype, worker.device, worker.threads) == ("float32", "cpu", 1)
+    assert worker.quantize is None
+    assert loaded("a claim, float32, spread", "worker", monkeypatch).quantize == "int8"
 
 
 @pytest.mark.parametrize(

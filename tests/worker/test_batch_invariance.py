@@ -6,6 +6,7 @@ on the company, and with it the last bits of a logit, and now and then a token. 
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 from checkpoints import make_gpt2, make_shape
@@ -72,6 +73,11 @@ def test_other_families(tmp_path: Path, logits: list[Tensor], kernels: str, dtyp
 @pytest.mark.parametrize("kernels", instruction_sets())
 def test_weights_in_codes(tmp_path: Path, logits: list[Tensor], kernels: str) -> None:
     """With groups that are not whole, and half of a head in one of them."""
-    sizes = {"hidden_size": 144, "intermediate_size": 301, "num_attention_heads": 3, "num_key_value_heads": 1}
+    sizes: dict[str, Any] = {
+        "hidden_size": 144,
+        "intermediate_size": 301,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+    }
     folder = make_shape(tmp_path, "llama, 2 K/V heads", **sizes)
     check_company(folder, logits, kernels, "bfloat16", some_requests(40, seed=2), quantize="int8")

@@ -24,7 +24,10 @@ from worker.engines import in_process
 from worker.logits import seen_by
 
 from orca_common.checkpoint import read_checkpoint
+from orca_common.errors import FailedPrecondition
 from orca_kernels.cpu.library import instruction_sets
+from orca_worker.models.dtype import check_quantize
+from orca_worker.models.families import topology
 
 # Those of transformers' modules whose inputs tensor ranks share: a group begins at the first input of each rank.
 CUT_ALONG_INPUTS = re.compile(r"(o_proj|down_proj|c_proj|out_proj|fc_out|fc2|dense_4h_to_h|attention\.dense|\.o|\.wo)$")
@@ -65,7 +68,8 @@ class Oracle:
             weight = weight.t().contiguous() if isinstance(module, Conv1D) else weight
             middle = -(-weight.shape[1] // 2)
             starts = [0, middle] if tp == 2 and CUT_ALONG_INPUTS.search(name) else [0]
-            module.forward = partial(multiply, codes(weight.float(), starts), module.bias, starts)
+            owner: Any = module
+            owner.forward = partial(multiply, codes(weight.float(), starts), module.bias, starts)
             changed += 1
         assert changed
 
@@ -83,14 +87,14 @@ class Oracle:
 def make(folder: Path, shape: str) -> tuple[Path, int]:
     """A checkpoint, and its vocabulary."""
     if shape == "gpt2":
-        sizes = {"heads": 6, "layers": 2, "hidden": 192, "vocab": 211, "positions": 64}
+        sizes: dict[str, Any] = {"heads": 6, "layers": 2, "hidden": 192, "vocab": 211, "positions": 64}
         return make_gpt2(folder, **sizes, seed=4, initializer_range=0.3), 211
     if shape == "t5":
         return make_t5(folder, seed=1, tied=False, num_heads=4, d_kv=40, d_ff=301), 97
     if shape == "marian":
-        heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
+        heads: dict[str, Any] = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
         return make_marian(folder, seed=1, d_model=160, decoder_ffn_dim=301, **heads), 97
-    wide = {"n_embd": 192, "n_inner": 301} if shape.startswith("gptj") else WIDE
+    wide: dict[str, Any] = {"n_embd": 192, "n_inner": 301} if shape.startswith("gptj") else WIDE
     return make_shape(folder, shape, **wide), 211
 
 
@@ -155,3 +159,23 @@ async def test_several_ranks(tmp_path: Path, shape: str, tp: int, pp: int) -> No
         requests = requests_for(vocabulary, 8)
         await master.run(requests)
     check_tokens(Oracle(folder, tp), requests)
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_the_plan_counts_codes_and_scales(tmp_path: Path, tp: int) -> None:
+    folder = make_shape(tmp_path, "llama, 2 K/V heads", **WIDE)
+    shares = topology(read_checkpoint(folder, "int8"), tp, 1, "bfloat16")
+    inner = [301] if tp == 1 else [151, 150]
+    for share, mine in zip(shares, inner, strict=True):
+        heads, vocabulary = 192 // tp, len(share.slices["embed_tokens.weight"].ranges[0])
+        along_outputs = (heads + 2 * 64 // tp + 2 * mine) * (192 + 2 * 4)  # q, k, v, gate, up: two groups each
+        along_inputs = 192 * (heads + -(-heads // 128) * 4 + mine + -(-mine // 128) * 4)
+        assert share.weight_bytes == 2 * (along_outputs + along_inputs) + 2 * (2 * vocabulary * 192 + 5 * 192)
+        assert share.slot_bytes == 2 * 2 * 2 * 64 // tp
+
+
+def test_a_gpu_refuses() -> None:
+    with pytest.raises(FailedPrecondition, match=r"^quantize: int8 is multiplied on a CPU alone"):
+        check_quantize("int8", torch.device("cuda"))
+    check_quantize(None, torch.device("cuda"))
+    check_quantize("int8", torch.device("cpu"))

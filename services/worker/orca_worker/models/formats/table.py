@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self, cast
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,14 +37,14 @@ class Weight(Protocol):
 
 
 class Reader(Protocol):
-    """What the file of a format defines."""
+    """The functions that the file of a format has."""
 
     def load(self, weights: WeightSource, matrix: Matrix) -> Weight:
         """This rank's slice, on its device."""
         ...
 
     def operand(self, program: Program, width: int) -> Operand:
-        """What the compiled kernels multiply with such weights."""
+        """A buffer that the compiled kernels multiply with such weights."""
         ...
 
 
@@ -58,7 +58,7 @@ class Format:
     @property
     def reader(self) -> Reader:
         """Imports torch."""
-        return import_module(f".{self.file}", __package__)
+        return cast(Reader, import_module(f".{self.file}", __package__))
 
 
 FORMATS = {
