@@ -22,6 +22,7 @@ from orca_scheduler.core.core import ScheduleBatch
 from orca_scheduler.ranks.members import put_members
 from orca_worker.iteration.model import Compute
 from orca_worker.models.dtype import choose_dtype
+from orca_worker.models.formats.table import FORMATS
 from orca_worker.partition import ITEM_BYTES
 from orca_worker.rank.app import open_device
 from orca_worker.stage.stage import Stage
@@ -72,10 +73,13 @@ class EngineOptions:
     threads: int = 0  # 0: one for each core
     max_batch_size: int = 32
     kernels: str = "auto"
+    quantize: str | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in ITEM_BYTES:
             raise InvalidArgument("dtype", f"is {self.dtype}; there are {', '.join(ITEM_BYTES)}")
+        if self.quantize not in FORMATS:
+            raise InvalidArgument("quantize", f"is {self.quantize}; there are {', '.join(filter(None, FORMATS))}")
         object.__setattr__(self, "dtype", choose_dtype(self.dtype, open_device(self.device, 0), self.compute))
 
     @property
@@ -84,7 +88,7 @@ class EngineOptions:
 
     def checkpoint(self) -> Checkpoint:
         """Raises FailedPrecondition when there is no such model."""
-        return read_checkpoint(resolve_model(self.model) if self.model else Path(DEMO_MODEL))
+        return read_checkpoint(resolve_model(self.model) if self.model else Path(DEMO_MODEL), self.quantize)
 
 
 class Engine:
@@ -126,7 +130,14 @@ class Engine:
         device = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
         options = self.options
         isa_used = isa(options.kernels)
-        return {"dtype": options.dtype, "threads": options.compute.threads, "device": device, "isa": isa_used}
+        threads = options.compute.threads
+        return {
+            "dtype": options.dtype,
+            "quantize": options.quantize,
+            "threads": threads,
+            "device": device,
+            "isa": isa_used,
+        }
 
     def line(self, name: str, run: Run, number: int) -> dict[str, Any]:
         """What the bench prints of a run."""

@@ -28,6 +28,7 @@ Model = Annotated[
     str | None, typer.Option(help="Checkpoint folder, hub name, or gpt3-13b and the like; the demo model if not given.")
 ]
 Dtype = Annotated[str, typer.Option(help="Type of the weights: float32 or bfloat16.")]
+Quantize = Annotated[str | None, typer.Option(help="Format that the matrices of layers get: int8; dtype if not given.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Threads = Annotated[int, typer.Option(min=0, help="Threads of a CPU's operations; 0: one for each core.")]
 Kernels = Annotated[str, typer.Option(help="Kernels of a CPU, by instruction set; torch: plain torch, none of them.")]
@@ -50,13 +51,14 @@ def engine(
     runs: Annotated[int, typer.Option(min=1, help="Runs of each case.")] = 3,
     max_batch_size: MaxBatchSize = 32,
     kernels: Kernels = "auto",
+    quantize: Quantize = None,
     json_file: JsonFile = None,
 ) -> None:
     """Times whole cases on the engine alone: scheduler core and worker in one process, no network."""
     from orca_bench.engine import EngineOptions, lines
 
     with reported(json_file) as say:
-        options = EngineOptions(model, dtype, device, threads, max_batch_size, kernels)
+        options = EngineOptions(model, dtype, device, threads, max_batch_size, kernels, quantize)
         for line in lines(options, cases, case or [], runs):
             say(line)
 

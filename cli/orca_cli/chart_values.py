@@ -38,6 +38,7 @@ class EngineValues:
     gpus_per_pod: int | None = None
     gpus_per_node: int | None = None
     dtype: str = "auto"
+    quantize: str | None = None
     source: str = ""  # one of SOURCES; "" when none is given
     model: str | None = None  # the folder or the hub's name, if it can be read from this machine
 
@@ -54,7 +55,7 @@ class EngineValues:
                 f"model: the checkpoint of model.{self.source} is not on this machine; --model names a copy of it"
             )
         self.shape()
-        return {"model": self.model, "tp": self.tp, "pp": self.pp, "dtype": self.dtype}
+        return {"model": self.model, "tp": self.tp, "pp": self.pp, "dtype": self.dtype, "quantize": self.quantize}
 
     def shape(self) -> Shape:
         """How each engine is formed. Raises FailedPrecondition with the chart's sentence."""
@@ -101,6 +102,7 @@ def read_values(files: Iterable[Path]) -> EngineValues:
         gpus_per_pod=_count(engine, "gpusPerPod"),
         gpus_per_node=_count(engine, "gpusPerNode"),
         dtype=str(engine.get("dtype", "auto")),
+        quantize=engine.get("quantize"),
         source=source,
         model=model,
     )

@@ -173,6 +173,9 @@ def topology(
     tp: Annotated[int | None, typer.Option(help="Tensor ranks: how many share each layer of a stage.")] = None,
     pp: Annotated[int | None, typer.Option(help="Pipeline stages: how many share the layers of the model.")] = None,
     dtype: Annotated[str | None, typer.Option(help="Type of the weights: auto, float32, bfloat16 or float16.")] = None,
+    quantize: Annotated[
+        str | None, typer.Option(help="Format that the matrices of layers get: int8; dtype if not given.")
+    ] = None,
     slices: Annotated[bool, typer.Option("--slices", help="Also shows each tensor's slice on each rank.")] = False,
     values: Annotated[
         list[Path] | None,
@@ -192,7 +195,7 @@ def topology(
     from orca_worker.models import families
 
     async def body() -> None:
-        options = {"model": model, "tp": tp, "pp": pp, "dtype": dtype}
+        options = {"model": model, "tp": tp, "pp": pp, "dtype": dtype, "quantize": quantize}
         release = read_values(values).with_options(options) if values else None
         flags = [f"--{name}={value}" for name, value in options.items() if value is not None]
         given = settings_of("serve").load(**release.settings()) if release else settings_of("serve").load(flags)
@@ -200,9 +203,10 @@ def topology(
             folder = resolve_model(given.model, families.check_type) if given.model else DEMO_MODEL
         except FailedPrecondition as error:
             raise FailedPrecondition(given.said(str(error))) from None
-        checkpoint = read_checkpoint(folder)
+        checkpoint = read_checkpoint(folder, given.quantize)
         shares = families.topology(checkpoint, given.tp, given.pp, given.dtype)
-        console.print(rank_table(checkpoint, shares, given.tp, given.pp, given.dtype))
+        types = " and ".join(filter(None, (given.quantize, given.dtype)))
+        console.print(rank_table(checkpoint, shares, given.tp, given.pp, types))
         if release:
             console.print(pod_table(release.shape(), release.engines))
         if slices:

@@ -13,10 +13,10 @@ from orca_worker.partition import RankShare
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
-def rank_table(checkpoint: Checkpoint, shares: Sequence[RankShare], tp: int, pp: int, dtype: str) -> Table:
+def rank_table(checkpoint: Checkpoint, shares: Sequence[RankShare], tp: int, pp: int, types: str) -> Table:
     """One line per rank: its place, its layers, the tensors that it holds (a part of), and their bytes."""
     total = sum(share.weight_bytes for share in shares)
-    table = Table(title=Text(f"{checkpoint.name}, tp {tp} x pp {pp}, {dtype}"), title_justify="left")
+    table = Table(title=Text(f"{checkpoint.name}, tp {tp} x pp {pp}, {types}"), title_justify="left")
     columns = ("rank", "stage", "tensor rank", "layers", "tensors", "weights", "share", "one slot (K/V)")
     for column in columns:
         table.add_column(column, justify="left" if column == "layers" else "right")

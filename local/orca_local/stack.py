@@ -127,7 +127,10 @@ class Stack:
         """Names what computes the model: its type, instruction set and threads, as the first rank's log has it."""
         supervisor = next(child for child in self._children if child.role == "supervisor")
         loaded = supervisor.logged("model loaded")
-        return f"{loaded['dtype']}, kernels {loaded['kernels']}" if loaded else "unknown"
+        if not loaded:
+            return "unknown"
+        types = filter(None, (loaded["quantize"], loaded["dtype"]))
+        return f"{' and '.join(types)}, kernels {loaded['kernels']}"
 
     @property
     def children(self) -> Sequence[Child]:

@@ -66,7 +66,7 @@ OPTIONS = {
     "a claim, float32, spread": Options(
         {
             "model": {"claim": {"name": "weights", "path": "gpt2"}},
-            "engine": {"dtype": "float32", "placement": "spread"},
+            "engine": {"dtype": "float32", "quantize": "int8", "placement": "spread"},
         },
         frozenset({"PersistentVolumeClaim/weights"}),
     ),

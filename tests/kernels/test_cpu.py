@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from orca_kernels.cpu.library import BatchPointers, instruction_sets
-from orca_kernels.cpu.program import MAX_GROUP, Attention, Program, Rotary
+from orca_kernels.cpu.program import MAX_GROUP, Attention, Program, Rotary, in_turn
 
 ISAS = instruction_sets()
 DTYPES = (torch.float32, torch.bfloat16)
@@ -270,6 +270,7 @@ def test_gates(isa: str, dtype: torch.dtype, inner: int, width: int, bias: bool)
         normed(x) @ w.to(dtype).double().t() + (0 if b is None else b.double())
         for w, b in zip((gate, up), added, strict=True)
     ]
+    both = in_turn(*added) if bias else None
     functions: dict[str, Callable[[Tensor], Tensor]] = {
         "gelu": torch.nn.functional.gelu,
         "silu": torch.nn.functional.silu,
@@ -282,7 +283,7 @@ def test_gates(isa: str, dtype: torch.dtype, inner: int, width: int, bias: bool)
             x_rows, out = program.rows(width), program.rows(inner)
             operand, middle = program.operand(width), program.operand(inner)
             program.normalize(x_rows, program.norm(torch.ones(width), torch.zeros(width), 0.0), operand)
-            program.linear_gated(operand, program.pack_gated(gate, added[0], up, added[1]), middle, act)
+            program.linear_gated(operand, program.pack(in_turn(gate, up), both), middle, act)
             program.linear(middle, program.pack(torch.eye(inner)), out)
             program.view(x_rows, rows, width)[:] = x[:rows].numpy()
             program.run(rows_alone(rows).batch)

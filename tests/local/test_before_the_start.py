@@ -1,5 +1,6 @@
 """What `orca serve` can know before it starts a process ends it at once, with the setting's name."""
 
+import json
 import re
 import socket
 from collections.abc import Callable
@@ -79,6 +80,40 @@ async def test_no_redis(tmp_path: Path) -> None:
 async def test_certificates_and_keys(tmp_path: Path, settings: dict[str, str], sentence: str) -> None:
     """A process told it, after some seconds."""
     assert (await refusal(tmp_path, **settings)).startswith(sentence)
+
+
+WAYS = "Orca reads float32, float16 and bfloat16 in safetensors, and makes eight bits of them with quantize int8"
+
+
+@pytest.mark.parametrize(
+    ("config", "way"),
+    [
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128}, "'gptq' (bits 4)"),
+        ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, "'compressed-tensors' (format 'pack-qua"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "'bitsandbytes'"),
+        ({"bits": 4}, "an object (bits 4)"),
+    ],
+    ids=str,
+)
+async def test_weights_that_were_quantized_otherwise(tmp_path: Path, config: dict[str, object], way: str) -> None:
+    folder = make_gpt2(tmp_path / "model", heads=2, layers=1, hidden=8, vocab=97, positions=32, seed=1)
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": config}))
+    sentence = await refusal(tmp_path / "run", model=str(folder))
+    assert sentence.startswith(f"model: {file} says that the weights were quantized by {way}")
+    assert sentence.endswith(f"; {WAYS}")
+
+
+async def test_weights_in_gguf(tmp_path: Path) -> None:
+    """Alone, and beside a config.json."""
+    (tmp_path / "model").mkdir()
+    file = tmp_path / "model" / "q8_0.gguf"
+    file.write_bytes(b"GGUF")
+    for model in (file, file.parent):
+        assert await refusal(tmp_path / "run", model=str(model)) == f"model: {file} has weights in GGUF; {WAYS}"
+    folder = make_gpt2(file.parent, heads=2, layers=1, hidden=8, vocab=97, positions=32, seed=1)
+    (folder / "model.safetensors").unlink()
+    assert await refusal(tmp_path / "run", model=str(folder)) == f"model: {file} has weights in GGUF; {WAYS}"
 
 
 @pytest.mark.skipif(gpus() > 0, reason="this machine has a GPU")

@@ -31,13 +31,15 @@ def check_any_company(
     dtype: str,
     requests: list[Sampled],
     settings: Sequence[tuple[int, int, int]] = ((16, 2, 512), (1, 1, 512), (5, 2, 7)),
+    quantize: str | None = None,
 ) -> None:
     """logits: the fixture. settings: size of a block, threads, and tokens of a piece."""
-    reference = make_stage(folder, SLOTS, 16, dtype, kernels, threads=1)
+    reference = make_stage(folder, SLOTS, 16, dtype, kernels, 1, quantize)
     expected = alone(TinyEngine(reference, SLOTS, 16), logits, requests)
     chance = random.Random(3)
     for block_size, threads, piece in settings:
-        engine = TinyEngine(make_stage(folder, SLOTS, block_size, dtype, kernels, threads), SLOTS, block_size, seed=4)
+        stage = make_stage(folder, SLOTS, block_size, dtype, kernels, threads, quantize)
+        engine = TinyEngine(stage, SLOTS, block_size, seed=4)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(cpu, "PIECE", piece)  # an iteration's tokens run in several pieces
             waiting = [(i, Sampled(one.prompt, 4, one.sampling)) for i, one in enumerate(requests)]

@@ -37,9 +37,15 @@ class Sampled:
 
 
 def make_stage(
-    folder: Path, slots: int, block_size: int, dtype: str = "float32", kernels: str = "auto", threads: int = 1
+    folder: Path,
+    slots: int,
+    block_size: int,
+    dtype: str = "float32",
+    kernels: str = "auto",
+    threads: int = 1,
+    quantize: str | None = None,
 ) -> Stage:
-    stage = Stage(read_checkpoint(folder), dtype, torch.device("cpu"), slots, Compute(threads, kernels))
+    stage = Stage(read_checkpoint(folder, quantize), dtype, torch.device("cpu"), slots, Compute(threads, kernels))
     assert stage.form(block_size).slots == slots // block_size * block_size
     stage.allocate(slots, block_size)
     return stage

@@ -245,8 +245,8 @@ class InProcess:
     failures: list[str] = field(default_factory=list)
 
 
-async def serve(folder: Path, slots: int | None = None) -> InProcess:
-    checkpoint = read_checkpoint(folder)
+async def serve(folder: Path, slots: int | None = None, quantize: str | None = None) -> InProcess:
+    checkpoint = read_checkpoint(folder, quantize)
     device = torch.device("cpu") if family_of(checkpoint).needs_torch else None
     stage = Stage(checkpoint, "float32", device, slots, Compute(1))
     failures: list[str] = []
@@ -259,10 +259,10 @@ async def serve(folder: Path, slots: int | None = None) -> InProcess:
 
 @asynccontextmanager
 async def in_process(
-    folder: Path, tp: int, pp: int, slots: int = 400, seed: int = 0, **fields: Any
+    folder: Path, tp: int, pp: int, slots: int = 400, seed: int = 0, quantize: str | None = None, **fields: Any
 ) -> AsyncIterator[tuple[Master, list[InProcess]]]:
     """An engine of tp x pp ranks that has formed."""
-    ranks = [await serve(folder, slots) for _ in range(tp * pp)]
+    ranks = [await serve(folder, slots, quantize) for _ in range(tp * pp)]
     master = Master([rank.address for rank in ranks], tp, pp, slots // BLOCK_SIZE * BLOCK_SIZE, seed)
     try:
         await master.form(**fields)

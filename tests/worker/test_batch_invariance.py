@@ -6,6 +6,7 @@ on the company, and with it the last bits of a logit, and now and then a token. 
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 from checkpoints import make_gpt2, make_shape
@@ -26,8 +27,15 @@ def some_requests(count: int, seed: int) -> list[Sampled]:
     ]
 
 
-def check_company(folder: Path, logits: list[Tensor], kernels: str, dtype: str, requests: list[Sampled]) -> None:
-    check_any_company(folder, logits, kernels, dtype, requests)
+def check_company(
+    folder: Path,
+    logits: list[Tensor],
+    kernels: str,
+    dtype: str,
+    requests: list[Sampled],
+    quantize: str | None = None,
+) -> None:
+    check_any_company(folder, logits, kernels, dtype, requests, quantize=quantize)
     assert len({tuple(request.made) for request in requests}) > 20, "a model that answers all alike tests nothing"
 
 
@@ -60,3 +68,16 @@ OTHERS = [
 def test_other_families(tmp_path: Path, logits: list[Tensor], kernels: str, dtype: str, shape: str) -> None:
     """Windows too, which end within tiles and within pieces."""
     check_company(make_shape(tmp_path, shape), logits, kernels, dtype, some_requests(40, seed=2))
+
+
+@pytest.mark.parametrize("kernels", instruction_sets())
+def test_weights_in_codes(tmp_path: Path, logits: list[Tensor], kernels: str) -> None:
+    """With groups that are not whole, and half of a head in one of them."""
+    sizes: dict[str, Any] = {
+        "hidden_size": 144,
+        "intermediate_size": 301,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+    }
+    folder = make_shape(tmp_path, "llama, 2 K/V heads", **sizes)
+    check_company(folder, logits, kernels, "bfloat16", some_requests(40, seed=2), quantize="int8")

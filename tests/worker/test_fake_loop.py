@@ -82,7 +82,7 @@ class EmptyWeights(WeightSource):
     def __init__(self, slices: Mapping[str, Slice]) -> None:
         self._slices, self.bytes_made = slices, 0
 
-    def find(self, name: str) -> Tensor | None:
+    def find(self, name: str, dtype: torch.dtype | None = None) -> Tensor | None:
         if name not in self._slices:
             return None
         tensor = torch.empty(self._slices[name].size, dtype=torch.bfloat16, device=CUDA)

@@ -521,7 +521,6 @@ ROPE: dict[str, Any] = {"rope_type": "yarn", "factor": 4.0, "original_max_positi
             {"rope_parameters": {"full_attention": ROPE}},
             r"asks for rotary positions by kind of layer \(full_attention\), which Llama",
         ),
-        (LLAMA, {"quantization_config": {"bits": 4}}, r"quantized weights \(quantization_config\), which Llama"),
         (LLAMA, {"num_key_value_heads": 4}, "shares 4 key/value heads among 6 heads"),
         (LLAMA, {"num_attention_heads": 7, "num_key_value_heads": 7, "head_dim": None}, "hidden size of 48 in 7 heads"),
         (LLAMA, {"head_dim": 9}, "turns 9 of 9 elements of a head"),

@@ -28,8 +28,8 @@ AVX512 = ("-mfma", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
 X86 = {
     "avx2": ("-mavx2", "-mfma"),
     "avx512": AVX512,
-    "avx512_bf16": (*AVX512, "-mavx512bf16"),
-    "amx": (*AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
+    "avx512_bf16": (*AVX512, "-mavx512bf16", "-mavx512vnni"),
+    "amx": (*AVX512, "-mavx512bf16", "-mavx512vnni", "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
 }
 
 

@@ -16,7 +16,8 @@ from torch import Tensor
 from .cores import cores
 from .library import BatchPointers, instruction_sets, library
 
-TYPES = {torch.float32: 0, torch.bfloat16: 1}
+TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+CODES = 128  # GROUP_OF_CODES of src/formats.h: inputs that have one scale
 STORE, ADD, OPERAND, GATED, GREEDY = range(5)  # Epilogue of src/isa.h
 MAX_GROUP = 64  # QUERIES of src/isa.h
 GATED_COLUMNS = 8  # half of PANEL of src/formats.h
@@ -80,7 +81,7 @@ class Program:
             raise MemoryError(f"{self.threads} threads cannot be started")
         self._kept: list[Tensor] = []  # what the program points to
         narrows = dtype is torch.bfloat16 and self._library.orca_multiplies_bf16(self._model)
-        self._operands_are_bf16 = int(bool(narrows))
+        self._operands = TYPES[torch.bfloat16 if narrows else torch.float32]
 
     def __del__(self) -> None:
         if model := getattr(self, "_model", None):
@@ -107,6 +108,20 @@ class Program:
             raise MemoryError(f"no memory for packed weights of {n} x {k}")
         return Packed(packed)
 
+    def pack_codes(self, codes: Tensor, scales: Tensor, bias: Tensor | None = None) -> Packed:
+        """codes [N, K] int8 and scales [N, K / 128 rounded up] float32: weights code * scale, one scale for each 128
+        inputs. bias [N]."""
+        n, k = codes.shape
+        assert codes.dtype is torch.int8
+        assert scales.shape == (n, -(-k // CODES))
+        codes, scales = codes.contiguous(), scales.float().contiguous()
+        bias = bias.float().contiguous() if bias is not None else None
+        pointer = bias.data_ptr() if bias is not None else None
+        packed = self._library.orca_pack_codes(self._model, codes.data_ptr(), scales.data_ptr(), n, k, pointer)
+        if not packed:
+            raise MemoryError(f"no memory for packed weights of {n} x {k}")
+        return Packed(packed)
+
     def with_bias(self, packed: Packed, bias: Tensor) -> Packed:
         """The same weights with another bias [N]: they are in memory once."""
         bias = bias.float().contiguous()
@@ -123,18 +138,17 @@ class Program:
             raise MemoryError(f"no memory for {len(x)} weights")
         return copy
 
-    def pack_gated(self, gate: Tensor, gate_bias: Tensor | None, up: Tensor, up_bias: Tensor | None) -> Packed:
-        """Weights [N, K] and bias [N] of a gate and of its partner, for `linear_gated`: 8 rows of each in turn."""
-        bias = None if gate_bias is None or up_bias is None else in_turn(gate_bias, up_bias)
-        return self.pack(in_turn(gate, up), bias)
-
     # Recording
 
     def rows(self, width: int) -> Rows:
-        return Rows(self._library.orca_buffer(self._model, width, 0, 0))
+        return Rows(self._library.orca_buffer(self._model, width, 0, TYPES[torch.float32]))
 
     def operand(self, width: int) -> Operand:
-        return Operand(self._library.orca_buffer(self._model, width, 1, self._operands_are_bf16))
+        return Operand(self._library.orca_buffer(self._model, width, 1, self._operands))
+
+    def codes(self, width: int) -> Operand:
+        """An operand in codes of eight bits, which weights in codes multiply, and no others."""
+        return Operand(self._library.orca_buffer(self._model, width, 1, TYPES[torch.int8]))
 
     @property
     def length(self) -> int:
@@ -170,7 +184,7 @@ class Program:
         self._library.orca_linear(self._model, x, weights, out, OPERAND, ACTIVATIONS[activation])
 
     def linear_gated(self, x: Operand, weights: Packed, out: Operand, activation: str) -> None:
-        """activation(x gate) * (x up), of weights from `pack_gated`."""
+        """activation(x gate) * (x up), of weights and a bias that stand `in_turn`."""
         self._library.orca_linear(self._model, x, weights, out, GATED, ACTIVATIONS[activation])
 
     def head(self, x: Operand, weights: Packed) -> None:
@@ -239,7 +253,8 @@ class Program:
 
 
 def in_turn(gate: Tensor, up: Tensor) -> Tensor:
-    """[N, ..] each -> 8 of the one's rows, 8 of the other's, and so on; what is missing to whole eights is 0."""
+    """For `linear_gated`: [N, ..] each -> 8 of the one's rows, 8 of the other's, and so on; what is missing to whole
+    eights is 0."""
     blocks = -(-len(gate) // GATED_COLUMNS)
     both = gate.new_zeros(2, blocks * GATED_COLUMNS, *gate.shape[1:])
     both[0, : len(gate)], both[1, : len(up)] = gate, up

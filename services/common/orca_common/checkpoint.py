@@ -31,6 +31,9 @@ RANDOM_WEIGHTS, PREFIX_LM = "orca_random_weights", "orca_prefix_lm"  # our own f
 OTHER_HEAD = re.compile(r"For(?!CausalLM$|ConditionalGeneration$|PreTraining$)\w+$|EncoderModel$")
 WITH_ENCODER = ("t5", "marian")  # types of models
 START = {"t5": 0, "marian": 58100}  # their first tokens, where no file says so
+# Fields of config.json that say how the weights in the files were quantized, and what Orca reads and makes instead.
+QUANTIZED = ("quantization_config", "compression_config")
+WAYS = "Orca reads float32, float16 and bfloat16 in safetensors, and makes eight bits of them with quantize int8"
 STRETCHED = ("linear", "yarn")  # kinds of scaled rotary positions whose files give the length before
 
 
@@ -46,6 +49,7 @@ class Checkpoint:
     max_positions: int
     eos_token_ids: tuple[int, ...]
     digest: str  # of the tokenizer and the sizes: what all services of a release must share. The weights have their own
+    quantize: str | None = None  # the format that its weights get when they are loaded, by the setting of this name
 
     @property
     def has_encoder(self) -> bool:
@@ -104,8 +108,11 @@ class Checkpoint:
         return path if path.exists() else None
 
 
-def read_checkpoint(folder: str | Path) -> Checkpoint:
-    """Reads the configuration. Raises FailedPrecondition with a sentence when the folder is not a checkpoint."""
+def read_checkpoint(folder: str | Path, quantize: str | None = None) -> Checkpoint:
+    """Reads the configuration. `quantize` is the checkpoint's field.
+
+    Raises FailedPrecondition with a sentence when the folder is not a checkpoint.
+    """
     folder = Path(folder)
     path = folder / "config.json"
     config = _config(path)
@@ -125,6 +132,7 @@ def read_checkpoint(folder: str | Path) -> Checkpoint:
         max_positions=max_positions,
         eos_token_ids=_end_tokens(folder, config, vocab_size),
         digest=digest.hexdigest()[:16],
+        quantize=quantize,
     )
 
 
@@ -195,7 +203,26 @@ def _config(path: Path) -> dict[str, Any]:
     return json_object(raw, path)
 
 
+def _check_quantized(config: Mapping[str, Any], path: Path) -> None:
+    """Raises FailedPrecondition for weights that were quantized in a way that is not read."""
+    for name in QUANTIZED:
+        if not (given := config.get(name)):
+            continue
+        says = given if isinstance(given, dict) else {}
+        detail = next((f" ({key} {shown(says[key])})" for key in ("format", "bits") if says.get(key)), "")
+        way = shown(says.get("quant_method", given)) + detail
+        raise FailedPrecondition(f"model: {path} says that the weights were quantized by {way}; {WAYS}")
+
+
+def _gguf(path: Path) -> Path | None:
+    """A file of llama.cpp's format: the path itself, or one in that folder."""
+    if path.is_file():
+        return path if path.suffix == ".gguf" else None
+    return next(iter(sorted(path.glob("*.gguf"))), None)
+
+
 def _type(config: Mapping[str, Any], path: Path) -> str:
+    _check_quantized(config, path)
     found = config.get("model_type")
     if not isinstance(found, str):
         raise FailedPrecondition(f"model: {path} has a missing or wrong field (model_type is {shown(found)})")
@@ -273,6 +300,8 @@ def resolve_model(model: str, accept: Callable[[Path], None] = lambda folder: No
         return SHAPES / model
     if not there and model.startswith((".", "/")):
         raise FailedPrecondition(f"model: {model}: there is no such folder")
+    if there and (file := _gguf(Path(model))) is not None:
+        raise FailedPrecondition(f"model: {file} has weights in GGUF; {WAYS}")
     if there:
         raise FailedPrecondition(f"model: {model} {what_it_is(Path(model))}")
     try:

@@ -4,8 +4,10 @@
 //   float32   [N/16][K][16]
 //   bfloat16  [N/16][K/2][16][2], the order that AMX and AVX512-BF16 multiply in; elsewhere a 32-bit lane is widened to
 //             its two values by a shift and a mask
-// K is padded to a multiple of 32 with zeros, N to one of 16. Inputs of a linear operation are operands, in float32, or in
-// bfloat16 where the instruction set multiplies it.
+//   codes     [N/16][K/128]: [32][16][4] codes of eight bits, the order that AMX and VNNI multiply in, and the 16 scales of
+//             that group of 128 inputs in float32
+// K is padded with zeros to a multiple of 32, of codes to one of 128, N to one of 16. Inputs of a linear operation are operands,
+// in float32, or in bfloat16 where the instruction set multiplies it. Weights in codes multiply operands in codes (Codes).
 // All other activations are float32, row-major.
 #pragma once
 
@@ -16,17 +18,19 @@ namespace orca {
 
 constexpr int PANEL = 16;  // columns of a panel
 constexpr int STEP = 32;   // columns of an operand's tile of bfloat16; K is padded to whole ones
-constexpr int TILE = 16;   // rows of such a tile
+constexpr int TILE = 16;   // rows of such a tile, and of one of codes, which has as many bytes
+constexpr int GROUP_OF_CODES = 128;  // inputs that have one scale: two tiles of 64 codes
 
 using bf16 = uint16_t;
 
-enum class Type : int { f32 = 0, bf16 = 1 };
+enum class Type : int { f32 = 0, bf16 = 1, i8 = 2 };
 enum class Activation : int { none = 0, gelu, tanh_gelu, relu, silu, tanh };
 
 inline int rounded(int n, int to) { return (n + to - 1) / to * to; }
+inline int bytes(Type type) { return type == Type::f32 ? 4 : type == Type::bf16 ? 2 : 1; }
 
-// [tiles down][tiles across][tile][deep]: what is multiplied together lies together. A tile of bfloat16 is 16 x 32; the size of
-// one of float32 is the instruction set's. A last tile may have fewer rows; the memory behind them is unused. In float32, if it
+// [tiles down][tiles across][tile][deep]: what is multiplied together lies together. A tile of bfloat16 is 16 x 32, one of codes
+// 16 x 64; the size of one of float32 is the instruction set's. A last tile may have fewer rows; the memory behind them is unused. In float32, if it
 // has half of a tile's rows or fewer, it shares evenly with the tile before it: one or two rows alone would wait for their own
 // additions.
 struct Operand {
@@ -37,11 +41,13 @@ struct Operand {
   char* data;
   int rows, width;  // whole tiles wide
   int tile, deep;   // rows and columns of a tile
-  bool is_bf16;
+  Type type;
+
+  bool is_bf16() const { return type == Type::bf16; }
 
   Tile tile_of(int row) const {
     const int rest = rows % tile;
-    const bool shares = !is_bf16 && rest && rest <= tile / 2 && rows > tile;
+    const bool shares = type == Type::f32 && rest && rest <= tile / 2 && rows > tile;
     const int alike = rows / tile - shares, first = alike * tile, left = rows - first;
     if (row < first) return {row / tile, row / tile * tile, tile};
     const int half = shares ? (left + 1) / 2 : left;
@@ -61,7 +67,7 @@ struct Operand {
 
   // The rows from the first one of a tile on.
   Operand from(int row) const {
-    return {data + at(row) * (is_bf16 ? 2 : 4), rows - row, width, tile, deep, is_bf16};
+    return {data + at(row) * bytes(type), rows - row, width, tile, deep, type};
   }
 };
 
@@ -79,16 +85,30 @@ inline bf16 narrow(float x) {  // round to nearest even; NaN stays NaN
   return bf16((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
+// What belongs to an operand's codes. An input is code * scale, with one scale for each row and group.
+struct Codes {
+  float* scales;     // [rows][groups]
+  int32_t* offsets;  // [rows][groups]: -128 * the sum of a group's codes, where a sum of unsigned weights begins
+  int groups;        // of a row
+
+  Codes from(int row) const { return {scales + size_t(row) * groups, offsets + size_t(row) * groups, groups}; }
+};
+
+constexpr int SCALES = GROUP_OF_CODES * PANEL;                        // where they begin in a group of a panel
+constexpr int BYTES_OF_CODES = SCALES + PANEL * int(sizeof(float));  // of a group of a panel: whole lines
+
 struct Packed {
   Type type;
   int n, k;           // columns (outputs) and rows (inputs), without padding
-  int panels, steps;  // N/16 and K/32, rounded up
+  int panels, steps;  // N/16 and K/32, rounded up; of codes K is rounded to whole groups first
   void* data;
   float* bias;  // [panels * 16], or null
 
-  const char* panel(int index) const {
-    return static_cast<const char*>(data) + size_t(index) * steps * STEP * PANEL * (type == Type::bf16 ? 2 : 4);
+  int groups() const { return steps / (GROUP_OF_CODES / STEP); }
+  size_t panel_bytes() const {
+    return type == Type::i8 ? size_t(groups()) * BYTES_OF_CODES : size_t(steps) * STEP * PANEL * bytes(type);
   }
+  const char* panel(int index) const { return static_cast<const char*>(data) + index * panel_bytes(); }
 };
 
 }  // namespace orca

@@ -18,6 +18,7 @@ enum class Epilogue : int {
 struct Gemm {
   const Packed* weights;
   Operand operand;
+  Codes codes;  // of the operand, where the weights are codes
   int rows;  // the operand's first ones, whole tiles
   Epilogue epilogue;
   Activation activation;
@@ -77,11 +78,14 @@ struct Isa {
   const char* name;
   bool (*runs_here)();
   bool multiplies_bf16;  // operands of bfloat16 weights are bfloat16
+  Type codes;            // what an operand's codes are kept in: i8, or f32, which holds their sums over a group exactly
   int tile, deep;        // rows and columns of an operand's tile of float32
   void (*enter)();       // in each thread, before its first kernel of a run
   void (*leave)();
   void (*gemm_bf16)(const Gemm&, int first_panel, int last_panel);
   void (*gemm_f32)(const Gemm&, int first_panel, int last_panel);
+  void (*gemm_codes)(const Gemm&, int first_panel, int last_panel);
+  void (*encode)(const float* x, const Operand& to, const Codes& codes, int row);  // x [to.width], zeros behind its end
   void (*norm)(const Norm&, const float* x, const Operand& to, int row, float* kept);  // kept: the same as rows, or null
   void (*copy)(const float* x, int width, const Operand& to, int row);
   void (*norm_head)(const Norm&, float* x);  // RMSNorm in place

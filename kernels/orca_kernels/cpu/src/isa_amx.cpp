@@ -3,6 +3,7 @@
 // A row of a product depends on that row of the left tile alone, so rows that are not there may hold anything.
 #define LANES 16
 #include "amx_attention.h"
+#include "vnni.h"
 
 #include <immintrin.h>
 #include <sys/syscall.h>
@@ -183,12 +184,163 @@ void gemm_tiles(const Gemm& g, int panel, int last) {
     for (int row = 0; row < g.rows; row += TILE) corner(g, panel, row);
 }
 
+// Products in codes: a tile of 16 x 64 codes times one of 64 x 16, added to 16 x 16 integers.
+
+// sums [rows][stride] += the integers of a group [rows][stride], of one panel, times the scales of their rows and columns.
+inline void add_group(const Gemm& g, int first, int rows, int group, const float* of_columns, const int32_t* counted,
+                      float* sums, int stride) {
+  const float* of_rows = g.codes.scales + size_t(first) * g.codes.groups + group;
+  const __m512 of_panel = _mm512_load_ps(of_columns);
+  for (int r = 0; r < rows; r++, counted += stride, sums += stride, of_rows += g.codes.groups) {
+    const __m512 integers = _mm512_cvtepi32_ps(_mm512_load_si512(counted));
+    _mm512_store_ps(sums, _mm512_fmadd_ps(integers, _mm512_set1_ps(*of_rows) * of_panel, _mm512_load_ps(sums)));
+  }
+}
+
+// Asks for one half of a group of a panel.
+inline void ask_half(const char* group, int half) {
+  for (int line = half * TILE_BYTES; line < TILE_BYTES + half * (BYTES_OF_CODES - TILE_BYTES); line += 64)
+    _mm_prefetch(group + line, _MM_HINT_T1);
+}
+
+// Up to 16 rows from `first` on, times P panels (1 or 4): tiles 0-3 are sums of a group. While a group is multiplied, the group
+// before is added and the group after is asked for, across the end of the panels.
+template <int P>
+void few_codes(const Gemm& g, int panel, int first, bool more) {
+  alignas(64) int32_t counted[2][P][16 * 16];
+  alignas(64) float sums[P][16 * 16] = {};
+  const int groups = g.codes.groups, rows = std::min(16, g.rows - first);
+  const size_t apart = g.weights->panel_bytes();
+  const char *a = g.operand.data + g.operand.at(first), *w = g.weights->panel(panel);
+  auto add = [&](int group) {
+    const char* of_group = g.weights->panel(panel) + size_t(group) * BYTES_OF_CODES + SCALES;
+    for (int p = 0; p < P; p++)
+      add_group(g, first, rows, group, reinterpret_cast<const float*>(of_group + p * apart), counted[group % 2][p], sums[p], 16);
+  };
+  for (int group = 0; group < groups; group++, w += BYTES_OF_CODES) {
+    _tile_zero(0);
+    if constexpr (P > 1) {
+      _tile_zero(1);
+      _tile_zero(2);
+      _tile_zero(3);
+    }
+    const char* next = group + 1 < groups ? w + BYTES_OF_CODES : more ? g.weights->panel(panel + P) : w;
+    for (int half = 0; half < 2; half++, a += TILE_BYTES) {
+      const char* tile = w + half * TILE_BYTES;
+      _tile_loadd(4, a, 64);
+      _tile_loadd(5, tile, 64);
+      _tile_dpbssd(0, 4, 5);
+      ask_half(next, half);
+      if constexpr (P > 1) {
+        _tile_loadd(6, tile + apart, 64);
+        _tile_dpbssd(1, 4, 6);
+        ask_half(next + apart, half);
+        _tile_loadd(7, tile + 2 * apart, 64);
+        _tile_dpbssd(2, 4, 7);
+        ask_half(next + 2 * apart, half);
+        _tile_loadd(5, tile + 3 * apart, 64);
+        ask_half(next + 3 * apart, half);
+        _tile_dpbssd(3, 4, 5);
+      }
+    }
+    if (group) add(group - 1);
+    auto& into = counted[group % 2];
+    _tile_stored(0, into[0], 64);
+    if constexpr (P > 1) {
+      _tile_stored(1, into[1], 64);
+      _tile_stored(2, into[2], 64);
+      _tile_stored(3, into[3], 64);
+    }
+  }
+  add(groups - 1);
+  for (int p = 0; p < P; p++) finish(g, panel + p, first, rows, sums[p], 16);
+}
+
+// 32 rows from `first` on times 2 panels, groups [from, to), added to sums [32][32]. Asks for `lines` lines of both panels a
+// tile, from `next` on.
+inline void block_of_codes(const Gemm& g, int panel, int first, int from, int to, float* sums, const char* next,
+                           int lines) {
+  alignas(64) int32_t counted[2][32 * 32];
+  const size_t across = size_t(g.operand.width) * TILE;  // bytes of 16 rows
+  const char *a0 = g.operand.data + g.operand.at(first) + size_t(from) * 2 * TILE_BYTES, *a1 = a0 + across;
+  const char* w0 = g.weights->panel(panel) + size_t(from) * BYTES_OF_CODES;
+  const char* w1 = g.weights->panel(panel + 1) + size_t(from) * BYTES_OF_CODES;
+  auto add = [&](int group, const char* of_columns) {
+    const float* scales = reinterpret_cast<const float*>(of_columns + SCALES);
+    add_group(g, first, 32, group, scales, counted[group % 2], sums, 32);
+    scales = reinterpret_cast<const float*>(of_columns + SCALES + g.weights->panel_bytes());
+    add_group(g, first, 32, group, scales, counted[group % 2] + 16, sums + 16, 32);
+  };
+  for (int group = from; group < to; group++, w0 += BYTES_OF_CODES, w1 += BYTES_OF_CODES) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int half = 0; half < 2; half++, a0 += TILE_BYTES, a1 += TILE_BYTES) {
+      _tile_loadd(4, a0, 64);
+      _tile_loadd(6, w0 + half * TILE_BYTES, 64);
+      _tile_dpbssd(0, 4, 6);
+      for (int line = 0; line < lines; line++, next += 64) _mm_prefetch(next, _MM_HINT_T1);
+      _tile_loadd(7, w1 + half * TILE_BYTES, 64);
+      _tile_dpbssd(1, 4, 7);
+      for (int line = -lines; line < 0; line++) _mm_prefetch(next + line * 64 + g.weights->panel_bytes(), _MM_HINT_T1);
+      _tile_loadd(5, a1, 64);
+      _tile_dpbssd(2, 5, 6);
+      _tile_dpbssd(3, 5, 7);
+    }
+    if (group > from) add(group - 1, w0 - BYTES_OF_CODES);
+    int32_t* into = counted[group % 2];
+    _tile_stored(0, into, 128);
+    _tile_stored(1, into + 16, 128);
+    _tile_stored(2, into + 16 * 32, 128);
+    _tile_stored(3, into + 16 * 32 + 16, 128);
+  }
+  add(to - 1, w0 - BYTES_OF_CODES);
+}
+
+// Rows [first_row, last_row), BLOCKS * 32 at most, times panels [panel, last), in pairs: as `many_rows`, 4 groups (17 KB of
+// weights) in the level-1 cache while all rows pass them, and the groups after them fetched meanwhile.
+void many_codes(const Gemm& g, int panel, int last, int first_row, int last_row) {
+  constexpr int GROUPS = 4;
+  alignas(64) float sums[BLOCKS][32 * 32];
+  const int groups = g.codes.groups, blocks = (last_row - first_row + 31) / 32;
+  const int lines = (BYTES_OF_CODES / 64 + 2 * blocks - 1) / (2 * blocks);
+  for (; panel < last; panel += 2) {
+    std::memset(sums, 0, sizeof sums[0] * blocks);
+    for (int from = 0; from < groups; from += GROUPS) {
+      const int to = std::min(groups, from + GROUPS);
+      const char* next = to < groups ? g.weights->panel(panel) + size_t(to) * BYTES_OF_CODES
+                                     : g.weights->panel(panel + 2 < last ? panel + 2 : panel);
+      for (int b = 0; b < blocks; b++, next += size_t(to - from) * 2 * lines * 64)
+        block_of_codes(g, panel, first_row + b * 32, from, to, sums[b], next, lines);
+    }
+    for (int b = 0; b < blocks; b++) {
+      const int row = first_row + b * 32;
+      finish_two(g, panel, row, std::min(32, last_row - row), sums[b], sums[b] + 16, 32);
+    }
+  }
+}
+
+void gemm_tiles_of_codes(const Gemm& g, int panel, int last) {
+  if (g.rows <= 8) return gemm_vnni(g, panel, last);  // tiles of so few rows would wait for their sums
+  if (g.rows <= TILE) {
+    for (; panel + 4 <= last; panel += 4) few_codes<4>(g, panel, 0, panel + 8 <= last);
+  } else {
+    const int even = panel + (last - panel) / 2 * 2;
+    for (int row = 0; row < g.rows; row += BLOCKS * 32)
+      if (panel < even) many_codes(g, panel, even, row, std::min(g.rows, row + BLOCKS * 32));
+    panel = even;
+  }
+  for (; panel < last; panel++)
+    for (int row = 0; row < g.rows; row += TILE) few_codes<1>(g, panel, row, panel + 1 < last);
+}
+
 // Linux lets a process use the tiles once it has asked.
 bool runs_here() {
   constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, XTILEDATA = 18;
   unsigned eax = 7, ebx = 0, ecx = 0, edx = 0;
   __asm__("cpuid" : "+a"(eax), "=b"(ebx), "+c"(ecx), "=d"(edx));
-  const bool has = (edx >> 24 & 1) && (edx >> 22 & 1);  // AMX-TILE, AMX-BF16
+  const bool has = (edx >> 24 & 1) && (edx >> 22 & 1) && (edx >> 25 & 1);  // AMX-TILE, AMX-BF16, AMX-INT8
   return has && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
          __builtin_cpu_supports("avx512bf16") &&
@@ -197,5 +349,6 @@ bool runs_here() {
 
 }  // namespace
 
-const orca::Isa orca::amx = {"amx", runs_here, true, MOST_ROWS, DEEP, enter, leave, gemm_tiles, gemm<false>, norm,
-                             copy, norm_head, turn, narrow_all, attention_in_pairs<OnTiles>};
+const orca::Isa orca::amx = {"amx", runs_here, true, Type::i8, MOST_ROWS, DEEP, enter, leave, gemm_tiles, gemm<false>,
+                             gemm_tiles_of_codes, encode, norm, copy, norm_head, turn, narrow_all,
+                             attention_in_pairs<OnTiles>};

@@ -7,5 +7,5 @@ static bool runs_here() {
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 
-const orca::Isa orca::avx512 = {"avx512", runs_here, false, MOST_ROWS, DEEP, nothing, nothing,
-                                gemm<true>, gemm<false>, norm, copy, norm_head, turn, narrow_all, attention};
+const orca::Isa orca::avx512 = {"avx512", runs_here, false, Type::f32, MOST_ROWS, DEEP, nothing, nothing,
+                                gemm<true>, gemm<false>, gemm_codes, encode, norm, copy, norm_head, turn, narrow_all, attention};

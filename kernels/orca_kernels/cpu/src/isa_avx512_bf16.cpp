@@ -1,6 +1,7 @@
-// AVX-512 with BF16: vdpbf16ps multiplies pairs of bfloat16 and adds them to a float32 sum.
+// AVX-512 with BF16: vdpbf16ps multiplies pairs of bfloat16 and adds them to a float32 sum. Every processor that has it has VNNI.
 #define LANES 16
 #include "pair_attention.h"
+#include "vnni.h"
 
 namespace {
 
@@ -13,9 +14,6 @@ inline __m512bh pair_at(const bf16* p) {
   std::memcpy(&both, p, 4);
   return reinterpret_cast<__m512bh>(_mm512_set1_epi32(both));
 }
-
-// Rows at once: they leave registers for the weights of two panels and a pair of the operand.
-constexpr int TOGETHER = 12;
 
 // R rows of one tile from `first` on, times P panels. A pair of the operand is loaded once for all panels: a core that
 // multiplies twice a cycle loads twice a cycle, too.
@@ -221,11 +219,11 @@ struct InPairs {
 bool runs_here() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-         __builtin_cpu_supports("avx512bf16");
+         __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
 }
 
 }  // namespace
 
 const orca::Isa orca::avx512_bf16 = {
-    "avx512_bf16", runs_here, true, MOST_ROWS, DEEP, nothing, nothing, gemm_pairs, gemm<false>, norm,
-    copy, norm_head, turn, narrow_all, attention_in_pairs<InPairs>};
+    "avx512_bf16", runs_here, true, Type::i8, MOST_ROWS, DEEP, nothing, nothing, gemm_pairs, gemm<false>, gemm_vnni, encode,
+    norm, copy, norm_head, turn, narrow_all, attention_in_pairs<InPairs>};

@@ -24,6 +24,7 @@ using namespace orca;
 typedef float vf __attribute__((vector_size(LANES * 4)));
 typedef int32_t vi __attribute__((vector_size(LANES * 4)));
 typedef uint16_t vh __attribute__((vector_size(LANES * 2)));
+typedef int8_t vb __attribute__((vector_size(LANES)));
 typedef float vf_u __attribute__((vector_size(LANES * 4), aligned(4)));
 typedef int32_t vi_u __attribute__((vector_size(LANES * 4), aligned(4)));
 typedef uint16_t vh_u __attribute__((vector_size(LANES * 2), aligned(2)));
@@ -151,7 +152,7 @@ inline void finish_operand(const Gemm& g, int panel, int first, int rows, const 
 
 template <Activation A>
 inline void finish_operand(const Gemm& g, int panel, int first, int rows, const float* sums, int stride) {
-  if (g.out_operand.is_bf16) finish_operand<A, bf16>(g, panel, first, rows, sums, stride);
+  if (g.out_operand.is_bf16()) finish_operand<A, bf16>(g, panel, first, rows, sums, stride);
   else finish_operand<A, float>(g, panel, first, rows, sums, stride);
 }
 
@@ -181,7 +182,7 @@ inline void finish_gated(const Gemm& g, int panel, int first, int rows, const fl
 
 template <Activation A>
 inline void finish_gated(const Gemm& g, int panel, int first, int rows, const float* sums, int stride) {
-  if (g.out_operand.is_bf16) finish_gated<A, bf16>(g, panel, first, rows, sums, stride);
+  if (g.out_operand.is_bf16()) finish_gated<A, bf16>(g, panel, first, rows, sums, stride);
   else finish_gated<A, float>(g, panel, first, rows, sums, stride);
 }
 
@@ -263,7 +264,7 @@ inline void finish_two(const Gemm& g, int panel, int first, int rows, const floa
     if (g.epilogue == Epilogue::gated)
       return with_activation(g.activation, [&](auto a) {
         constexpr Activation A = decltype(a)::value;
-        if (g.out_operand.is_bf16) finish_two_gated<A, bf16>(g, panel, first, rows, sums, second, stride);
+        if (g.out_operand.is_bf16()) finish_two_gated<A, bf16>(g, panel, first, rows, sums, second, stride);
         else finish_two_gated<A, float>(g, panel, first, rows, sums, second, stride);
       });
   finish(g, panel, first, rows, sums, stride);
@@ -439,6 +440,90 @@ void gemm(const Gemm& g, int panel, int last) {
   });
 }
 
+// Weights in codes. Operands are codes, too, kept in float32: a sum of 128 products is a whole number below 2^24, so it is exact
+// in whatever order it is made, and the same as in the integers of other instruction sets. The groups' sums are added in
+// ascending order.
+[[maybe_unused]] void gemm_codes(const Gemm& g, int panel, int last) {
+  alignas(64) float weights[GROUP_OF_CODES][PANEL], sums[ROWS][PANEL];
+  static_assert(DEEP % GROUP_OF_CODES == 0);
+  for (int first = 0, end; first < g.rows; first = end) {
+    end = g.rows - first <= ROWS ? g.rows : g.operand.tile_of(first + ROWS).first;
+    for (int p = panel; p < last; p++) {
+      const char* packed = g.weights->panel(p);
+      std::memset(sums, 0, sizeof sums);
+      for (int group = 0; group < g.codes.groups; group++, packed += BYTES_OF_CODES) {
+        const int8_t* codes = reinterpret_cast<const int8_t*>(packed);
+        for (int k = 0; k < GROUP_OF_CODES; k += 4)
+          for (int i = 0; i < 4; i++)
+            for (int c = 0; c < PANEL; c++) weights[k + i][c] = codes[k * PANEL + 4 * c + i];
+        vf of_panel[VECTORS];
+        for (int v = 0; v < VECTORS; v++) of_panel[v] = load(reinterpret_cast<const float*>(packed + SCALES) + v * LANES);
+        for (int row = first; row < end;) {
+          const Operand::Tile tile = g.operand.tile_of(row);
+          const float* a = g.operand.row<const float>(row) + g.operand.column(group * GROUP_OF_CODES);
+          with_rows<MOST_ROWS>(tile.rows, [&](auto constant) {
+            constexpr int R = constant;
+            vf counted[R][1][VECTORS] = {};
+            multiply<R, 1, float>(a, weights[0], 0, GROUP_OF_CODES, counted, [](int) {});
+            for (int r = 0; r < R; r++) {
+              const float scale = g.codes.scales[size_t(row + r) * g.codes.groups + group];
+              float* to = sums[row - first + r];
+              for (int v = 0; v < VECTORS; v++)
+                save(to + v * LANES, load(to + v * LANES) + counted[r][0][v] * (scale * of_panel[v]));
+            }
+          });
+          row += tile.rows;
+        }
+      }
+      finish(g, p, first, end - first, sums[0], PANEL);
+    }
+  }
+}
+
+// A row of float32 -> codes: in each group of 128 the integer that is nearest to x * (127 / largest), half to even, and the
+// scale largest / 127. Groups whose largest is below 1e-30 are zeros. One that is not finite makes a scale that is not.
+template <class T>
+inline void encode_row(const float* x, const Operand& to, const Codes& codes, int row) {
+  const float magic = 12582912.0f;  // added to a small number it leaves the nearest integer in the lowest bits
+  T* out = to.row<T>(row);
+  for (int group = 0; group < codes.groups; group++, x += GROUP_OF_CODES) {
+    vi most{};  // bits of floats above 0 are in their order, and a NaN's before all
+    for (int i = 0; i < GROUP_OF_CODES; i += LANES) {
+      const vi of = bits(load(x + i)) & 0x7fffffff;
+      most = of > most ? of : most;
+    }
+    int32_t found = most[0];
+    for (int i = 1; i < LANES; i++) found = std::max(found, int32_t(most[i]));
+    float largest;
+    std::memcpy(&largest, &found, 4);
+    const bool is_zero = largest < 1e-30f;
+    const float inverse = is_zero ? 0.0f : 127.0f / largest;
+    vi total{};
+    for (int i = 0; i < GROUP_OF_CODES; i += LANES) {
+      // The bound keeps NaN out of the integers, and the product a number of its own: it is rounded before the sum is.
+      const vf shifted = smaller(load(x + i) * inverse, splat(127.0f)) + magic;
+      const vi code = bits(shifted) - bits(splat(magic));
+      T* put = out + to.column(group * GROUP_OF_CODES + i);
+      if constexpr (std::is_same_v<T, float>) {
+        save(put, shifted - magic);
+      } else {
+        const vb narrowed = __builtin_convertvector(code, vb);
+        std::memcpy(put, &narrowed, sizeof narrowed);
+        total += code;
+      }
+    }
+    codes.scales[size_t(row) * codes.groups + group] = is_zero ? 0.0f : largest / 127.0f;
+    int32_t sum = 0;
+    for (int i = 0; i < LANES; i++) sum += total[i];
+    codes.offsets[size_t(row) * codes.groups + group] = -128 * sum;
+  }
+}
+
+void encode(const float* x, const Operand& to, const Codes& codes, int row) {
+  if (to.type == Type::i8) encode_row<int8_t>(x, to, codes, row);
+  else encode_row<float>(x, to, codes, row);
+}
+
 template <class T>
 inline void normalize(const Norm& n, const float* x, const Operand& to, int row, float* kept) {
   T* out = to.row<T>(row);
@@ -482,7 +567,7 @@ inline void normalize(const Norm& n, const float* x, const Operand& to, int row,
 }
 
 void norm(const Norm& n, const float* x, const Operand& to, int row, float* kept) {
-  if (to.is_bf16) normalize<bf16>(n, x, to, row, kept);
+  if (to.is_bf16()) normalize<bf16>(n, x, to, row, kept);
   else normalize<float>(n, x, to, row, kept);
 }
 
@@ -789,7 +874,7 @@ inline void put(const Operand& operand, int row, int column, const float* x, int
 }
 
 void copy(const float* x, int width, const Operand& to, int row) {
-  if (to.is_bf16) put<bf16>(to, row, 0, x, width, 1.0f);
+  if (to.is_bf16()) put<bf16>(to, row, 0, x, width, 1.0f);
   else put<float>(to, row, 0, x, width, 1.0f);
 }
 
@@ -919,7 +1004,7 @@ void attend(const Attention& a, float* scratch, int padded) {
       const float share = 1.0f / weight[row];
       const int to = a.out_row + r / a.group, column = a.out_column + (head * a.group + r % a.group) * size;
       in_order<T>(sums + row * d, d);
-      if (a.out.is_bf16) put<bf16>(a.out, to, column, sums + row * d, size, share);
+      if (a.out.is_bf16()) put<bf16>(a.out, to, column, sums + row * d, size, share);
       else put<float>(a.out, to, column, sums + row * d, size, share);
     }
 }

@@ -262,7 +262,9 @@ void attend_pairs(const Attention& a, float* scratch) {
     for (int r = 0; r < rows; r++) {
       const int row = head * of_head + r;
       const int column = a.out_column + (head * a.group + r % a.group) * d;
-      put<bf16>(a.out, a.out_row + r / a.group, column, sums + size_t(row) * d, d, 1.0f / weight[row]);
+      const float *from = sums + size_t(row) * d, share = 1.0f / weight[row];
+      if (a.out.is_bf16()) put<bf16>(a.out, a.out_row + r / a.group, column, from, d, share);
+      else put<float>(a.out, a.out_row + r / a.group, column, from, d, share);
     }
 }
 
@@ -271,7 +273,7 @@ template <class Products>
 void attention_in_pairs(const Attention& a, float* scratch) {
   // One of these always, behind an encoder; `least` always, in a prefix LM.
   const bool plain = a.window == UNBOUNDED && !a.origin && !a.all && !a.least && !a.bias;
-  if (a.cache.type == Type::bf16 && a.cache.head_size % 32 == 0 && a.out.is_bf16 && plain)
+  if (a.cache.type == Type::bf16 && a.cache.head_size % 32 == 0 && plain)
     attend_pairs<Products>(a, scratch);
   else
     attention(a, scratch);

@@ -35,23 +35,44 @@ HugePages::~HugePages() {
 }
 
 void Buffer::hold(int64_t rows) {
-  const size_t bytes = size_t(rounded(int(rows), BLOCK)) * row_bytes();
-  if (memory.size() >= bytes) return;
-  HugePages larger(bytes);  // of zeros: padding stays zero
-  if (!larger.data()) throw std::bad_alloc();
-  memory = std::move(larger);
+  const size_t all = size_t(rounded(int(rows), BLOCK));
+  auto hold = [](HugePages& held, size_t bytes) {
+    if (held.size() >= bytes) return;
+    HugePages larger(bytes);  // of zeros: padding stays zero
+    if (!larger.data()) throw std::bad_alloc();
+    held = std::move(larger);
+  };
+  hold(memory, all * row_bytes());
+  hold(scales, all * groups * sizeof(float)), hold(offsets, all * groups * sizeof(int32_t));
 }
 
-int Program::buffer(int width, bool operand, bool is_bf16) {
+int Program::buffer(int width, bool operand, Type type) {
   Buffer made;
-  made.width = rounded(width, !operand ? PANEL : is_bf16 ? STEP : isa.deep), made.is_bf16 = is_bf16;
+  made.type = type == Type::i8 ? isa.codes : type;
+  made.width = rounded(width, !operand ? PANEL : type == Type::bf16 ? STEP : isa.deep);
+  if (type == Type::i8) {
+    made.width = rounded(width, std::max(GROUP_OF_CODES, isa.deep)), made.groups = rounded(width, GROUP_OF_CODES) / GROUP_OF_CODES;
+    made.written = buffer(made.width, false, Type::f32);
+  }
   buffers.push_back(std::move(made));
   return int(buffers.size()) - 1;
 }
 
 Operand Program::operand(int buffer, int64_t rows) const {
   const Buffer& of = buffers[buffer];
-  return {of.data(), int(rows), of.width, of.is_bf16 ? TILE : isa.tile, of.is_bf16 ? STEP : isa.deep, of.is_bf16};
+  const int deep[] = {isa.deep, STEP, GROUP_OF_CODES / 2};
+  return {of.data(), int(rows), of.width, of.type == Type::f32 ? isa.tile : TILE, deep[int(of.type)], of.type};
+}
+
+Operand Program::writable(int buffer, int64_t rows) const {
+  if (buffers[buffer].written < 0) return operand(buffer, rows);
+  const Buffer& of = buffers[buffers[buffer].written];
+  return {of.data(), int(rows), of.width, std::max(1, int(rows)), of.width, Type::f32};  // one tile: row-major
+}
+
+void Program::encode(int buffer, int64_t rows, int row) {
+  const Buffer& of = buffers[buffer];
+  isa.encode(writable(buffer, rows).row<const float>(row), operand(buffer, rows), of.codes(), row);
 }
 
 void Program::run(int first, int last, const orca_batch& b) {
@@ -137,14 +158,28 @@ struct Normalize : Step {
 
   void run(Program& p, uint32_t task, int) override {
     const Buffer& from = p.buffers[x];
-    const Operand to = p.operand(out, rows(p));
+    const Operand to = p.writable(out, rows(p));
+    const bool encodes = p.buffers[out].groups;
     const int64_t end = std::min<int64_t>(rows(p), int64_t(task + 1) * ROWS_OF_A_TASK);
     for (int64_t i = int64_t(task) * ROWS_OF_A_TASK; i < end; i++) {
       const int64_t t = selects ? p.batch->selection[i] : i;
       float* row = reinterpret_cast<float*>(from.data() + t * from.row_bytes());
       if (norm.weight) p.isa.norm(norm, row, to, int(i), keeps ? row : nullptr);
       else p.isa.copy(row, norm.width, to, int(i));
+      if (encodes) p.encode(out, rows(p), int(i));
     }
+  }
+};
+
+// The codes of an operand that has been written.
+struct Encode : Step {
+  int operand;
+
+  uint32_t tasks(const Program& p) const override { return pieces(p.batch->tokens, ROWS_OF_A_TASK); }
+
+  void run(Program& p, uint32_t task, int) override {
+    const int64_t end = std::min<int64_t>(p.batch->tokens, int64_t(task + 1) * ROWS_OF_A_TASK);
+    for (int64_t row = int64_t(task) * ROWS_OF_A_TASK; row < end; row++) p.encode(operand, p.batch->tokens, int(row));
   }
 };
 
@@ -184,7 +219,7 @@ struct Linear : Step {
     };
     const int row = begin(task / parts(p));
     Gemm g{};
-    g.weights = weights, g.operand = from.from(row), g.rows = begin(task / parts(p) + 1) - row;
+    g.weights = weights, g.operand = from.from(row), g.codes = p.buffers[operand].codes().from(row), g.rows = begin(task / parts(p) + 1) - row;
     g.epilogue = epilogue, g.activation = activation;
     if (epilogue == Epilogue::greedy) {
       g.ld = int(p.batch->logits_stride), g.out = p.batch->logits ? p.batch->logits + size_t(row) * g.ld : nullptr;
@@ -193,13 +228,17 @@ struct Linear : Step {
       std::fill(g.best, g.best + g.rows, -std::numeric_limits<float>::infinity());
       std::fill(g.index, g.index + g.rows, 0);
     } else if (epilogue == Epilogue::operand || epilogue == Epilogue::gated) {
-      g.out_operand = p.operand(out, rows(p)).from(row);
+      g.out_operand = p.writable(out, rows(p)).from(row);
     } else {
       const Buffer& to = p.buffers[out];
       g.out = reinterpret_cast<float*>(to.data() + row * to.row_bytes()), g.ld = to.width;
     }
     const int first = int(part) * each(p), last = std::min(weights->panels, first + each(p));
-    (weights->type == Type::bf16 ? p.isa.gemm_bf16 : p.isa.gemm_f32)(g, first, last);
+    switch (weights->type) {
+      case Type::f32: return p.isa.gemm_f32(g, first, last);
+      case Type::bf16: return p.isa.gemm_bf16(g, first, last);
+      case Type::i8: return p.isa.gemm_codes(g, first, last);
+    }
   }
 };
 
@@ -322,7 +361,7 @@ struct Attend : Step {
       a.least = sees_prompt ? inputs : 0;
       a.bias = bias.of(head * heads.group), a.bias_reach = bias.reach, a.bias_ld = bias.ld();
       a.cache = heads.cache(*p.batch), a.head = head, a.scale = scale, a.window = window;
-      a.out = p.operand(out, p.batch->tokens), a.out_row = int(queries.token), a.out_column = column;
+      a.out = p.writable(out, p.batch->tokens), a.out_row = int(queries.token), a.out_column = column;
       p.isa.attention(a, scratch);
     }
   }
@@ -396,6 +435,29 @@ struct Packing final : Region {
   static float as_float(float x) { return x; }
 };
 
+// Packs codes [n, k] and their scales [n, groups]. A task is a panel.
+struct PackingCodes final : Region {
+  Packed* to;
+  const int8_t* codes;
+  const float* scales;
+
+  uint32_t tasks(int) const override { return uint32_t(to->panels); }
+
+  void run(int, uint32_t panel, int) override {
+    const int n = std::min(PANEL, to->n - int(panel) * PANEL), groups = to->groups();
+    for (int c = 0; c < n; c++) {
+      const size_t row = size_t(panel) * PANEL + c;
+      const int8_t* from = codes + row * to->k;
+      for (int group = 0; group < groups; group++) {
+        char* into = const_cast<char*>(to->panel(int(panel))) + size_t(group) * BYTES_OF_CODES;  // of zeros
+        for (int k = 0; k < std::min(GROUP_OF_CODES, to->k - group * GROUP_OF_CODES); k++)
+          into[(k / 4 * PANEL + c) * 4 + k % 4] = char(from[group * GROUP_OF_CODES + k]);
+        reinterpret_cast<float*>(into + SCALES)[c] = scales[row * groups + group];
+      }
+    }
+  }
+};
+
 const Isa* const ISAS[] = {  // those whose files were compiled (build.py), the best first
 #ifdef HAVE_AMX
     &amx,
@@ -422,6 +484,23 @@ struct Model {
   Program program;
 
   Model(const Isa& isa, int threads) : isa(isa), pool(threads, isa.enter, isa.leave), program(isa, pool) {}
+
+  // Room of zeros for W [n, k], and its bias [n]; null when memory is short.
+  std::unique_ptr<Packed> packed(Type type, int n, int k, const float* bias) {
+    auto made = std::make_unique<Packed>();
+    made->type = type, made->n = n, made->k = k, made->bias = nullptr;
+    made->panels = rounded(n, PANEL) / PANEL, made->steps = rounded(k, type == Type::i8 ? GROUP_OF_CODES : STEP) / STEP;
+    made->data = arena.take(made->panels * made->panel_bytes());
+    if (bias) made->bias = static_cast<float*>(arena.take(sizeof(float) * made->panels * PANEL));
+    if (!made->data || (bias && !made->bias)) return nullptr;
+    if (bias) std::copy(bias, bias + n, made->bias);
+    return made;
+  }
+
+  // Makes the codes of an operand behind the operation that writes it.
+  void encode(int operand) {
+    if (program.buffers[operand].groups) add<Encode>().operand = operand;
+  }
 
   template <class S>
   S& add() {
@@ -466,15 +545,8 @@ int orca_multiplies_bf16(const Model* model) { return model->isa.multiplies_bf16
 // Packs W [n, k] in the given type; null when memory is short. The bias [n] is copied.
 Packed* orca_pack(Model* model, const void* source, int source_type, int64_t row, int64_t column, int n, int k,
                   int type, const float* bias) {
-  auto packed = std::make_unique<Packed>();
-  packed->type = Type(type), packed->n = n, packed->k = k;
-  packed->panels = rounded(n, PANEL) / PANEL, packed->steps = rounded(k, STEP) / STEP;
-  const size_t elements = size_t(packed->panels) * packed->steps * STEP * PANEL;
-  packed->data = model->arena.take(elements * (packed->type == Type::bf16 ? 2 : 4));
-  packed->bias = nullptr;
-  if (bias) packed->bias = static_cast<float*>(model->arena.take(sizeof(float) * packed->panels * PANEL));
-  if (!packed->data || (bias && !packed->bias)) return nullptr;
-  if (bias) std::copy(bias, bias + n, packed->bias);
+  auto packed = model->packed(Type(type), n, k, bias);
+  if (!packed) return nullptr;
   auto pack = [&](auto* from) {
     Packing<std::remove_const_t<std::remove_pointer_t<decltype(from)>>> packing;
     packing.to = packed.get(), packing.source = from, packing.row = row, packing.column = column;
@@ -482,6 +554,17 @@ Packed* orca_pack(Model* model, const void* source, int source_type, int64_t row
   };
   if (Type(source_type) == Type::bf16) pack(static_cast<const bf16*>(source));
   else pack(static_cast<const float*>(source));
+  model->weights.push_back(std::move(packed));
+  return model->weights.back().get();
+}
+
+// Packs codes [n, k] and their scales [n, groups], both contiguous; otherwise as `orca_pack`.
+Packed* orca_pack_codes(Model* model, const int8_t* codes, const float* scales, int n, int k, const float* bias) {
+  auto packed = model->packed(Type::i8, n, k, bias);
+  if (!packed) return nullptr;
+  PackingCodes packing;
+  packing.to = packed.get(), packing.codes = codes, packing.scales = scales;
+  model->pool.run(packing, 0, 1);
   model->weights.push_back(std::move(packed));
   return model->weights.back().get();
 }
@@ -503,8 +586,8 @@ float* orca_floats(Model* model, const float* source, int n) {
   return copy;
 }
 
-int orca_buffer(Model* model, int width, int operand, int is_bf16) {
-  return model->program.buffer(width, operand, is_bf16);
+int orca_buffer(Model* model, int width, int operand, int type) {
+  return model->program.buffer(width, operand, Type(type));
 }
 
 // Row 0 of a buffer that holds at least `rows`, and the elements of a row.
@@ -544,6 +627,7 @@ void orca_linear(Model* model, int operand, const Packed* weights, int out, int 
   step.of_few = panels_of_a_task(weights->panels, 4 * threads, threads, 4);  // AMX reads four panels at once then
   step.of_some = panels_of_a_task(weights->panels, 4 * threads, threads, 2);
   step.of_many = panels_of_a_task(weights->panels, 2 * threads, threads, 2);
+  if (step.epilogue == Epilogue::operand || step.epilogue == Epilogue::gated) model->encode(out);
   if (step.epilogue != Epilogue::greedy) return;
   model->program.best_of_a_row = std::max<size_t>(model->program.best_of_a_row, pieces(weights->panels, 2));
   model->add<Greediest>().head = &step;
@@ -574,6 +658,7 @@ void orca_attend(Model* model, int qkv, int out, int layer, int kv_heads, int gr
   }
   model->program.group = std::max(model->program.group, group);
   model->program.head_size = std::max(model->program.head_size, head_size);
+  model->encode(out);
 }
 
 void orca_add(Model* model, int x, int y) {

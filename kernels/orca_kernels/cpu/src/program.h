@@ -60,11 +60,17 @@ class HugePages {
 // Activations of a program: T rows, rounded up to a whole block of tiles.
 struct Buffer {
   int width;      // columns: of float32 rows padded to whole panels, of operands to whole tiles
-  bool is_bf16;
+  Type type;
+  int groups = 0;    // of a row of codes; 0: it is no buffer of codes
+  int written = -1;  // of codes: the buffer of rows that they are made of
   HugePages memory;
+  HugePages scales, offsets;  // of codes: [rows][groups]
 
   char* data() const { return memory.data(); }
-  size_t row_bytes() const { return size_t(width) * (is_bf16 ? 2 : 4); }
+  size_t row_bytes() const { return size_t(width) * bytes(type); }
+  Codes codes() const {
+    return {reinterpret_cast<float*>(scales.data()), reinterpret_cast<int32_t*>(offsets.data()), groups};
+  }
   void hold(int64_t rows);  // throws std::bad_alloc
 };
 
@@ -80,8 +86,11 @@ class Program final : public Region {
  public:
   Program(const Isa& isa, Pool& pool) : isa(isa), pool(pool) {}
 
-  int buffer(int width, bool operand, bool is_bf16);
+  int buffer(int width, bool operand, Type type);
   Operand operand(int buffer, int64_t rows) const;  // a buffer, as the operand of so many rows
+  // The same, or the rows of which its codes are made: where an operation writes what the next one multiplies.
+  Operand writable(int buffer, int64_t rows) const;
+  void encode(int buffer, int64_t rows, int row);  // makes the codes of a row that has been written
   void run(int first, int last, const orca_batch& batch);
 
   uint32_t tasks(int step) const override { return steps[step]->tasks(*this); }

@@ -19,7 +19,7 @@ from torch import Tensor
 from orca_common.errors import FailedPrecondition
 from orca_kernels.cpu import program as kernels
 from orca_kernels.cpu.library import BatchPointers
-from orca_kernels.cpu.program import Operand, Packed, Program, Rows
+from orca_kernels.cpu.program import Operand, Packed, Program, Rows, in_turn
 
 from ..data_plane.plane import DataPlane
 from ..iteration.batch import Batch
@@ -29,6 +29,8 @@ from ..partition import Slice
 from ..sampling.sampling import not_finite, sample
 from ..sampling.scoring import PIECE as SCORED_PIECE
 from ..sampling.scoring import PromptScores
+from .formats import floats
+from .formats.table import Reader
 from .parts import parts
 from .passes import Passes
 from .positions import Sinusoids, Table
@@ -72,7 +74,14 @@ class StageOnCPU:
 
     tokens = None
 
-    def __init__(self, recording: Recording, weights: WeightSource, dtype: torch.dtype, compute: Compute):
+    def __init__(
+        self,
+        recording: Recording,
+        weights: WeightSource,
+        dtype: torch.dtype,
+        compute: Compute,
+        reader: Reader = floats,
+    ) -> None:
         self.recording, self.place, self.dtype = recording, recording.place, dtype
         self.vocabulary_shares = recording.vocabulary_shares
         if recording.group > kernels.MAX_GROUP:
@@ -86,7 +95,7 @@ class StageOnCPU:
         self._encoder: list[Section] = []
         self._crossing: list[Section] = []
         self._passes = Passes(self.place, recording.hidden, torch.float32)
-        self._translate(weights)
+        self._translate(weights, reader)
 
     @property
     def kernels(self) -> str:
@@ -112,16 +121,17 @@ class StageOnCPU:
 
     # Translation
 
-    def _translate(self, weights: WeightSource) -> None:
+    def _translate(self, weights: WeightSource, reader: Reader) -> None:
         program = self.program
         of_buffer: dict[Buffer, Any] = {  # Rows or Operand, as the recording says
-            buffer: program.operand(buffer.width) if buffer.is_operand else program.rows(buffer.width)
+            buffer: reader.operand(program, buffer.width) if buffer.is_operand else program.rows(buffer.width)
             for buffer in self.recording.buffers
         }
+        self._of_head = program.operand(self.recording.hidden)  # a head's table is in the model's type
         self._x: Rows = of_buffer[self.recording.states]
         self._sum = program.rows(self.recording.hidden)
         self._unread = program.operand(self.recording.hidden)  # a normalized sum, which only its residual reads
-        load = Load(program, weights, self.dtype, self.recording.prefix_lm)
+        load = Load(program, weights, reader, self.dtype, self.recording.prefix_lm)
         if self.recording.has_encoder:
             self._encoder = self._record(self.recording.encoder, load, of_buffer)
             self._crossing = self._record(self.recording.crossing, load, of_buffer)
@@ -138,7 +148,8 @@ class StageOnCPU:
                     program.embed(self._x, load.table(table), first_token, load.positions(positions), scale)
                     self._all_reduce(self._x)
                 case Normalize(out, norm, of_head, in_place):
-                    program.normalize(self._x, load.norm(norm), of_buffer[out], of_head, in_place)
+                    to = self._of_head if of_head else of_buffer[out]
+                    program.normalize(self._x, load.norm(norm), to, of_head, in_place)
                 case Copy(out):
                     program.copy(self._x, self.recording.hidden, of_buffer[out])
                 case Linear(x, matrix, out, None):
@@ -157,8 +168,8 @@ class StageOnCPU:
                 case Residual(terms, norm):
                     products = [(of_buffer[x], load.matrix(matrix)) for x, matrix in terms]
                     self._residual(products, None if norm is None else load.norm(norm))
-                case Head(x):
-                    program.head(of_buffer[x], load.head(operation))
+                case Head():
+                    program.head(self._of_head, load.head(operation))
         self._close_section(None)
         return self._sections
 
@@ -361,8 +372,11 @@ class StageOnCPU:
 class Load:
     """Loads weights into a program. A table that is both embedding and head is packed once."""
 
-    def __init__(self, program: Program, weights: WeightSource, dtype: torch.dtype, prefix_lm: bool) -> None:
-        self._program, self._weights, self._dtype, self._prefix_lm = program, weights, dtype, prefix_lm
+    def __init__(
+        self, program: Program, weights: WeightSource, reader: Reader, dtype: torch.dtype, prefix_lm: bool
+    ) -> None:
+        self._program, self._weights, self._reader = program, weights, reader
+        self._dtype, self._prefix_lm = dtype, prefix_lm
         self._tables: dict[Slice, Packed] = {}
         self._rotary: dict[Rotary, kernels.Rotary] = {}
         self.by_position: list[Table] = []  # not made yet
@@ -377,11 +391,14 @@ class Load:
         return table if bias is None else self._program.with_bias(table, bias)
 
     def matrix(self, matrix: Matrix) -> Packed:
-        return self._program.pack(self._weights.matrix(matrix), self._weights.bias(matrix))
+        return self._reader.load(self._weights, matrix).pack(self._program, self._weights.bias(matrix))
 
     def gated(self, gate: Matrix, up: Matrix) -> Packed:
-        of = self._weights
-        return self._program.pack_gated(of.matrix(gate), of.bias(gate), of.matrix(up), of.bias(up))
+        """As `Program.linear_gated` takes them: 8 rows of each in turn."""
+        of_gate, of_up = (self._reader.load(self._weights, one) for one in (gate, up))
+        biases = [bias for one in (gate, up) if (bias := self._weights.bias(one)) is not None]
+        bias = in_turn(*biases) if len(biases) == 2 else None
+        return of_gate.joined(of_up, in_turn).pack(self._program, bias)
 
     def norm(self, norm: Norm) -> kernels.Norm:
         bias = self._weights.get(norm.bias.name) if norm.bias is not None else None

@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from orca_kernels.triton.activation import bias_act, gate_act
 from orca_kernels.triton.attention import split_attention
@@ -28,6 +27,7 @@ from ..iteration.kv import KVManager, KVShape
 from ..iteration.model import Compute, Model
 from ..partition import Place
 from ..sampling.sampling import HiddenModel, SamplingModel
+from .formats.table import Weight
 from .plain import Kernels, LoadedAttention, LoadedNorm, Pass, TorchStage
 
 MAX_HEAD_SIZE = 256  # a row of a tile is in registers
@@ -108,8 +108,8 @@ class TritonKernels:
     def add_norm(self, x: Tensor, update: Tensor | None, norm: LoadedNorm) -> tuple[Tensor, Tensor]:
         return add_norm(x, update, Norm(norm.weight, norm.bias, norm.epsilon, centered=norm.bias is not None))
 
-    def activated(self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
-        return bias_act(functional.linear(x, weight), bias, activation)
+    def activated(self, x: Tensor, weight: Weight, bias: Tensor | None, activation: str) -> Tensor:
+        return bias_act(weight.linear(x, None), bias, activation)
 
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:
         return gate_act(gate_up, activation)

@@ -32,7 +32,6 @@ class Fields:
     def __init__(self, checkpoint: Checkpoint, family: str, given: Mapping[str, Any] | None = None) -> None:
         self._checkpoint, self._family = checkpoint, family
         self._given = checkpoint.config if given is None else given
-        self.refuse_given("quantization_config", "quantized weights")
 
     def refuse(self, problem: str) -> FailedPrecondition:
         return FailedPrecondition(f"model: config.json of {self._checkpoint.name} {problem}")

@@ -22,6 +22,8 @@ from ..iteration.batch import Batch
 from ..iteration.kv import KVManager, KVShape
 from ..partition import Slice
 from ..sampling.sampling import EndOfModel
+from .formats import floats
+from .formats.table import Reader, Weight
 from .parts import parts
 from .passes import Passes
 from .positions import Sinusoids, Table
@@ -84,7 +86,7 @@ class Kernels(Protocol):
         """x, update [T, H] -> (norm(x + update), x + update)"""
         ...
 
-    def activated(self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+    def activated(self, x: Tensor, weight: Weight, bias: Tensor | None, activation: str) -> Tensor:
         """x [T, K], weight [N, K] -> activation(x W + b) [T, N]"""
         ...
 
@@ -141,8 +143,15 @@ class TorchStage:
 
     kernels = "torch"
 
-    def __init__(self, recording: Recording, weights: WeightSource, dtype: torch.dtype, device: torch.device) -> None:
-        self.recording, self.dtype, self.device = recording, dtype, device
+    def __init__(
+        self,
+        recording: Recording,
+        weights: WeightSource,
+        dtype: torch.dtype,
+        device: torch.device,
+        reader: Reader = floats,
+    ) -> None:
+        self.recording, self.dtype, self.device, self._reader = recording, dtype, device, reader
         self.vocabulary_shares = recording.vocabulary_shares
         self._weights, self._tables = weights, dict[str, Tensor]()
         self._rotary = dict[Rotary, tuple[Table, Table]]()
@@ -252,7 +261,7 @@ class TorchStage:
                 return partial(_linear, x, *self._matrix(matrix), out, activation)
             case Gated(x, gate, up, out, activation):
                 halves = self._matrix(gate), self._matrix(up)
-                weight = torch.cat([half[0] for half in halves])
+                weight = halves[0][0].joined(halves[1][0], lambda *both: torch.cat(both))
                 biases = [half[1] for half in halves if half[1] is not None]
                 return partial(_gated, x, weight, torch.cat(biases) if biases else None, out, activation)
             case WriteKV(rows, attention):
@@ -285,8 +294,8 @@ class TorchStage:
             return table
         return self._weights.get(of.name) if of is not None else None
 
-    def _matrix(self, matrix: Matrix) -> tuple[Tensor, Tensor | None]:
-        return self._weights.matrix(matrix).contiguous(), self._weights.bias(matrix)
+    def _matrix(self, matrix: Matrix) -> tuple[Weight, Tensor | None]:
+        return self._reader.load(self._weights, matrix), self._weights.bias(matrix)
 
     def _norm(self, norm: Norm) -> LoadedNorm:
         bias = self._weights.get(norm.bias.name) if norm.bias is not None else None
@@ -334,16 +343,16 @@ def _copy(out: Buffer, batch: Pass) -> None:
     batch.at[out] = batch.states
 
 
-def _linear(x: Buffer, weight: Tensor, bias: Tensor | None, out: Buffer, activation: str | None, batch: Pass) -> None:
+def _linear(x: Buffer, weight: Weight, bias: Tensor | None, out: Buffer, activation: str | None, batch: Pass) -> None:
     given = batch.at[x]
     if activation is None:
-        batch.at[out] = functional.linear(given, weight, bias)
+        batch.at[out] = weight.linear(given, bias)
     else:
         batch.at[out] = batch.kernels.activated(given, weight, bias, activation)
 
 
-def _gated(x: Buffer, weight: Tensor, bias: Tensor | None, out: Buffer, activation: str, batch: Pass) -> None:
-    batch.at[out] = batch.kernels.gated(functional.linear(batch.at[x], weight, bias), activation)
+def _gated(x: Buffer, weight: Weight, bias: Tensor | None, out: Buffer, activation: str, batch: Pass) -> None:
+    batch.at[out] = batch.kernels.gated(weight.linear(batch.at[x], bias), activation)
 
 
 def _write_kv(kv: Buffer, attention: LoadedAttention, batch: Pass) -> None:
@@ -360,8 +369,8 @@ def _attend_written(q: Buffer, attention: LoadedAttention, out: Buffer, batch: P
     batch.at[out] = batch.kernels.attend_written(batch.at[q], attention)
 
 
-def _residual(terms: Sequence[tuple[Buffer, Tensor, Tensor | None]], norm: LoadedNorm | None, batch: Pass) -> None:
-    products = [functional.linear(batch.at[x], weight, bias) for x, weight, bias in terms]
+def _residual(terms: Sequence[tuple[Buffer, Weight, Tensor | None]], norm: LoadedNorm | None, batch: Pass) -> None:
+    products = [weight.linear(batch.at[x], bias) for x, weight, bias in terms]
     update = batch.all_reduce(sum(products[1:], products[0]))
     if norm is not None:
         update, _ = batch.kernels.add_norm(update, None, norm)
@@ -387,8 +396,8 @@ class TokenKernels:
             return rms_norm(x, norm), x
         return functional.layer_norm(x, norm.weight.shape, norm.weight, norm.bias, norm.epsilon), x
 
-    def activated(self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
-        return ACTIVATIONS[activation](functional.linear(x, weight, bias))
+    def activated(self, x: Tensor, weight: Weight, bias: Tensor | None, activation: str) -> Tensor:
+        return ACTIVATIONS[activation](weight.linear(x, bias))
 
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:
         gate, up = gate_up.chunk(2, 1)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..iteration.model import Loading
 from ..partition import Slice
-from .weights import WeightSource, check_memory
+from .weights import WeightSource
 
 SPREAD = 0.02  # their standard deviation: GPT-2's training begins with it
 CHUNK, CHUNK_OF_GPU = 1 << 18, 1 << 24  # numbers that are made at once; 2 MiB, which a cache holds
@@ -24,10 +24,8 @@ STEP, FIRST, SECOND = (n - (1 << 64) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE
 
 
 class RandomWeights(WeightSource):
-    """`WeightSource` without files. The numbers of a tensor are uniform around 0, or around 1 where it scales a norm.
-
-    Raises FailedPrecondition when the slices are larger than the machine.
-    """
+    """`WeightSource` without files. The numbers of a tensor are uniform around 0, or around 1 where it scales a
+    norm."""
 
     def __init__(
         self,
@@ -41,21 +39,20 @@ class RandomWeights(WeightSource):
         self._spread = spread
         self._seed, self._slices, self._dtype, self._device = seed, slices, dtype, device
         self._loading = loading or Loading()
-        check_memory(slices, dtype, device)
         self._loading.read = 0
         self._loading.whole = sum(part.elements for part in slices.values()) * dtype.itemsize
         self.bytes_read, self.bytes_made = 0, 0
 
-    def find(self, name: str) -> Tensor | None:
+    def find(self, name: str, dtype: torch.dtype | None = None) -> Tensor | None:
         part = self._slices.get(name)
         if part is None:
             return None
-        tensor = torch.empty(part.elements, dtype=self._dtype, device=self._device)
+        tensor = torch.empty(part.elements, dtype=dtype or self._dtype, device=self._device)
         key = int.from_bytes(hashlib.sha256(f"{self._seed} {name}".encode()).digest()[:8], "little", signed=True)
         middle = float(name.endswith(".weight") and len(part.shape) == 1)
         for begin, places in places_of(part, self._device):
             tensor[begin : begin + len(places)] = numbers(places, key, self._spread) + middle
-        self.bytes_made += tensor.nbytes
+        self.bytes_made += part.elements * self._dtype.itemsize
         self._loading.read = self.bytes_made
         return tensor.view(part.size)
 

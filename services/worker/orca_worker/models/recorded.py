@@ -12,6 +12,7 @@ from orca_common.errors import FailedPrecondition
 from ..iteration.model import Compute, Loading, Model
 from ..partition import ITEM_BYTES, SINGLE, Place, RankShare, check_stages
 from .dtype import kernels_are_used
+from .formats.table import FORMATS
 from .recording import Attend, Recording
 from .tables import Tables, has_own_head
 
@@ -79,13 +80,13 @@ class RecordedFamily(Generic[C]):
 
     def share(self, checkpoint: Checkpoint, place: Place, dtype: str) -> RankShare:
         config, item = self.read(checkpoint), ITEM_BYTES[dtype]
-        of = self._recording(checkpoint, config, place)
+        of, form = self._recording(checkpoint, config, place), FORMATS[checkpoint.quantize]
         return RankShare(
             place.stage,
             place.tensor_rank,
             place.layers(config.layers),
             of.slices,
-            weight_bytes=item * of.elements,
+            weight_bytes=of.weight_bytes(item, form.bytes),
             slot_bytes=item * of.slot_elements,
         )
 
@@ -102,11 +103,12 @@ class RecordedFamily(Generic[C]):
 
         from ..sampling.sampling import HiddenModel, SamplingModel
         from .plain import TorchStage
-        from .weights import Weights
+        from .weights import Weights, check_memory
 
         assert device is not None
         config = self.read(checkpoint)
         recording, kind = self._recording(checkpoint, config, place), getattr(torch, dtype)
+        form = FORMATS[checkpoint.quantize]
         of = recording.slices, kind, device, loading
         if (seed := checkpoint.random_weights) is not None:
             from .random_weights import RandomWeights
@@ -115,11 +117,12 @@ class RecordedFamily(Generic[C]):
         else:
             others = (self.tables.head, *self.tables.others) if config.tied else self.tables.others
             weights = Weights(checkpoint.folder, self.prefix, *of, {self.tables.tokens: others}, self.zero)
+        check_memory(recording.weight_bytes(kind.itemsize, form.bytes), device)
         if device.type == "cpu" and kernels_are_used(compute):
             from .cpu import StageOnCPU
 
-            return StageOnCPU(recording, weights, kind, compute), weights.bytes_read
-        stage = TorchStage(recording, weights, kind, device)
+            return StageOnCPU(recording, weights, kind, compute, form.reader), weights.bytes_read
+        stage = TorchStage(recording, weights, kind, device, form.reader)
         if device.type == "cuda" and torch.cuda.is_available() and compute.kernels != "torch":
             from .cuda import on_cuda
 

@@ -11,7 +11,7 @@ layers use again. The first buffer has the hidden states; they are whole on ever
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -181,6 +181,7 @@ class Recording:
     start_token: int = 0  # the decoder's first one, where there is an encoder
     prefix_lm: bool = False  # the tokens of a prompt see each other
     slices: dict[str, Slice] = field(default_factory=dict)  # every tensor of which the rank holds something, by name
+    matrices: dict[str, tuple[int, int]] = field(default_factory=dict)  # outputs and inputs of those among them
     layers: int = 0  # with keys and values
     group: int = 1  # query heads to a key/value head
     kv_heads: int = 0
@@ -247,6 +248,8 @@ class Recording:
         assert outs is None or ins is None
         shape, axis = ((n, out) if transposed else (out, n)), int((ins is not None) != transposed)
         weight = self.slice(name + ".weight", shape, axis, outs if ins is None else ins)
+        outputs, inputs = weight.size[::-1] if transposed else weight.size
+        self.matrices[weight.name] = outputs, inputs
         has_bias = bias and (ins is None or self.place.tensor_rank == 0)
         biases = (self.slice(name + ".bias", (out,), 0, outs),) if has_bias else ()
         return Matrix((weight,), biases, transposed)
@@ -328,10 +331,11 @@ class Recording:
         mine = tuple(token - self.tokens.start for token in never if token in self.tokens)
         self.operations.append(Head(x, table, bias, mine))
 
-    @property
-    def elements(self) -> int:
-        """Of all slices."""
-        return sum(part.elements for part in self.slices.values())
+    def weight_bytes(self, item: int, of_matrix: Callable[[int, int, int], int]) -> int:
+        """Of all slices, where a number has `item` bytes, and a matrix `of_matrix(outputs, inputs, item)`."""
+        elements = sum(part.elements for part in self.slices.values())
+        in_matrices = sum(outputs * inputs for outputs, inputs in self.matrices.values())
+        return item * (elements - in_matrices) + sum(of_matrix(*size, item) for size in self.matrices.values())
 
     @property
     def slot_elements(self) -> int:

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from orca_common.bounded_file import json_object, open_regular, read_bounded, shown
-from orca_common.checkpoint import CONFIG_BYTES, WEIGHT_NAMES
+from orca_common.checkpoint import CONFIG_BYTES, WAYS, WEIGHT_NAMES
 from orca_common.errors import FailedPrecondition
 
 from .header import header_of
@@ -51,6 +51,8 @@ def missing(folder: Path, name: str) -> FailedPrecondition:
             command = shlex.join(["python", "-c", f"{load}.save_pretrained({str(folder)!r})"])
             why = f"{folder} has its weights in {pickled}, a pickle, which may run any code"
             return FailedPrecondition(f"model: {why}; this writes them as safetensors: {command}")
+    for file in sorted(folder.glob("*.gguf")):
+        return FailedPrecondition(f"model: {file} has weights in GGUF; {WAYS}")
     return FailedPrecondition(f"model: {folder} lacks weights in safetensors ({name})")
 
 
@@ -77,8 +79,11 @@ def check_files(folder: Path) -> None:
             raise missing(folder, file.name) from None
 
 
-def fingerprint(folder: Path) -> str:
-    """16 hexadecimal digits. What is wrong with a file is left to its reader (`weights.Weights`) to say."""
+def fingerprint(folder: Path, quantize: str | None = None) -> str:
+    """16 hexadecimal digits, others for each format that the weights get.
+
+    What is wrong with a file is left to its reader (`weights.Weights`) to say.
+    """
     whole = hashlib.sha256(read_bounded(folder / "config.json", CONFIG_BYTES))
     try:
         files = weight_files(folder)
@@ -87,6 +92,8 @@ def fingerprint(folder: Path) -> str:
     with ThreadPoolExecutor(READERS) as readers:
         for found in readers.map(partial(_of_file, most=READ_BYTES // max(len(files), 1)), files):
             whole.update(found)
+    if quantize is not None:
+        whole.update(quantize.encode())
     return whole.hexdigest()[:16]
 
 

@@ -27,19 +27,20 @@ DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 class WeightSource(Protocol):
     """Where a model gets its rank's slices from."""
 
-    def find(self, name: str) -> Tensor | None:
-        """This rank's slice of a tensor, in the model's type and on its device; None if it holds nothing of it."""
+    def find(self, name: str, dtype: torch.dtype | None = None) -> Tensor | None:
+        """This rank's slice of a tensor, in a type, or in the model's, and on its device; None if it holds nothing of
+        it."""
         ...
 
-    def get(self, name: str) -> Tensor:
+    def get(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         """A tensor of which this rank holds a slice."""
-        tensor = self.find(name)
+        tensor = self.find(name, dtype)
         assert tensor is not None, name
         return tensor
 
-    def matrix(self, matrix: Matrix) -> Tensor:
+    def matrix(self, matrix: Matrix, dtype: torch.dtype | None = None) -> Tensor:
         """The weights [out, in] of a linear operation."""
-        parts = [self.get(part.name) for part in matrix.weights]
+        parts = [self.get(part.name, dtype) for part in matrix.weights]
         whole = parts[0] if len(parts) == 1 else torch.cat(parts, 1 if matrix.transposed else 0)
         return whole.t() if matrix.transposed else whole
 
@@ -63,9 +64,8 @@ class WeightSource(Protocol):
         return bias
 
 
-def check_memory(slices: Mapping[str, Slice], dtype: torch.dtype, device: torch.device) -> None:
-    """Raises FailedPrecondition when a rank's slices are larger than the machine, before any of them is allocated."""
-    wanted = sum(part.elements for part in slices.values()) * dtype.itemsize
+def check_memory(wanted: int, device: torch.device) -> None:
+    """Raises FailedPrecondition when a rank's weights are larger than the machine, before any of them is allocated."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if device.type == "cpu" and wanted > memory:
         raise FailedPrecondition(f"model: a rank's weights are {wanted} bytes, this machine has {memory}")
@@ -118,7 +118,6 @@ class Weights(WeightSource):
                 self._entries |= read_header(file)
             except FileNotFoundError:
                 raise missing(folder, file.name) from None
-        check_memory(slices, dtype, device)
 
         found = ((self._entry(name), part) for name, part in slices.items())
         self._loading.read = 0
@@ -129,20 +128,20 @@ class Weights(WeightSource):
         found = (self._entries.get(one) or self._entries.get(self._prefix + one) for one in names)
         return next((entry for entry in found if entry is not None), None)
 
-    def find(self, name: str) -> Tensor | None:
+    def find(self, name: str, dtype: torch.dtype | None = None) -> Tensor | None:
         """Raises FailedPrecondition when the tensor is missing or has another shape."""
         part = self._slices.get(name)
         if part is None:
             return None
         entry = self._entry(name)
         if entry is None and name == self._zero:
-            return torch.zeros(part.size, dtype=self._dtype, device=self._device)
+            return torch.zeros(part.size, dtype=dtype or self._dtype, device=self._device)
         if entry is None:
             raise FailedPrecondition(f"model: the weights in {self._folder} lack {name}")
         if entry.shape != part.shape:
             has, says = list(entry.shape), list(part.shape)
             raise FailedPrecondition(f"model: {name} in {self._folder} is {has}, config.json says {says}")
-        return self._read(entry, part).to(self._device, self._dtype)
+        return self._read(entry, part).to(self._device, dtype or self._dtype)
 
     def _read(self, entry: Entry, part: Slice) -> Tensor:
         tensor = torch.empty(part.size, dtype=entry.dtype)

@@ -36,7 +36,7 @@ from orca_common.tls import transport_of
 from ..data_plane.rendezvous import Rendezvous
 from ..iteration.model import Compute
 from ..machine import kernels_needed
-from ..models.dtype import choose_dtype, kernels_are_used
+from ..models.dtype import check_quantize, choose_dtype, kernels_are_used
 from ..models.families import check_type, family_of, modules_of
 from ..processes.process import die_with_parent, name_process
 from ..settings import RankSettings
@@ -73,7 +73,7 @@ def open_device(name: str, gpu: int) -> torch.device:
 def prepare(settings: RankSettings) -> Checkpoint:
     """Does what is slow before the rank listens. Raises SystemExit with a sentence."""
     try:
-        checkpoint = read_checkpoint(resolve_model(settings.model, check_type))
+        checkpoint = read_checkpoint(resolve_model(settings.model, check_type), settings.quantize)
         family = family_of(checkpoint)
     except FailedPrecondition as error:
         raise SystemExit(str(error)) from None
@@ -121,6 +121,7 @@ class RankApp:
         compute = Compute(settings.threads, settings.kernels, settings.cuda_graphs, settings.cuda_graphs_tp)
         try:
             dtype = choose_dtype(settings.dtype, device, compute)
+            check_quantize(settings.quantize, device)
         except FailedPrecondition as error:
             raise SystemExit(str(error)) from None
         stage = Stage(checkpoint, dtype, device, settings.slots, compute)

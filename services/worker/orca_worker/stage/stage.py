@@ -168,6 +168,7 @@ class Stage:
             extra={
                 "model": self._checkpoint.name,
                 "dtype": self._dtype,
+                "quantize": self._checkpoint.quantize,
                 "kernels": model.kernels,
                 "stage": place.stage,
                 "tensor_rank": place.tensor_rank,
@@ -178,7 +179,7 @@ class Stage:
         return model
 
     def _fingerprint(self) -> str:
-        return fingerprint(self._checkpoint.folder) if self._of_folder else ""
+        return fingerprint(self._checkpoint.folder, self._checkpoint.quantize) if self._of_folder else ""
 
     def allocate(self, slots: int, block_size: int) -> None:
         """Allocates the Attention K/V manager's memory, and lets the model get ready for it."""

@@ -1,0 +1,67 @@
+"""The formats of weights, by the name that the setting `quantize` has for them. A new format is one file and one line.
+
+A format says how much it keeps, how it reads a matrix's slices, and how each backend multiplies. Cutting is the
+recording's: a rank reads its outputs or inputs, and a format begins its groups at the first input of the rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Protocol, Self, cast
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from orca_kernels.cpu.program import Operand, Packed, Program
+
+    from ..recording import Matrix
+    from ..weights import WeightSource
+
+
+class Weight(Protocol):
+    """The weights [N, K] of a linear operation."""
+
+    def joined(self, other: Self, join: Callable[[Tensor, Tensor], Tensor]) -> Self:
+        """Both, one operation's: `join` puts the rows of two tensors [N, ..] together."""
+        ...
+
+    def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """x [T, K], bias [N] -> x W^T + b [T, N], in plain torch."""
+        ...
+
+    def pack(self, program: Program, bias: Tensor | None) -> Packed:
+        """For the compiled kernels of a CPU."""
+        ...
+
+
+class Reader(Protocol):
+    """The functions that the file of a format has."""
+
+    def load(self, weights: WeightSource, matrix: Matrix) -> Weight:
+        """This rank's slice, on its device."""
+        ...
+
+    def operand(self, program: Program, width: int) -> Operand:
+        """A buffer that the compiled kernels multiply with such weights."""
+        ...
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format, without torch."""
+
+    file: str
+    bytes: Callable[[int, int, int], int]  # of weights [outputs, inputs], where one of the model's numbers has `item`
+
+    @property
+    def reader(self) -> Reader:
+        """Imports torch."""
+        return cast(Reader, import_module(f".{self.file}", __package__))
+
+
+FORMATS = {
+    None: Format("floats", lambda outputs, inputs, item: outputs * inputs * item),
+    "int8": Format("int8", lambda outputs, inputs, _: outputs * (inputs + 4 * -(-inputs // 128))),
+}

@@ -1,0 +1,103 @@
+"""Weights in eight bits on each instruction set that this machine runs, against the arithmetic of docs/weights.md."""
+
+import numpy as np
+import pytest
+import torch
+from kernels.test_cpu import ROWS, each_isa, rows_alone
+from torch import Tensor
+
+from orca_kernels.cpu.program import Program, in_turn
+
+GROUP = 128
+SHAPES = ((1, 1), (16, 128), (97, 24), (50, 129), (144, 300), (256, 70), (40, 640))
+
+
+def coded(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x [R, K] float32 -> codes [R, K] and scales [R, groups], as a loop over groups."""
+    codes, scales = torch.empty_like(x), []
+    for begin in range(0, x.shape[1], GROUP):
+        part = x[:, begin : begin + GROUP]
+        largest = part.abs().amax(1, keepdim=True)
+        zero = largest < 1e-30
+        codes[:, begin : begin + GROUP] = (part * (127 / largest).masked_fill(zero, 0)).round()
+        scales.append((largest / 127).masked_fill(zero, 0))
+    return codes, torch.cat(scales, 1)
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """[R, N] float64"""
+    (a, of_a), (w, of_w) = coded(x), coded(weight)
+    total = torch.zeros(len(x), len(weight), dtype=torch.float64)
+    for group, begin in enumerate(range(0, x.shape[1], GROUP)):
+        both = slice(begin, begin + GROUP)
+        integers = a[:, both].double() @ w[:, both].double().t()
+        total += integers * of_a[:, group, None].double() * of_w[:, group].double()
+    return total if bias is None else total + bias.double()
+
+
+def matrix(n: int, k: int) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(n + k)
+    weight = torch.randn(n, k) / k**0.5
+    weight[n // 2, : k // 2] *= 100  # columns and groups have scales of their own
+    return weight, torch.randn(n)
+
+
+def multiplied(isa: str, x: Tensor, weight: Tensor, bias: Tensor | None, threads: int = 1) -> np.ndarray:
+    n, k = weight.shape
+    program = Program(torch.float32, threads, isa)
+    rows, out, operand = program.rows(k), program.rows(n), program.codes(k)
+    program.copy(rows, k, operand)
+    codes, scales = coded(weight)
+    program.linear(operand, program.pack_codes(codes.to(torch.int8), scales, bias), out)
+    program.view(rows, len(x), k)[:] = x.numpy()
+    program.run(rows_alone(len(x)).batch)
+    return program.view(out, len(x), n).copy()
+
+
+@each_isa
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_products_are_exact_but_for_the_sum_of_groups(isa: str, n: int, k: int) -> None:
+    """Float32 rounds once a group. A row's bits are the same beside any other rows, and with any number of threads."""
+    weight, bias = matrix(n, k)
+    x = torch.randn(600, k) * torch.logspace(-3, 3, 600)[:, None]
+    x[3] = 0
+    whole = multiplied(isa, x, weight, bias, threads=2)
+    wanted = product(x, weight, bias)
+    error = (torch.from_numpy(whole).double() - wanted).abs().amax(1)
+    assert bool((error <= 4e-6 * wanted.abs().amax(1).clamp(min=1)).all())
+    for rows in ROWS:
+        assert np.array_equal(multiplied(isa, x[:rows], weight, bias), whole[:rows]), rows
+
+
+@each_isa
+def test_what_an_operation_writes_becomes_codes(isa: str) -> None:
+    """By activations, gates and norms; the residual is added to what is there."""
+    torch.manual_seed(5)
+    x, (up, _), (gate, _), (down, bias) = torch.randn(19, 70), matrix(200, 70), matrix(200, 70), matrix(70, 200)
+    program = Program(torch.bfloat16, 2, isa)
+    rows, normed, middle = program.rows(70), program.codes(70), program.codes(200)
+    halves = [coded(each) for each in (gate, up)]
+    both = [in_turn(*pair) for pair in zip(*halves, strict=True)]
+    program.normalize(rows, program.norm(torch.ones(70), None, 0.0), normed)
+    program.linear_gated(normed, program.pack_codes(both[0].to(torch.int8), both[1]), middle, "relu")
+    codes, scales = coded(down)
+    program.linear_add(middle, program.pack_codes(codes.to(torch.int8), scales, bias), rows)
+    program.view(rows, 19, 70)[:] = x.numpy()
+    program.run(rows_alone(19).batch)
+    inside = x / x.square().mean(1, keepdim=True).sqrt()
+    inside = (product(inside, gate, None).relu() * product(inside, up, None)).float()
+    found = torch.from_numpy(program.view(rows, 19, 70).copy()).double()
+    # An element at the middle of two codes may become the other one.
+    assert (found - (x.double() + product(inside, down, bias))).abs().max() < 0.02 * found.abs().max()
+
+
+@each_isa
+@pytest.mark.parametrize("strange", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_not_finite_stays_so_in_its_row(isa: str, strange: float) -> None:
+    weight, bias = matrix(40, 300)
+    x = torch.randn(20, 300)
+    right = multiplied(isa, x, weight, bias)
+    x[7, 290] = strange
+    found = multiplied(isa, x, weight, bias)
+    assert not np.isfinite(found[7]).any()
+    assert np.array_equal(np.delete(found, 7, 0), np.delete(right, 7, 0))
