@@ -198,6 +198,13 @@ def test_an_orderly_end_fits_the_grace_period() -> None:
         assert before == (45 if name == "endpoint" else 0)
 
 
+def test_no_drain_is_a_drain_of_no_seconds() -> None:
+    """A template takes 0 for nothing, and the services' own 30 s would outlast the grace period."""
+    release = render(merged(DEMO, {name: {"drainSeconds": 0} for name in SERVICES}))
+    for name in SERVICES:
+        assert release.environment(name)["ORCA_DRAIN_SECONDS"] == "0"
+
+
 def test_who_asks_the_api_server_may_do_that_and_no_more() -> None:
     release = rendered("a hook that waits")
     needed = {"scheduler": discovery.RULES, "wait": wait.RULES, "test": wait.RULES}
@@ -308,7 +315,11 @@ def test_the_check_can_be_switched_off() -> None:
 
 def test_the_workers_say_how_many_pods_make_an_engine() -> None:
     release = render(merged(DEMO, {"engine": {"tp": 4, "pp": 2, "gpusPerPod": 2}}))
-    annotations = {"orca.serving/pods-per-engine": "4", "orca.serving/shape": "tp4-pp2-gpus2"}
+    annotations = {
+        "orca.serving/pods-per-engine": "4",
+        "orca.serving/replicas": "4",
+        "orca.serving/shape": "tp4-pp2-gpus2",
+    }
     assert release.workloads["worker"]["metadata"]["annotations"] == annotations
 
 
