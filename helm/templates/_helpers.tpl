@@ -124,6 +124,12 @@ Helm 4 would stop in the middle of the upgrade, since another manager has the fi
 {{- if not (kindIs "invalid" (first .)) }}orca.serving/replicas: {{ first . | int | quote }}{{ end -}}
 {{- end -}}
 
+{{- define "orca.history" -}}
+{{- if not (kindIs "invalid" .Values.revisionHistoryLimit) }}
+revisionHistoryLimit: {{ include "orca.text" .Values.revisionHistoryLimit }}
+{{- end }}
+{{- end -}}
+
 {{/* What a workload's container asks for, without devices. A worker's memory is counted: the supervisor has 256 MiB. */}}
 {{- define "orca.resources" -}}
 {{- $root := first . -}}
@@ -152,7 +158,7 @@ http://{{ include "orca.name" (list . "jaeger") }}:4317
 {{- $root := first . -}}
 {{- $workload := index $root.Values (last .) -}}
 - name: ORCA_HOST
-  value: "0.0.0.0"
+  value: {{ $root.Values.host | quote }}
 - name: ORCA_STATUS_PORT
   value: "9090"
 {{- if hasKey $workload "drainSeconds" }}

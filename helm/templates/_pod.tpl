@@ -43,7 +43,10 @@ imagePullSecrets:
   - name: {{ . | quote }}
   {{- end }}
 {{- end }}
-{{- range $field := list "securityContext" "nodeSelector" "tolerations" "affinity" "topologySpreadConstraints" "priorityClassName" "runtimeClassName" }}
+{{- $fields := list "securityContext" "nodeSelector" "tolerations" "affinity" "topologySpreadConstraints" "priorityClassName" "runtimeClassName" }}
+{{- $fields = concat $fields (list "schedulerName" "dnsConfig" "resourceClaims") }}
+{{- if eq $component "check" }}{{ $fields = without $fields "resourceClaims" }}{{ end }} {{- /* it needs no device, and would wait for one */ -}}
+{{- range $field := $fields }}
 {{- with index $pod $field }}
 {{ dict $field . | toYaml }}
 {{- end }}
@@ -67,9 +70,20 @@ so that somebody's own replaces the chart's: Kubernetes refuses two of a name.
 {{- with .env }}{{ $_ := set $container "env" (include "orca.lastOfName" (list "name" .) | fromYamlArray) }}{{ end -}}
 {{- with .volumeMounts }}{{ $_ := set $container "volumeMounts" (include "orca.lastOfName" (list "mountPath" .) | fromYamlArray) }}{{ end -}}
 {{- include "orca.checkResources" (list $component .) -}}
+{{- range ((.resources | default dict).claims) -}}
+{{- if not (has .name (include "orca.names" $pod.resourceClaims | fromJsonArray)) -}}
+{{- fail (printf "%s.resources.claims: %s.pod.resourceClaims has none of the name %s" $component $component .name) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- with $pod.volumes }}{{ $_ := set $pod "volumes" (include "orca.lastOfName" (list "name" .) | fromYamlArray) }}{{ end -}}
 {{ toYaml $pod }}
+{{- end -}}
+
+{{- define "orca.names" -}}
+{{- $names := list -}}
+{{- range . }}{{ $names = append $names .name }}{{ end -}}
+{{ toJson $names }}
 {{- end -}}
 
 {{/* The entries of a list, each of its name once: (list KEY ENTRIES). The last one stands where the first one stood. */}}

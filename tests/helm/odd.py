@@ -40,7 +40,11 @@ PIECES: dict[str, list[Any]] = {  # by the field's name
     "egress": [[], [{"ports": [{"port": 3128}]}]],
     "parentRefs": [[], [{"name": "gate"}]],
     "cidrs": [[], ["10.96.0.1/32"]],
-    "claims": [[]],
+    "claims": [[], [{"name": "gpus"}]],
+    "resourceClaims": [[], [{"name": "gpus", "resourceClaimTemplateName": "gpus"}]],
+    "dnsConfig": [{}, {"options": [{"name": "ndots", "value": "2"}]}],
+    "strategy": [{}, {"type": "Recreate", "rollingUpdate": None}, {"rollingUpdate": {"maxSurge": 2}}],
+    "relabelings": [[], [{"targetLabel": "team", "replacement": "7"}]],
     "resources": [{}, {"limits": {"cpu": 2}}, {"requests": {"memory": "1Gi"}, "limits": {"memory": "1Gi"}}],
 }
 PIECES |= dict.fromkeys(("jaegerClients", "uiClients", "metricsClients"), PIECES["clients"])

@@ -1,4 +1,4 @@
-"""What an API server refuses and a schema of Kubernetes does not know: names, labels, lists whose entries have names."""
+"""What an API server refuses and a schema of Kubernetes does not know: names, labels, lists whose entries are named."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -62,6 +62,11 @@ def _pod(spec: Object, claims: Sequence[str]) -> Iterator[str]:
     volumes = [volume["name"] for volume in spec.get("volumes") or []]
     yield from _named("containers", [container["name"] for container in (*inits, *own)])
     yield from _named("volumes", volumes)
+    devices = [claim["name"] for claim in spec.get("resourceClaims") or []]
+    for container in (*inits, *own):
+        for claim in (container.get("resources") or {}).get("claims") or []:
+            if claim["name"] not in devices:
+                yield f"{container['name']} claims {claim['name']}, which is no resourceClaim"
     for key, value in (spec.get("nodeSelector") or {}).items():
         yield from _metadata({"labels": {key: value}})
     for volume in spec.get("volumes") or []:

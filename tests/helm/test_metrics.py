@@ -29,7 +29,10 @@ def test_a_pod_monitor_finds_the_services_at_their_status_ports() -> None:
     (monitor,) = release.of_kind("PodMonitor")
     assert monitor["metadata"]["labels"]["release"] == "prometheus"
     spec = monitor["spec"]
-    assert spec["podMetricsEndpoints"] == [{"port": "status", "interval": "1s"}]
+    (scraped,) = spec["podMetricsEndpoints"]
+    assert (scraped["port"], scraped["interval"]) == ("status", "1s")
+    label = "__meta_kubernetes_pod_label_app_kubernetes_io_instance"
+    assert scraped["relabelings"] == [{"sourceLabels": [label], "targetLabel": "release"}]
     (expression,) = spec["selector"]["matchExpressions"]
     found = {
         name
@@ -44,6 +47,24 @@ def test_a_pod_monitor_finds_the_services_at_their_status_ports() -> None:
         assert [rule["from"] for rule in policy["spec"]["ingress"] if {"port": 9090} in rule.get("ports", [])] == [
             [PROMETHEUS]
         ]
+
+
+def test_a_pod_monitor_as_a_platform_wants_it() -> None:
+    more = {"targetLabel": "cluster", "replacement": "a"}
+    wanted = {
+        "enabled": True,
+        "namespace": "monitoring",
+        "scrapeTimeout": "5s",
+        "podTargetLabels": ["team"],
+        "relabelings": [more],
+    }
+    (monitor,) = render(merged(DEMO, {"metrics": {"podMonitor": wanted}})).of_kind("PodMonitor")
+    assert monitor["metadata"]["namespace"] == "monitoring"
+    assert monitor["spec"]["namespaceSelector"] == {"matchNames": ["serving"]}
+    assert monitor["spec"]["podTargetLabels"] == ["team"]
+    (scraped,) = monitor["spec"]["podMetricsEndpoints"]
+    assert scraped["scrapeTimeout"] == "5s"
+    assert scraped["relabelings"][1:] == [more]
 
 
 def test_rules_and_dashboard_are_those_of_the_files() -> None:

@@ -391,6 +391,30 @@ def test_values_of_all_pods_and_of_one() -> None:
         assert pod["metadata"]["annotations"].items() >= {"a/b": "c"}.items()
 
 
+def test_devices_by_claims() -> None:
+    """Instead of a device plugin's. The check before an upgrade needs no GPU, and would wait for one."""
+    claims = [{"name": "gpus", "resourceClaimTemplateName": "two"}]
+    worker = {"resources": {"claims": [{"name": "gpus"}]}, "pod": {"resourceClaims": claims}}
+    release = render(merged(DEMO, {"engine": {"gpuResource": ""}, "worker": worker}))
+    assert release.pods["worker"]["spec"]["resourceClaims"] == claims
+    resources = main(release.pods["worker"])["resources"]
+    assert resources["claims"] == [{"name": "gpus"}]
+    assert set(resources["limits"]) == {"memory"}
+    assert "resourceClaims" not in release.pods["check"]["spec"]
+
+
+def test_what_a_platform_sets() -> None:
+    pod = {"schedulerName": "ours", "dnsConfig": {"options": [{"name": "ndots", "value": "2"}]}}
+    values = {"pod": pod, "revisionHistoryLimit": 0, "host": "::", "jaeger": {"enabled": True}, "ui": {"enabled": True}}
+    release = render(merged(DEMO, values, {"endpoint": {"strategy": {"rollingUpdate": {"maxSurge": 3}}}}))
+    for name, template in release.pods.items():
+        assert pod.items() <= template["spec"].items()
+        if name in SERVICES:
+            assert release.environment(name)["ORCA_HOST"] == "::"
+    assert {workload["spec"]["revisionHistoryLimit"] for workload in release.workloads.values()} == {0}
+    assert release.workloads["endpoint"]["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 3, "maxUnavailable": 0}
+
+
 @pytest.mark.parametrize(("placement", "kind"), [("pack", "podAffinity"), ("spread", "podAntiAffinity")])
 def test_placement(placement: str, kind: str) -> None:
     release = render(merged(DEMO, {"engine": {"placement": placement}}))

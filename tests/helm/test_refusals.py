@@ -114,6 +114,10 @@ HUB = {"name": "openai-community/gpt2"}
             {"worker": {"pod": {"containers": [{"name": "worker", "image": "mine:1"}]}}},
             "pod: worker has a container named worker already; containers and initContainers need other names",
         ),
+        (
+            {"worker": {"resources": {"claims": [{"name": "gpus"}]}}},
+            "worker.resources.claims: worker.pod.resourceClaims has none of the name gpus",
+        ),
     ],
 )
 def test_what_does_not_fit_together(values: dict[str, Any], sentence: str) -> None:
