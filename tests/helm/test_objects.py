@@ -206,7 +206,7 @@ def test_no_drain_is_a_drain_of_no_seconds() -> None:
 
 
 def test_who_asks_the_api_server_may_do_that_and_no_more() -> None:
-    release = rendered("a hook that waits")
+    release = rendered("a gate of a quarter of an hour")
     needed = {"scheduler": discovery.RULES, "wait": wait.RULES, "test": wait.RULES}
     given: dict[str, set[tuple[str, str, str]]] = {}
     for binding in release.of_kind("RoleBinding"):
@@ -256,11 +256,15 @@ def test_what_is_scaled_by_load_has_no_number() -> None:
 
 
 def test_the_hook_and_the_test_wait_for_the_rollout() -> None:
-    release = rendered("a hook that waits")
+    release = rendered("a gate of a quarter of an hour")
     job = release.one("Job", "orca-wait")
     assert job["metadata"]["annotations"]["helm.sh/hook"] == "post-install,post-upgrade,post-rollback"
     assert job["spec"]["activeDeadlineSeconds"] > 900
-    assert "wait" not in rendered("nothing but a model").pods
+    assert "wait" in rendered("nothing but a model").pods, "the gate is on unless somebody turns it off"
+    assert "wait" not in render(merged(DEMO, {"wait": {"enabled": False}})).pods
+    # Helm ends a hook at its --timeout, 300 s if not given, and then has no reason to show.
+    bounds = render(DEMO).one("Job", "orca-wait")["spec"]
+    assert bounds["activeDeadlineSeconds"] <= 300
     (first,) = release.pods["test"]["spec"]["initContainers"]
     for container, seconds in ((main(release.pods["wait"]), 900), (first, 300)):
         assert container["command"] == ["python", "-m", "orca_scheduler.discovery.wait"]

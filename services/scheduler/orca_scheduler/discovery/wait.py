@@ -21,7 +21,8 @@ from .rollout import Standing, State, standing
 
 RULES = (("apps", "statefulsets", ("list",)), ("", "pods", ("list",)))  # as those of the scheduler: all that is asked
 TIMEOUT, PATIENCE = 600.0, 30.0  # seconds
-LOOK = 2.0  # seconds between two looks
+LOOK = 0.5  # seconds between two looks: what a good install waits for at most
+BOUNDS = "wait.timeoutSeconds and wait.patienceSeconds of the chart are the bounds; wait.enabled=false turns this off"
 
 List = Callable[[Collection], Awaitable[Iterable[Manifest]]]
 
@@ -112,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         asyncio.run(_wait(given.release, given.namespace, given.timeout, given.patience))
     except OrcaError as error:
-        print(error, file=sys.stderr)
+        print(f"{error} ({BOUNDS})", file=sys.stderr)
         return 1
     return 0
 
