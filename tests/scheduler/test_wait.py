@@ -15,7 +15,7 @@ from orca_common.errors import DeadlineExceeded, FailedPrecondition, OrcaError
 from orca_scheduler.discovery.kubernetes import Collection, Kubernetes
 from orca_scheduler.discovery.pods import Manifest
 from orca_scheduler.discovery.rollout import Standing, State
-from orca_scheduler.discovery.wait import RULES, Waiting, wait
+from orca_scheduler.discovery.wait import BOUNDS, RULES, Waiting, wait
 
 PROGRESSING = Standing(State.PROGRESSING, "1 of 2 engines ready")
 STOPPED = Standing(State.STOPPED, "engine-0 is not up", "engine-0")
@@ -103,6 +103,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         yield World(server, kubeconfig)
 
 
+ASKED = {f"{verb} {kind}" for _, kind, [verb] in RULES}
 HALF = "orca-worker-new: 1 of 2 engines ready; engine-1: orca-worker-2 is not ready; orca-worker-3 too"
 WHOLE = "orca-worker-new: 2 of 2 engines ready"
 
@@ -114,7 +115,23 @@ async def test_it_ends_when_all_engines_are_ready(world: World) -> None:
     assert first.decode().strip() == HALF
     world.server.put("pods", pod(2, NEW), pod(3, NEW))
     assert await world.ended(process) == (0, [WHOLE], "")
-    assert {request.what for request in world.server.requests} == {f"{verb} {kind}" for _, kind, [verb] in RULES}
+    assert {request.what for request in world.server.requests} <= ASKED
+
+
+async def test_a_pod_that_kubernetes_does_not_make_has_its_reason(world: World) -> None:
+    """A quota above all: there is no pod that could say it."""
+    world.server.remove("pods", "orca-worker-3")
+    times = ("2026-01-01T00:00:00Z", "2026-01-01T00:00:10Z")
+    for number, (time, message) in enumerate(zip(times, ("no account", "exceeded quota: pods=3"), strict=True)):
+        metadata = {"name": f"e{number}", "uid": f"e{number}"}
+        event = {"metadata": metadata, "lastTimestamp": time, "message": message, "reason": "FailedCreate"}
+        world.server.put("events", event | {"involvedObject": {"name": "orca-worker"}})
+    sentence = "^the rollout has stopped: orca-worker-new: exceeded quota: pods=3$"
+    with pytest.raises(FailedPrecondition, match=sentence):
+        await world.wait(timeout=60.0, patience=0.0)
+    assert {request.what for request in world.server.requests} == ASKED
+    fields = [request.query["fieldSelector"] for request in world.server.requests if request.what == "list events"]
+    assert set(fields) == {"involvedObject.name=orca-worker,reason=FailedCreate"}
 
 
 IMAGE = {"reason": "ErrImagePull", "message": "orca-worker:none: not found"}
@@ -181,7 +198,7 @@ async def test_it_says_what_it_waits_for(world: World, manifest: dict[str, Any],
 
 async def test_the_command_fails_with_the_sentence(world: World) -> None:
     ended = await world.ended(await world.begin("--timeout=0"))
-    assert ended == (1, [HALF], f"the rollout has not finished after 0 s: {HALF}\n")
+    assert ended == (1, [HALF], f"the rollout has not finished after 0 s: {HALF} ({BOUNDS})\n")
 
 
 async def test_a_server_that_refuses_is_asked_again(world: World) -> None:

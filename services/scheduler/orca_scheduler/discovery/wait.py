@@ -19,7 +19,11 @@ from .kubernetes import Collection, Kubernetes, own_namespace
 from .pods import PODS_PER_ENGINE, Manifest, worker_pod, worker_set
 from .rollout import Standing, State, standing
 
-RULES = (("apps", "statefulsets", ("list",)), ("", "pods", ("list",)))  # as those of the scheduler: all that is asked
+RULES = (  # as those of the scheduler: all that is asked
+    ("apps", "statefulsets", ("list",)),
+    ("", "pods", ("list",)),
+    ("", "events", ("list",)),
+)
 TIMEOUT, PATIENCE = 600.0, 30.0  # seconds
 LOOK = 0.5  # seconds between two looks: what a good install waits for at most
 BOUNDS = "wait.timeoutSeconds and wait.patienceSeconds of the chart are the bounds; wait.enabled=false turns this off"
@@ -41,7 +45,15 @@ async def look(list_of: List, release: str, now: float) -> Standing:
     if not size.isdecimal() or not int(size):
         raise FailedPrecondition(f"{workers.name}: the annotation {PODS_PER_ENGINE} is missing; upgrade the chart")
     pods = [worker_pod(manifest, workers) for manifest in await list_of(Collection("pods", labels=workers.selector))]
-    return standing(workers, engines(workers, [pod for pod in pods if pod is not None], int(size)), now)
+    wanted = engines(workers, [pod for pod in pods if pod is not None], int(size))
+    stands = standing(workers, wanted, now)
+    if stands.state is State.PROGRESSING and any(pod is None for engine in wanted for pod in engine.pods):
+        about = f"involvedObject.name={workers.name},reason=FailedCreate"  # a quota, say, has no room for a pod
+        refusals = list(await list_of(Collection("events", fields=about)))
+        if refusals:
+            newest = max(refusals, key=lambda event: event.get("lastTimestamp") or "")
+            return Standing(State.STOPPED, f"{workers.revision}: {newest.get('message', '')}")
+    return stands
 
 
 class Waiting:
