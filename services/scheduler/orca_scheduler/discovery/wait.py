@@ -25,7 +25,7 @@ RULES = (  # as those of the scheduler: all that is asked
     ("", "events", ("list",)),
 )
 TIMEOUT, PATIENCE = 600.0, 30.0  # seconds
-LOOK = 0.5  # seconds between two looks: what a good install waits for at most
+LOOK = 0.2  # seconds between two looks: what a good install waits for at most
 BOUNDS = "wait.timeoutSeconds and wait.patienceSeconds of the chart are the bounds; wait.enabled=false turns this off"
 
 List = Callable[[Collection], Awaitable[Iterable[Manifest]]]
@@ -82,10 +82,11 @@ class Waiting:
         return False
 
 
-async def wait(list_of: List, release: str, timeout: float, patience: float) -> None:
+async def wait(list_of: List, release: str, timeout: float, patience: float, *, quiet: bool = False) -> None:
     """Returns when the rollout has finished. Raises as `look` and `Waiting.over` do.
 
-    Prints each new sentence about it. A server that does not answer is asked again until `timeout`.
+    Prints each new sentence about it, unless it is to be quiet. A server that does not answer is asked again until
+    `timeout`.
     """
     loop, said = asyncio.get_running_loop(), ""
     waiting = Waiting(loop.time(), timeout, patience)
@@ -94,7 +95,7 @@ async def wait(list_of: List, release: str, timeout: float, patience: float) -> 
             stands = await look(list_of, release, time.time())
         except Unavailable as error:
             stands = Standing(State.PROGRESSING, str(error))
-        if stands.message != said:
+        if stands.message != said and not quiet:
             said = stands.message
             print(said, flush=True)
         if waiting.over(stands, loop.time()):
@@ -102,14 +103,14 @@ async def wait(list_of: List, release: str, timeout: float, patience: float) -> 
         await asyncio.sleep(LOOK)
 
 
-async def _wait(release: str, namespace: str | None, timeout: float, patience: float) -> None:
+async def _wait(release: str, namespace: str | None, timeout: float, patience: float, *, quiet: bool) -> None:
     kubernetes = Kubernetes(namespace or own_namespace())
 
     async def list_of(collection: Collection) -> Iterable[Manifest]:
         return (await kubernetes.list(collection)).objects.values()
 
     try:
-        await wait(list_of, release, timeout, patience)
+        await wait(list_of, release, timeout, patience, quiet=quiet)
     finally:
         await kubernetes.close()
 
@@ -121,9 +122,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--namespace", help="its namespace (default: that of the pod)")
     parser.add_argument("--timeout", type=float, default=TIMEOUT, help="seconds for all (default: %(default)g)")
     parser.add_argument("--patience", type=float, default=PATIENCE, help="of a stop (default: %(default)g)")
+    parser.add_argument("--quiet", action="store_true", help="say why it ends, and nothing before")
     given = parser.parse_args(arguments)
     try:
-        asyncio.run(_wait(given.release, given.namespace, given.timeout, given.patience))
+        asyncio.run(_wait(given.release, given.namespace, given.timeout, given.patience, quiet=given.quiet))
     except OrcaError as error:
         print(f"{error} ({BOUNDS})", file=sys.stderr)
         return 1
