@@ -10,7 +10,6 @@ args:
   - {{ $root.Release.Name | quote }}
   - --timeout={{ include "orca.text" (last .) }}
   - --patience={{ include "orca.text" $root.Values.wait.patienceSeconds }}
-  - --quiet  # Helm shows the whole log, and Helm 4 as one line
 resources:
   requests: {cpu: 20m, memory: 128Mi}
   limits: {memory: 256Mi}

@@ -267,7 +267,7 @@ def test_the_hook_and_the_test_wait_for_the_rollout() -> None:
     (first,) = release.pods["test"]["spec"]["initContainers"]
     for container, seconds in ((main(release.pods["wait"]), 900), (first, 300)):
         assert container["command"] == ["python", "-m", "orca_scheduler.discovery.wait"]
-        assert container["args"] == ["orca", f"--timeout={seconds}", "--patience=30", "--quiet"]
+        assert container["args"] == ["orca", f"--timeout={seconds}", "--patience=30"]
         assert container["image"] == main(release.pods["scheduler"])["image"]
     labels = release.workloads["worker"]["metadata"]["labels"]
     assert (labels["app.kubernetes.io/instance"], labels["app.kubernetes.io/component"]) == ("orca", "worker")

@@ -2,7 +2,8 @@
 
     python -m orca_scheduler.discovery.wait orca --timeout 600 --patience 30
 
-Exit codes: 0; 1 with a sentence on standard error; 2 for a wrong command line. Helm's hook and `helm test` run it.
+Exit codes: 0; 1 with a sentence on standard error; 2 for a wrong command line. Helm's hook and `helm test` run it. It
+says nothing else, since Helm shows the whole log, and Helm 4 as one line.
 It judges the objects itself, so it needs no scheduler, and nothing that was written before the last change misleads it.
 """
 
@@ -103,14 +104,14 @@ async def wait(list_of: List, release: str, timeout: float, patience: float, *, 
         await asyncio.sleep(LOOK)
 
 
-async def _wait(release: str, namespace: str | None, timeout: float, patience: float, *, quiet: bool) -> None:
+async def _wait(release: str, namespace: str | None, timeout: float, patience: float) -> None:
     kubernetes = Kubernetes(namespace or own_namespace())
 
     async def list_of(collection: Collection) -> Iterable[Manifest]:
         return (await kubernetes.list(collection)).objects.values()
 
     try:
-        await wait(list_of, release, timeout, patience, quiet=quiet)
+        await wait(list_of, release, timeout, patience, quiet=True)
     finally:
         await kubernetes.close()
 
@@ -122,10 +123,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--namespace", help="its namespace (default: that of the pod)")
     parser.add_argument("--timeout", type=float, default=TIMEOUT, help="seconds for all (default: %(default)g)")
     parser.add_argument("--patience", type=float, default=PATIENCE, help="of a stop (default: %(default)g)")
-    parser.add_argument("--quiet", action="store_true", help="say why it ends, and nothing before")
     given = parser.parse_args(arguments)
     try:
-        asyncio.run(_wait(given.release, given.namespace, given.timeout, given.patience, quiet=given.quiet))
+        asyncio.run(_wait(given.release, given.namespace, given.timeout, given.patience))
     except OrcaError as error:
         print(f"{error} ({BOUNDS})", file=sys.stderr)
         return 1
