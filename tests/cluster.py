@@ -58,7 +58,7 @@ class Cluster:
         return await call("kubectl", "--namespace", self.namespace, *arguments, given=given, seconds=seconds)
 
     async def helm(self, *arguments: str, seconds: float = 420) -> str:
-        """What helm prints. Raises Failed. HELM names another program, such as Helm 4."""
+        """Returns what helm prints. Raises Failed. HELM names another program, such as Helm 4."""
         return await call(os.environ.get("HELM") or "helm", "--namespace", self.namespace, *arguments, seconds=seconds)
 
     async def get(self, *arguments: str) -> Any:

@@ -134,7 +134,7 @@ async def pods_that_stand_still(stack: Running, fired: Fired) -> None:
 
 
 def stand_still(*roles: str) -> Cause:
-    """Processes of these roles that answer nobody, Prometheus neither."""
+    """Processes of these roles that answer no request, also none of Prometheus."""
 
     async def cause(stack: Running, fired: Fired) -> None:
         pids = [row["pid"] for row in stack.processes() if row["role"] in roles]

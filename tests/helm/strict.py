@@ -1,4 +1,4 @@
-"""What an API server refuses and a schema of Kubernetes does not know: names, labels, lists whose entries are named."""
+"""Finds what an API server refuses and a schema of Kubernetes does not know: names, labels, named entries of lists."""
 
 import re
 from collections.abc import Iterator, Sequence

@@ -23,7 +23,7 @@ def _schemas_are_read_once() -> Iterator[None]:
 
 
 def wrong(name: str, values: Object) -> list[str]:
-    """What is wrong with the chart's answer to a values file: nothing, if it is refused by a sentence."""
+    """Returns what is wrong with the chart's answer to a values file: nothing, if it is refused by a sentence."""
     try:
         release = render(values, name)
     except HelmValuesError:
