@@ -110,6 +110,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 
 ASKED = {f"{verb} {kind}" for _, kind, [verb] in RULES}
+WHOLE = "orca-worker-new: 2 of 2 engines ready"
 HALF = "orca-worker-new: 1 of 2 engines ready; engine-1: orca-worker-2 is not ready; orca-worker-3 too"
 
 
