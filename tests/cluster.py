@@ -58,8 +58,8 @@ class Cluster:
         return await call("kubectl", "--namespace", self.namespace, *arguments, given=given, seconds=seconds)
 
     async def helm(self, *arguments: str, seconds: float = 420) -> str:
-        """What helm prints. Raises Failed."""
-        return await call("helm", "--namespace", self.namespace, *arguments, seconds=seconds)
+        """Returns what helm prints. Raises Failed. HELM names another program, such as Helm 4."""
+        return await call(os.environ.get("HELM") or "helm", "--namespace", self.namespace, *arguments, seconds=seconds)
 
     async def get(self, *arguments: str) -> Any:
         """An object, or the `items` of a list, of `kubectl get`."""

@@ -191,6 +191,9 @@ def panels() -> Iterator[tuple[str, list[str]]]:
     for panel in json.loads(DASHBOARD.read_text())["panels"]:
         expressions = [target["expr"] for target in panel.get("targets", ())]
         if expressions:
-            filled = [e.replace("$namespace", ".*").replace("$__rate_interval", RATE) for e in expressions]
+            filled = [
+                e.replace("$namespace", ".*").replace("$release", ".*").replace("$__rate_interval", RATE)
+                for e in expressions
+            ]
             assert not any(re.search(r"\$\w", expression) for expression in filled), filled
             yield panel["title"], filled

@@ -28,6 +28,7 @@ IMAGES = {
     "image.pullPolicy": "Always",  # a node keeps images, and a tag may be pushed again
     "redis.image": f"{REGISTRY}/redis:7.0",
     "jaeger.image": f"{REGISTRY}/jaeger:2.13.0",
+    "wait.enabled": "false",  # most tests look for themselves, and some install what does not come up
 }
 GRPC, STATUS, SUPERVISOR = 50051, 9090, 50050
 PATIENCE = 600.0  # seconds that the clients wait for an endpoint, longer than any fault of the suite lasts

@@ -17,8 +17,9 @@ from orca_scheduler.lifecycle.places import Shape
 IN_THE_IMAGES = "/opt/orca/demo_model"  # where they have the demo model
 # The chart's values at the top; helm refuses all others.
 NAMES = """
-apiKeys check commonAnnotations commonLabels endpoint engine extraObjects fullnameOverride gateway global image ingress
-jaeger metrics model nameOverride networkPolicy pod redis scheduler sentinel test tls tracing ui wait worker
+apiKeys check commonAnnotations commonLabels endpoint engine extraObjects fullnameOverride gateway global host image
+ingress jaeger metrics model nameOverride networkPolicy pod redis revisionHistoryLimit scheduler sentinel test tls
+tracing ui wait worker
 """
 VALUES = frozenset(NAMES.split())
 # Names that values of `engine` had when they stood at the top, and those of today.

@@ -8,7 +8,11 @@ from orca_scheduler.discovery.wait import wait
 
 from .doctor.cluster import Cluster
 
-PATHS = {"statefulsets": "/apis/apps/v1/namespaces/{}/statefulsets", "pods": "/api/v1/namespaces/{}/pods"}
+PATHS = {
+    "statefulsets": "/apis/apps/v1/namespaces/{}/statefulsets",
+    "pods": "/api/v1/namespaces/{}/pods",
+    "events": "/api/v1/namespaces/{}/events",
+}
 
 
 async def wait_for(release: str, namespace: str | None, context: str | None, timeout: float, patience: float) -> None:
@@ -17,6 +21,7 @@ async def wait_for(release: str, namespace: str | None, context: str | None, tim
 
         async def list_of(collection: Collection) -> Iterable[Manifest]:
             path = PATHS[collection.kind].format(cluster.namespace)
-            return await cluster.list(path, collection.kind, labelSelector=collection.labels or "")
+            selectors = {"labelSelector": collection.labels, "fieldSelector": collection.fields}
+            return await cluster.list(path, collection.kind, **{name: s for name, s in selectors.items() if s})
 
         await wait(list_of, release, timeout, patience)

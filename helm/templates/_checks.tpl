@@ -14,6 +14,12 @@
 {{- fail (printf "%s: named %s now%s" (join ", " $old) (join ", " $new) $hint) -}}
 {{- end -}}
 
+{{- $name := include "orca.fullname" . -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) -}}
+{{- $other := printf "orca-%s" (.Values.fullnameOverride | default .Release.Name) | replace "." "-" -}}
+{{- fail (printf "the name %s: Services have names of letters, digits and -, which begin with a letter; give another to the release, or fullnameOverride=%s" $name $other) -}}
+{{- end -}}
+
 {{- $values := .Values -}}
 {{- $model := $values.model -}}
 {{- $engine := $values.engine -}}

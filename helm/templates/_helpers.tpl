@@ -21,7 +21,7 @@ was cut ends with a hash of the whole: pods of a StatefulSet need 63 characters 
 {{/* The labels that pods are selected by. They never change, so that an upgrade changes no pod for a label's sake. */}}
 {{- define "orca.selector" -}}
 app.kubernetes.io/name: orca
-app.kubernetes.io/instance: {{ (first .).Release.Name }}
+app.kubernetes.io/instance: {{ (first .).Release.Name | quote }}
 app.kubernetes.io/component: {{ index . 1 }}
 {{- end -}}
 
@@ -84,18 +84,49 @@ annotations:
 {{- end -}}
 
 {{/*
-How many pods: (list $ "COMPONENT" "KIND" COUNT). Without a count the number belongs to `kubectl scale` or an autoscaler. It is
-left out, but for an upgrade, which repeats what the cluster has: Helm takes away a field that an earlier revision had, and
-Kubernetes would then set 1.
+How many pods, as {replicas: NUMBER}: (list $ "COMPONENT" "KIND" COUNT). Without a count the number belongs to `kubectl scale` or an
+autoscaler. It is left out, but for an upgrade, which repeats what the cluster has: Helm takes away a field that an earlier
+revision had, and Kubernetes would then set 1.
+
+A count is set, until somebody else has set another number. That number stays as long as the count does: Helm 3 would undo it, and
+Helm 4 would stop in the middle of the upgrade, since another manager has the field. A new count then needs their consent.
 */}}
 {{- define "orca.replicas" -}}
 {{- $root := first . -}}
-{{- if not (kindIs "invalid" (last .)) }}
-replicas: {{ include "orca.text" (last .) }}
-{{- else }}
-{{- with lookup "apps/v1" (index . 2) $root.Release.Namespace (include "orca.name" .) }}
-replicas: {{ include "orca.text" .spec.replicas }}
-{{- end }}
+{{- $count := last . -}}
+{{- $name := include "orca.name" . -}}
+{{- $live := lookup "apps/v1" (index . 2) $root.Release.Namespace $name -}}
+{{- $number := ($live.spec | default dict).replicas -}}
+{{- if kindIs "invalid" $count -}}
+{{- if $live }}{{ dict "replicas" $number | toYaml }}{{ end -}}
+{{- else if and (include "orca.scaledByOthers" $live) (ne (int $number) (int $count)) -}}
+{{- if ne (index ($live.metadata.annotations | default dict) "orca.serving/replicas") (toString (int $count)) -}}
+{{- $command := printf "kubectl -n %s scale %s %s --replicas=%d" $root.Release.Namespace (index . 2 | lower) $name (int $count) -}}
+{{- fail (printf "%s: somebody has scaled it to %d pods; before the values ask for %d, let `%s` do the same" $name (int $number) (int $count) $command) -}}
+{{- end -}}
+{{ dict "replicas" $number | toYaml }}
+{{- else -}}
+{{ dict "replicas" (int $count) | toYaml }}
+{{- end -}}
+{{- end -}}
+
+{{/* Whether anybody but Helm has set the number of pods of a live object. Helm is who has written the name of the release on it. */}}
+{{- define "orca.scaledByOthers" -}}
+{{- range (.metadata | default dict).managedFields -}}
+{{- $fields := .fieldsV1 | default dict -}}
+{{- $annotations := index ($fields | dig "f:metadata" dict) "f:annotations" | default dict -}}
+{{- if and (hasKey ($fields | dig "f:spec" dict) "f:replicas") (not (hasKey $annotations "f:meta.helm.sh/release-name")) }}yes{{ end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* What the values ask for, on the object, so that the next upgrade sees whether they ask for something new: (list COUNT). */}}
+{{- define "orca.replicasAsked" -}}
+{{- if not (kindIs "invalid" (first .)) }}orca.serving/replicas: {{ first . | int | quote }}{{ end -}}
+{{- end -}}
+
+{{- define "orca.history" -}}
+{{- if not (kindIs "invalid" .Values.revisionHistoryLimit) }}
+revisionHistoryLimit: {{ include "orca.text" .Values.revisionHistoryLimit }}
 {{- end }}
 {{- end -}}
 
@@ -127,12 +158,12 @@ http://{{ include "orca.name" (list . "jaeger") }}:4317
 {{- $root := first . -}}
 {{- $workload := index $root.Values (last .) -}}
 - name: ORCA_HOST
-  value: "0.0.0.0"
+  value: {{ $root.Values.host | quote }}
 - name: ORCA_STATUS_PORT
   value: "9090"
-{{- with $workload.drainSeconds }}
+{{- if hasKey $workload "drainSeconds" }}
 - name: ORCA_DRAIN_SECONDS
-  value: {{ include "orca.text" . | quote }}
+  value: {{ include "orca.text" $workload.drainSeconds | quote }}
 {{- end }}
 {{- if include "orca.tls" $root }}
 - name: ORCA_TLS_DIR
@@ -142,9 +173,9 @@ http://{{ include "orca.name" (list . "jaeger") }}:4317
 - name: POD_NAME
   valueFrom: {fieldRef: {fieldPath: metadata.name}}
 - name: OTEL_EXPORTER_OTLP_ENDPOINT
-  value: {{ . }}
+  value: {{ . | quote }}
 - name: OTEL_RESOURCE_ATTRIBUTES
-  value: k8s.namespace.name={{ $root.Release.Namespace }},k8s.pod.name=$(POD_NAME)
+  value: {{ printf "k8s.namespace.name=%s,k8s.pod.name=$(POD_NAME)" $root.Release.Namespace | quote }}
 {{- end }}
 {{- range $name, $value := $workload.settings }}
 - name: ORCA_{{ upper $name }}
@@ -206,7 +237,7 @@ waits for it talk to the API server. A third argument is the account's own annot
 apiVersion: v1
 kind: ServiceAccount
 metadata:
-  name: {{ include "orca.accountName" . }}
+  name: {{ include "orca.accountName" . | quote }}
   {{- $annotations := list (len . | eq 3 | ternary (last .) dict) $pod.serviceAccountAnnotations -}}
   {{- include "orca.metadata" (list (first .) (index . 1) (include "orca.overlay" $annotations | fromYaml)) | nindent 2 }}
 automountServiceAccountToken: {{ has (index . 1) (list "scheduler" "wait") }}

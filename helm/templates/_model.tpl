@@ -42,10 +42,20 @@ The model: where a service finds the checkpoint, and how it gets there. A helper
 {{- end -}}
 {{- end -}}
 
-{{/* The folder that a service is told. */}}
+{{/* The folder from which a service reads. What is mounted is below /models with its path in the volume. */}}
 {{- define "orca.modelFolder" -}}
 {{- $source := include "orca.modelSource" . | fromYaml -}}
-{{- $source.path | default (printf "/models/%s" (include "orca.modelName" (first .))) -}}
+{{- $within := ($source.claim | default $source.image | default dict).path | default (include "orca.modelName" (first .)) -}}
+{{- $source.path | default (printf "/models/%s" (trimSuffix "/" $within)) -}}
+{{- end -}}
+
+{{/* The endpoint's name of the model, where that is not the name of its folder. */}}
+{{- define "orca.servedModelName" -}}
+{{- $name := include "orca.modelName" . -}}
+{{- if and (ne $name (include "orca.modelFolder" (list . "endpoint") | base)) (not (hasKey .Values.endpoint.settings "served_model_name")) -}}
+- name: ORCA_SERVED_MODEL_NAME
+  value: {{ $name | quote }}
+{{- end -}}
 {{- end -}}
 
 {{/* The init step that fetches the checkpoint, or of the endpoint's the tokenizer; nothing for a folder that is mounted. */}}
@@ -54,20 +64,20 @@ The model: where a service finds the checkpoint, and how it gets there. A helper
 {{- $source := include "orca.modelSource" . | fromYaml -}}
 {{- if or $source.download $source.hub -}}
 - name: model
-  image: {{ include "orca.image" . }}
+  image: {{ include "orca.image" . | quote }}
   imagePullPolicy: {{ $root.Values.image.pullPolicy }}
   terminationMessagePolicy: FallbackToLogsOnError
   command: [python, -m, orca_common.fetch_model]
   args:
-    - --to={{ include "orca.modelFolder" . }}
+    - {{ printf "--to=%s" (include "orca.modelFolder" .) | quote }}
     {{- with $source.hub }}
-    - --hub={{ .name }}
+    - {{ printf "--hub=%s" .name | quote }}
     {{- with .revision }}
-    - --revision={{ . }}
+    - {{ printf "--revision=%s" . | quote }}
     {{- end }}
     {{- end }}
     {{- with $source.download }}
-    - --url={{ .url }}
+    - {{ printf "--url=%s" .url | quote }}
     {{- with .sha256 }}
     - --sha256={{ . }}
     {{- end }}
@@ -99,15 +109,15 @@ The model: where a service finds the checkpoint, and how it gets there. A helper
 {{- end -}}
 {{- end -}}
 
-{{/* The mount of the checkpoint in the service's own container. */}}
+{{/*
+The mount of the checkpoint in the service's own container. A volume is mounted whole and its folder is looked for inside: kubelet
+makes a subPath that is not there, with mode 777, or waits for it on a volume that it cannot write.
+*/}}
 {{- define "orca.modelMount" -}}
 {{- $source := include "orca.modelSource" . | fromYaml -}}
-{{- if or $source.claim $source.image -}}
-{{- with ($source.claim | default $source.image).path }}
-- {name: models, mountPath: {{ include "orca.modelFolder" $ }}, subPath: {{ . }}, readOnly: true}
-{{- else }}
-- {name: models, mountPath: {{ include "orca.modelFolder" $ }}, readOnly: true}
-{{- end }}
+{{- $volume := $source.claim | default $source.image -}}
+{{- if and $volume (not $volume.path) }}
+- {name: models, mountPath: {{ include "orca.modelFolder" . | quote }}, readOnly: true}
 {{- else if not $source.path }}
 - {name: models, mountPath: /models, readOnly: true}
 {{- end }}
@@ -119,13 +129,13 @@ The model: where a service finds the checkpoint, and how it gets there. A helper
 {{- $cache := $root.Values.model.cache -}}
 {{- if $source.claim }}
 - name: models
-  persistentVolumeClaim: {claimName: {{ $source.claim.name }}, readOnly: true}
+  persistentVolumeClaim: {claimName: {{ $source.claim.name | quote }}, readOnly: true}
 {{- else if $source.image }}
 - name: models
-  image: {reference: {{ $source.image.reference }}, pullPolicy: {{ $root.Values.image.pullPolicy }}}
+  image: {reference: {{ $source.image.reference | quote }}, pullPolicy: {{ $root.Values.image.pullPolicy }}}
 {{- else if and (not $source.path) (eq (last .) "worker") $cache.claim }}
 - name: models
-  persistentVolumeClaim: {claimName: {{ $cache.claim }}}
+  persistentVolumeClaim: {claimName: {{ $cache.claim | quote }}}
 {{- else if and (not $source.path) (eq (last .) "worker") $cache.size }}
 - name: models
   emptyDir: {sizeLimit: {{ $cache.size }}}

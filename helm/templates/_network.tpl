@@ -71,7 +71,7 @@ spec:
   {{- with .Values.networkPolicy.apiServer.cidrs }}
   to:
     {{- range . }}
-    - ipBlock: {cidr: {{ . }}}
+    - ipBlock: {cidr: {{ . | quote }}}
     {{- end }}
   {{- end }}
 {{- end -}}

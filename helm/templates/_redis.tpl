@@ -69,7 +69,7 @@ where it looks first: a Sentinel does nothing while it waits, and with `.NAMESPA
   {{- else if include "orca.sentinels" $root }}
   value: {{ $scheme }}+sentinel://{{ include "orca.sentinelHosts" $root | replace " " "," }}/orca/0
   {{- else }}
-  value: {{ $redis.externalUrl | default (printf "%s://%s:6379/0" $scheme (include "orca.name" (list $root "redis"))) }}
+  value: {{ $redis.externalUrl | default (printf "%s://%s:6379/0" $scheme (include "orca.name" (list $root "redis"))) | quote }}
   {{- end }}
 {{- with include "orca.redisPassword" $root }}
 - name: ORCA_REDIS_PASSWORD
@@ -81,7 +81,7 @@ where it looks first: a Sentinel does nothing while it waits, and with `.NAMESPA
   value: "1"
 {{- end }}
 - name: ORCA_POOL  # two releases on one Redis never share a pool
-  value: {{ $root.Release.Namespace }}.{{ $root.Release.Name }}
+  value: {{ printf "%s.%s" $root.Release.Namespace $root.Release.Name | quote }}
 {{- end -}}
 
 {{/* -- Its own servers and Sentinels -- */}}
@@ -183,7 +183,7 @@ livenessProbe:
   spec:
     accessModes: [ReadWriteOnce]
     {{- with $storage.className }}
-    storageClassName: {{ . }}
+    storageClassName: {{ . | quote }}
     {{- end }}
     resources:
       requests: {storage: {{ $storage.size }}}

@@ -2,12 +2,12 @@
 {{- define "orca.waitContainer" -}}
 {{- $root := first . -}}
 name: wait
-image: {{ include "orca.image" (list $root "scheduler") }}
+image: {{ include "orca.image" (list $root "scheduler") | quote }}
 imagePullPolicy: {{ $root.Values.image.pullPolicy }}
 terminationMessagePolicy: FallbackToLogsOnError
 command: [python, -m, orca_scheduler.discovery.wait]
 args:
-  - {{ $root.Release.Name }}
+  - {{ $root.Release.Name | quote }}
   - --timeout={{ include "orca.text" (last .) }}
   - --patience={{ include "orca.text" $root.Values.wait.patienceSeconds }}
 resources:

@@ -1,8 +1,8 @@
 """Each alert of helm/files/alerts.yaml fires by its real cause on a real stack, and clears when the cause is gone.
 
 The rules are 60 times as quick here (`metrics.hurried`): a real Prometheus scrapes a real stack for a minute or two. No
-cause is known of OrcaInvariantViolated alone. promtool tests that alert, and the limits of all others, with the rules
-as they are (alerts_test.yaml).
+cause is known of OrcaInvariantViolated, and OrcaRolloutStopped needs Kubernetes. promtool tests these two, and the
+limits of all others, with the rules as they are (alerts_test.yaml).
 """
 
 import asyncio
@@ -101,6 +101,9 @@ async def going_on(trouble: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
         await asyncio.gather(task, return_exceptions=True)
 
 
+Cause = Callable[[Running, Fired], Coroutine[Any, Any, None]]
+
+
 async def a_full_engine(stack: Running, fired: Fired) -> None:
     """The queue gets old, and calls that come then are refused."""
     async with alone(stack):
@@ -130,22 +133,40 @@ async def pods_that_stand_still(stack: Running, fired: Fired) -> None:
             os.kill(supervisor, signal.SIGCONT)
 
 
+def stand_still(*roles: str) -> Cause:
+    """Processes of these roles that answer no request, also none of Prometheus."""
+
+    async def cause(stack: Running, fired: Fired) -> None:
+        pids = [row["pid"] for row in stack.processes() if row["role"] in roles]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            await fired.wait()
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+
+    return cause
+
+
 async def a_stage_that_waits(stack: Running, fired: Fired) -> None:
     """One request is at one of two stages at a time."""
     async with alone(stack):
         await fired.wait()
 
 
-Cause = Callable[[Running, Fired], Coroutine[Any, Any, None]]
 CAUSES: dict[int, list[tuple[Cause, set[str]]]] = {  # by the number of stages; what each of them has fire
     1: [
         (a_full_engine, {"OrcaQueueOld", "OrcaRefusals"}),
         (ranks_that_end, {"OrcaRecoveries", "OrcaErrorBudget", "OrcaErrorBudgetSlow"}),
         (pods_that_stand_still, {"OrcaEngineAway"}),
+        (stand_still("scheduler"), {"OrcaNoScheduler"}),
+        (stand_still("endpoint"), {"OrcaNoEndpoint"}),
+        (stand_still("endpoint", "scheduler"), {"OrcaGone"}),
     ],
     2: [(a_stage_that_waits, {"OrcaBubbles"})],
 }
-BY_TEST_OF_RULES = {"OrcaInvariantViolated"}
+BY_TEST_OF_RULES = {"OrcaInvariantViolated", "OrcaRolloutStopped"}
 
 
 def test_every_alert_has_its_cause() -> None:

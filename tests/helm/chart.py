@@ -179,7 +179,8 @@ OPTIONS = {
             },
         )
     ),
-    "a hook that waits": Options(merged(DEMO, {"wait": {"enabled": True, "timeoutSeconds": 900}})),
+    "a gate of a quarter of an hour": Options(merged(DEMO, {"wait": {"timeoutSeconds": 900}})),
+    "no gate": Options(merged(DEMO, {"wait": {"enabled": False}})),
     "Jaeger": Options(
         merged(
             DEMO,

@@ -29,7 +29,10 @@ def test_a_pod_monitor_finds_the_services_at_their_status_ports() -> None:
     (monitor,) = release.of_kind("PodMonitor")
     assert monitor["metadata"]["labels"]["release"] == "prometheus"
     spec = monitor["spec"]
-    assert spec["podMetricsEndpoints"] == [{"port": "status", "interval": "1s"}]
+    (scraped,) = spec["podMetricsEndpoints"]
+    assert (scraped["port"], scraped["interval"]) == ("status", "1s")
+    label = "__meta_kubernetes_pod_label_app_kubernetes_io_instance"
+    assert scraped["relabelings"] == [{"sourceLabels": [label], "targetLabel": "release"}]
     (expression,) = spec["selector"]["matchExpressions"]
     found = {
         name
@@ -46,13 +49,57 @@ def test_a_pod_monitor_finds_the_services_at_their_status_ports() -> None:
         ]
 
 
+def test_a_pod_monitor_as_a_platform_wants_it() -> None:
+    more = {"targetLabel": "cluster", "replacement": "a"}
+    wanted = {
+        "enabled": True,
+        "namespace": "monitoring",
+        "scrapeTimeout": "5s",
+        "podTargetLabels": ["team"],
+        "relabelings": [more],
+    }
+    (monitor,) = render(merged(DEMO, {"metrics": {"podMonitor": wanted}})).of_kind("PodMonitor")
+    assert monitor["metadata"]["namespace"] == "monitoring"
+    assert monitor["spec"]["namespaceSelector"] == {"matchNames": ["serving"]}
+    assert monitor["spec"]["podTargetLabels"] == ["team"]
+    (scraped,) = monitor["spec"]["podMetricsEndpoints"]
+    assert scraped["scrapeTimeout"] == "5s"
+    assert scraped["relabelings"][1:] == [more]
+
+
 def test_rules_and_dashboard_are_those_of_the_files() -> None:
     release = rendered("metrics")
     (rule,) = release.of_kind("PrometheusRule")
-    assert rule["spec"] == yaml.safe_load((FOLDER / "files/alerts.yaml").read_text())
+    text = (FOLDER / "files/alerts.yaml").read_text()
+    assert rule["spec"] == yaml.safe_load(text)
+    runbook = "https://docs.example.com/orca/alerts.html"
+    linked = {"metrics": {"rules": {"enabled": True, "runbook": runbook}}}
+    (rule,) = render(merged(DEMO, linked)).of_kind("PrometheusRule")
+    assert rule["spec"] == yaml.safe_load(text.replace("docs/alerts.md", runbook))
     data = release.one("ConfigMap", "orca-dashboard")
     assert data["metadata"]["labels"]["grafana_dashboard"] == "1"
     assert json.loads(data["data"]["orca.json"]) == json.loads((FOLDER / "files/dashboard.json").read_text())
+
+
+def test_each_alert_links_to_its_section() -> None:
+    page = (FOLDER.parent / "docs/alerts.md").read_text()
+    groups = yaml.safe_load((FOLDER / "files/alerts.yaml").read_text())["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
+    assert [line.removeprefix("## ") for line in page.splitlines() if line.startswith("## ")] == [
+        rule["alert"] for rule in rules
+    ]
+    for rule in rules:
+        assert rule["annotations"]["runbook_url"] == f"docs/alerts.md#{rule['alert'].lower()}"
+
+
+def test_releases_of_a_namespace_are_told_apart() -> None:
+    """One release's ready engine-0 hid the other's dead one."""
+    texts = [(FOLDER / "files" / name).read_text() for name in ("alerts.yaml", "dashboard.json")]
+    for text in texts:
+        assert "(namespace, release" in text
+        assert "(namespace)" not in text
+        assert "(namespace, engine" not in text
+    assert texts[1].count("release=~") == texts[1].count("namespace=~") - 2  # the list of releases has no release
 
 
 def test_an_endpoint_picker_can_read_an_endpoint() -> None:

@@ -21,15 +21,14 @@ PORTS = {
 }
 Arrow = tuple[str, str, int]
 
-DNS = {(name, WORLD, 53) for name in ("endpoint", "scheduler", "worker", "check")}
+DNS = {(name, WORLD, 53) for name in ("endpoint", "scheduler", "worker", "check", "wait")}
 ARROWS: set[Arrow] = {
     *((client, "endpoint", port) for client in (FOREIGN, "test") for port in (50051, 8000)),
     ("endpoint", "redis", 6379),
     ("scheduler", "redis", 6379),
     *(("scheduler", "worker", port) for port in (50050, 50100, 50101)),
     *(("worker", "worker", port) for port in PORTS["worker"]),
-    ("scheduler", WORLD, 443),
-    ("scheduler", WORLD, 6443),
+    *((client, WORLD, port) for client in ("scheduler", "wait") for port in (443, 6443)),
     *DNS,
 }
 SHAPE = {"engine": {"tp": 2, "pp": 2}}
@@ -116,12 +115,9 @@ def test_init_steps_reach_what_they_fetch() -> None:
     assert arrows(tokenizer) == ARROWS | {("endpoint", WORLD, 80)}
 
 
-def test_the_hook_reaches_the_api_server_alone() -> None:
-    hook = {("wait", WORLD, port) for port in (53, 443, 6443)}
-    doors = {("wait", "endpoint", port) for port in PORTS["endpoint"][:2]}  # open to everybody, but it may not go there
-    passed = arrows(render(merged(DEMO, SHAPE, {"wait": {"enabled": True}})))
-    assert passed == ARROWS | hook
-    assert not passed & doors
+def test_without_the_gate_there_is_no_hole_for_it() -> None:
+    passed = arrows(render(merged(DEMO, SHAPE, {"wait": {"enabled": False}})))
+    assert passed == {arrow for arrow in ARROWS if "wait" not in arrow}
 
 
 def test_sentinels_and_servers_reach_each_other() -> None:

@@ -198,8 +198,15 @@ def test_an_orderly_end_fits_the_grace_period() -> None:
         assert before == (45 if name == "endpoint" else 0)
 
 
+def test_no_drain_is_a_drain_of_no_seconds() -> None:
+    """A template takes 0 for nothing, and the services' own 30 s would outlast the grace period."""
+    release = render(merged(DEMO, {name: {"drainSeconds": 0} for name in SERVICES}))
+    for name in SERVICES:
+        assert release.environment(name)["ORCA_DRAIN_SECONDS"] == "0"
+
+
 def test_who_asks_the_api_server_may_do_that_and_no_more() -> None:
-    release = rendered("a hook that waits")
+    release = rendered("a gate of a quarter of an hour")
     needed = {"scheduler": discovery.RULES, "wait": wait.RULES, "test": wait.RULES}
     given: dict[str, set[tuple[str, str, str]]] = {}
     for binding in release.of_kind("RoleBinding"):
@@ -249,11 +256,14 @@ def test_what_is_scaled_by_load_has_no_number() -> None:
 
 
 def test_the_hook_and_the_test_wait_for_the_rollout() -> None:
-    release = rendered("a hook that waits")
-    job = release.one("Job", "orca-wait")
-    assert job["metadata"]["annotations"]["helm.sh/hook"] == "post-install,post-upgrade,post-rollback"
-    assert job["spec"]["activeDeadlineSeconds"] > 900
-    assert "wait" not in rendered("nothing but a model").pods
+    release = rendered("a gate of a quarter of an hour")
+    hook = release.one("Pod", "orca-wait")
+    assert hook["metadata"]["annotations"]["helm.sh/hook"] == "post-install,post-upgrade,post-rollback"
+    assert hook["spec"]["activeDeadlineSeconds"] > 900
+    assert "wait" in rendered("nothing but a model").pods, "the gate is on unless somebody turns it off"
+    assert "wait" not in render(merged(DEMO, {"wait": {"enabled": False}})).pods
+    # Helm ends a hook at its --timeout, 300 s if not given, and then has no reason to show.
+    assert render(DEMO).one("Pod", "orca-wait")["spec"]["activeDeadlineSeconds"] <= 300
     (first,) = release.pods["test"]["spec"]["initContainers"]
     for container, seconds in ((main(release.pods["wait"]), 900), (first, 300)):
         assert container["command"] == ["python", "-m", "orca_scheduler.discovery.wait"]
@@ -308,7 +318,11 @@ def test_the_check_can_be_switched_off() -> None:
 
 def test_the_workers_say_how_many_pods_make_an_engine() -> None:
     release = render(merged(DEMO, {"engine": {"tp": 4, "pp": 2, "gpusPerPod": 2}}))
-    annotations = {"orca.serving/pods-per-engine": "4", "orca.serving/shape": "tp4-pp2-gpus2"}
+    annotations = {
+        "orca.serving/pods-per-engine": "4",
+        "orca.serving/replicas": "4",
+        "orca.serving/shape": "tp4-pp2-gpus2",
+    }
     assert release.workloads["worker"]["metadata"]["annotations"] == annotations
 
 
@@ -360,7 +374,7 @@ def test_nothing_in_a_pod_or_a_claim_names_the_version_of_the_chart() -> None:
     """Otherwise each version would roll all workers, and could not change the StatefulSets at all."""
     release = rendered("Jaeger")
     for thing in (*release.pods.values(), *release.workloads["redis"]["spec"]["volumeClaimTemplates"]):
-        if component(thing) != "test":
+        if component(thing) not in ("test", "wait"):  # hooks, made anew each time
             assert not {"helm.sh/chart", "app.kubernetes.io/version"} & thing["metadata"]["labels"].keys()
 
 
@@ -378,6 +392,30 @@ def test_values_of_all_pods_and_of_one() -> None:
     for pod in release.pods.values():
         assert pod["spec"]["priorityClassName"] == "high"
         assert pod["metadata"]["annotations"].items() >= {"a/b": "c"}.items()
+
+
+def test_devices_by_claims() -> None:
+    """Instead of a device plugin's. The check before an upgrade needs no GPU, and would wait for one."""
+    claims = [{"name": "gpus", "resourceClaimTemplateName": "two"}]
+    worker = {"resources": {"claims": [{"name": "gpus"}]}, "pod": {"resourceClaims": claims}}
+    release = render(merged(DEMO, {"engine": {"gpuResource": ""}, "worker": worker}))
+    assert release.pods["worker"]["spec"]["resourceClaims"] == claims
+    resources = main(release.pods["worker"])["resources"]
+    assert resources["claims"] == [{"name": "gpus"}]
+    assert set(resources["limits"]) == {"memory"}
+    assert "resourceClaims" not in release.pods["check"]["spec"]
+
+
+def test_what_a_platform_sets() -> None:
+    pod = {"schedulerName": "ours", "dnsConfig": {"options": [{"name": "ndots", "value": "2"}]}}
+    values = {"pod": pod, "revisionHistoryLimit": 0, "host": "::", "jaeger": {"enabled": True}, "ui": {"enabled": True}}
+    release = render(merged(DEMO, values, {"endpoint": {"strategy": {"rollingUpdate": {"maxSurge": 3}}}}))
+    for name, template in release.pods.items():
+        assert pod.items() <= template["spec"].items()
+        if name in SERVICES:
+            assert release.environment(name)["ORCA_HOST"] == "::"
+    assert {workload["spec"]["revisionHistoryLimit"] for workload in release.workloads.values()} == {0}
+    assert release.workloads["endpoint"]["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 3, "maxUnavailable": 0}
 
 
 @pytest.mark.parametrize(("placement", "kind"), [("pack", "podAffinity"), ("spread", "podAntiAffinity")])

@@ -101,6 +101,23 @@ HUB = {"name": "openai-community/gpt2"}
             {"gateway": {"parentRefs": [{"name": "a"}], "httpHostnames": ["a", "b"], "grpcHostnames": ["b"]}},
             "gateway: b stands in httpHostnames and grpcHostnames; a Gateway does not share a hostname between the two",
         ),
+        (
+            {"endpoint": {"resources": {"limits": {"cpu": "100m"}}}},
+            "endpoint.resources: the container endpoint asks for 500m of cpu, and its limit is 100m",
+        ),
+        (
+            {"redis": {"resources": {"requests": {"example.com/disk": 1}}}},
+            "redis.resources: the container redis asks for example.com/disk and has no limit of it; "
+            "give the limit alone",
+        ),
+        (
+            {"worker": {"pod": {"containers": [{"name": "worker", "image": "mine:1"}]}}},
+            "pod: worker has a container named worker already; containers and initContainers need other names",
+        ),
+        (
+            {"worker": {"resources": {"claims": [{"name": "gpus"}]}}},
+            "worker.resources.claims: worker.pod.resourceClaims has none of the name gpus",
+        ),
     ],
 )
 def test_what_does_not_fit_together(values: dict[str, Any], sentence: str) -> None:
@@ -144,6 +161,35 @@ def test_what_is_wrong_by_itself(values: dict[str, Any], complaint: str) -> None
     with pytest.raises(HelmValuesError) as refusal:
         render(merged(DEMO, values))
     assert complaint in str(refusal.value)
+
+
+NULL = ("check", "wait", "ui", "scheduler.settings", "image.digests", "engine.autoscale", "endpoint.autoscale")
+
+
+@pytest.mark.parametrize("path", [*NULL, "redis.externalUrl"])
+def test_a_block_that_is_null_is_named(path: str) -> None:
+    """As with --reuse-values from a chart that did not have it: no template can look into it."""
+    value: Any = None
+    for name in reversed(path.split(".")):
+        value = {name: value}
+    with pytest.raises(HelmValuesError, match=f"missing property '{path.rpartition('.')[2]}'"):
+        render(merged(DEMO, value))
+
+
+@pytest.mark.parametrize(
+    ("release", "other"),
+    [("7b-chat", "orca-7b-chat"), ("chat.v2", "orca-chat-v2"), (f"7.{51 * 'b'}", f"orca-7-{51 * 'b'}")],
+)
+def test_a_name_that_no_service_can_have(release: str, other: str) -> None:
+    with pytest.raises(HelmRenderError) as refusal:
+        render(DEMO, release)
+    sentence = (
+        "Services have names of letters, digits and -, which begin with a letter; "
+        f"give another to the release, or fullnameOverride={other}"
+    )
+    assert str(refusal.value).endswith(sentence)
+    labels = render(merged(DEMO, {"fullnameOverride": other}), release).workloads["worker"]["metadata"]["labels"]
+    assert labels["app.kubernetes.io/instance"] == release
 
 
 def test_an_upgrade_that_kept_the_model_before() -> None:

@@ -131,7 +131,41 @@ def test_the_model_is_where_the_services_look(option: str, folder: str) -> None:
             assert f"--to={folder}" in fetches[0]
             assert ("--tokenizer-only" in fetches[0]) == (service == "endpoint")
         else:
-            assert mount["mountPath"] == folder
+            model = OPTIONS[option].values["model"]
+            within = "path" in (model.get("claim") or model["image"])
+            assert mount["mountPath"] == (str(Path(folder).parent) if within else folder)
+            assert "subPath" not in mount, "kubelet makes a folder that is not there"
+
+
+def test_a_folder_of_a_volume_may_have_another_name_than_the_model() -> None:
+    """The volume is mounted whole, so the folder has the name that it has there."""
+    claim = {"path": None, "claim": {"name": "weights", "path": "team/7"}}
+    release = render(merged(DEMO, {"model": {**claim, "name": "gpt2"}}))
+    for service in ("endpoint", "worker"):
+        assert release.environment(service)["ORCA_MODEL"] == "/models/team/7"
+    assert release.environment("endpoint")["ORCA_SERVED_MODEL_NAME"] == "gpt2"
+    assert "Orca serves gpt2 with" in release.notes
+    assert "ORCA_SERVED_MODEL_NAME" not in render(merged(DEMO, {"model": claim})).environment("endpoint")
+
+
+def test_somebody_s_own_entry_replaces_the_chart_s() -> None:
+    """Kubernetes takes no two of one name from Helm 4, and of Helm 3 the last: variables, volumes and mounts."""
+    mine = {
+        "env": [{"name": "ORCA_HOST", "value": "::"}, {"name": "A", "value": "1"}],
+        "volumes": [{"name": "tmp", "emptyDir": {"sizeLimit": "1Gi"}}],
+    }
+    own = {"worker": {"pod": {"env": [{"name": "A", "value": "2"}], "volumes": [{"name": "shm", "emptyDir": {}}]}}}
+    release = render(merged(DEMO, {"pod": mine}, own))
+    for service in SETTINGS:
+        assert release.environment(service)["ORCA_HOST"] == "::"
+        assert release.environment(service)["A"] == ("2" if service == "worker" else "1")
+        volumes = {volume["name"]: volume for volume in release.pods[service]["spec"]["volumes"]}
+        assert volumes["tmp"]["emptyDir"] == {"sizeLimit": "1Gi"}
+    assert {"name": "shm", "emptyDir": {}} in release.pods["worker"]["spec"]["volumes"]
+    for pod in release.pods.values():
+        for container in containers(pod):
+            names = [entry["name"] for entry in container.get("env", [])]
+            assert len(names) == len(set(names))
 
 
 def test_the_live_page_is_told_where_the_others_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ HERE = Path(__file__).parent
 # older Redis cannot read its files on a volume that is given again. The platform comes first: its user could not write
 # what a release before has left in the claim.
 ORDER = [
+    "helm",
     "platform",
     "install",
     "network",

@@ -27,7 +27,7 @@ REFUSED = {  # values, and what Helm says
         "pp 5: 4 layers are too few for 5 stages; nothing was changed",
     ),
     "a wrong model path": (NO_FOLDER, "/opt/orca/none: there is no such folder; nothing was changed"),
-    "a wrong image": (NO_IMAGE, "orca-check failed"),
+    "a wrong image": (NO_IMAGE, "orca-check"),  # then Helm 3 and 4 differ
 }
 STOPPED = {  # values, and what Helm says, when one engine has been replaced
     "a wrong image": (NO_IMAGE, "not found"),
@@ -97,7 +97,7 @@ async def test_helm_test_fails_when_one_of_two_engines_is_dead(releases: Release
     try:
         with pytest.raises(Failed, match="not found"):
             await gated.upgrade({**NO_IMAGE, "test.timeoutSeconds": 60}, wait=False)
-        with pytest.raises(Failed, match="orca-test failed"):
+        with pytest.raises(Failed, match="orca-test"):
             await gated.cluster.helm("test", gated.name)
         assert len(await gated.ready_engines()) == 1
     finally:

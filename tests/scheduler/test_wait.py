@@ -15,7 +15,7 @@ from orca_common.errors import DeadlineExceeded, FailedPrecondition, OrcaError
 from orca_scheduler.discovery.kubernetes import Collection, Kubernetes
 from orca_scheduler.discovery.pods import Manifest
 from orca_scheduler.discovery.rollout import Standing, State
-from orca_scheduler.discovery.wait import RULES, Waiting, wait
+from orca_scheduler.discovery.wait import BOUNDS, RULES, Waiting, wait
 
 PROGRESSING = Standing(State.PROGRESSING, "1 of 2 engines ready")
 STOPPED = Standing(State.STOPPED, "engine-0 is not up", "engine-0")
@@ -76,6 +76,12 @@ class World:
             env=os.environ | {"KUBECONFIG": self._kubeconfig},
         )
 
+    async def looked(self) -> None:
+        """Returns when the command has asked for the pods."""
+        async with asyncio.timeout(60):
+            while not any(request.what == "list pods" for request in self.server.requests):
+                await asyncio.sleep(0.01)
+
     async def wait(self, timeout: float, patience: float) -> None:
         """Does the work of the command in this process: starting Python takes longer than all the rest."""
         kubernetes = Kubernetes("orca", kubeconfig=self._kubeconfig)
@@ -103,18 +109,34 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         yield World(server, kubeconfig)
 
 
-HALF = "orca-worker-new: 1 of 2 engines ready; engine-1: orca-worker-2 is not ready; orca-worker-3 too"
+ASKED = {f"{verb} {kind}" for _, kind, [verb] in RULES}
 WHOLE = "orca-worker-new: 2 of 2 engines ready"
+HALF = "orca-worker-new: 1 of 2 engines ready; engine-1: orca-worker-2 is not ready; orca-worker-3 too"
 
 
 async def test_it_ends_when_all_engines_are_ready(world: World) -> None:
     process = await world.begin()
-    assert process.stdout is not None
-    first = await asyncio.wait_for(process.stdout.readline(), 60)
-    assert first.decode().strip() == HALF
+    await world.looked()
+    assert process.returncode is None
     world.server.put("pods", pod(2, NEW), pod(3, NEW))
-    assert await world.ended(process) == (0, [WHOLE], "")
-    assert {request.what for request in world.server.requests} == {f"{verb} {kind}" for _, kind, [verb] in RULES}
+    assert await world.ended(process) == (0, [], "")
+    assert {request.what for request in world.server.requests} <= ASKED
+
+
+async def test_a_pod_that_kubernetes_does_not_make_has_its_reason(world: World) -> None:
+    """A quota above all: there is no pod that could say it."""
+    world.server.remove("pods", "orca-worker-3")
+    times = ("2026-01-01T00:00:00Z", "2026-01-01T00:00:10Z")
+    for number, (time, message) in enumerate(zip(times, ("no account", "exceeded quota: pods=3"), strict=True)):
+        metadata = {"name": f"e{number}", "uid": f"e{number}"}
+        event = {"metadata": metadata, "lastTimestamp": time, "message": message, "reason": "FailedCreate"}
+        world.server.put("events", event | {"involvedObject": {"name": "orca-worker"}})
+    sentence = "^the rollout has stopped: orca-worker-new: exceeded quota: pods=3$"
+    with pytest.raises(FailedPrecondition, match=sentence):
+        await world.wait(timeout=60.0, patience=0.0)
+    assert {request.what for request in world.server.requests} == ASKED
+    fields = [request.query["fieldSelector"] for request in world.server.requests if request.what == "list events"]
+    assert set(fields) == {"involvedObject.name=orca-worker,reason=FailedCreate"}
 
 
 IMAGE = {"reason": "ErrImagePull", "message": "orca-worker:none: not found"}
@@ -180,16 +202,15 @@ async def test_it_says_what_it_waits_for(world: World, manifest: dict[str, Any],
 
 
 async def test_the_command_fails_with_the_sentence(world: World) -> None:
+    """In a line: Helm shows the log of its hook, and Helm 4 as one line."""
     ended = await world.ended(await world.begin("--timeout=0"))
-    assert ended == (1, [HALF], f"the rollout has not finished after 0 s: {HALF}\n")
+    assert ended == (1, [], f"the rollout has not finished after 0 s: {HALF} ({BOUNDS})\n")
 
 
 async def test_a_server_that_refuses_is_asked_again(world: World) -> None:
     world.server.faults = {"list pods": refuses(403, "pods is forbidden")}
     process = await world.begin()
-    assert process.stdout is not None
-    first = await asyncio.wait_for(process.stdout.readline(), 60)
-    assert first.decode().strip() == "Kubernetes does not list pods: 403, pods is forbidden"
+    await world.looked()
     world.server.faults = {}
     world.server.put("pods", pod(2, NEW), pod(3, NEW))
-    assert await world.ended(process) == (0, [WHOLE], "")
+    assert await world.ended(process) == (0, [], "")

@@ -190,6 +190,12 @@ TABLE = (
         "An engine that finishes its requests counts until it may go.",
     ),
     Row("orca_worker_pods_wanted", "gauge", AT_SCHEDULER, "The same in pods of the workers."),
+    Row(
+        "orca_rollout_stopped",
+        "gauge",
+        AT_SCHEDULER,
+        "In Kubernetes: 1 while an update of the workers has stopped, otherwise 0. Each scheduler reports the same.",
+    ),
     Row("orca_slots", "gauge", AT_SCHEDULER, "An engine's slots.", {"engine": ENGINE, "state": ("reserved", "free")}),
     Row(
         "orca_cache_config_info",

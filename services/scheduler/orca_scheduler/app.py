@@ -50,6 +50,8 @@ class SchedulerApp:
             *(name, self._presence.ended, self._pool, self._discovery, settings),
             *(self._telemetry, self._pulse, transport, metrics),
         )
+        if scaled is not None:
+            metrics.read("orca_rollout_stopped", lambda: () if scaled.stopped is None else [((), scaled.stopped)])
         self._scaler = self._scaler_of(settings, scaled, metrics)
         self._status = StatusPort(
             settings.host,

@@ -224,9 +224,12 @@ async def silence(request: web.Request) -> web.StreamResponse:
 
 
 def _selected(manifest: dict[str, Any], query: Any) -> bool:
-    """By the selectors that discovery uses: metadata.name=NAME, LABEL=VALUE."""
-    if "fieldSelector" in query and query["fieldSelector"] != f"metadata.name={manifest['metadata']['name']}":
-        return False
+    """By the selectors that discovery uses: of fields in blocks and at the top, and LABEL=VALUE."""
+    for term in filter(None, query.get("fieldSelector", "").split(",")):
+        path, _, wanted = term.partition("=")
+        block, _, name = path.rpartition(".")
+        if (manifest.get(block, {}) if block else manifest).get(name) != wanted:
+            return False
     labels = [f"{key}={value}" for key, value in manifest["metadata"].get("labels", {}).items()]
     return all(term in labels for term in query.get("labelSelector", "").split(",") if term)
 

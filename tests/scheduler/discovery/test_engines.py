@@ -24,6 +24,12 @@ def waits(reason: str, message: str = "", **last: Any) -> dict[str, Any]:
     return {"name": "worker", "ready": False, "state": {"waiting": {"reason": reason, "message": message}}, **last}
 
 
+def ended(log: str) -> dict[str, Any]:
+    """A container whose message is the end of its log."""
+    return waits("CrashLoopBackOff", lastState={"terminated": {"exitCode": 1, "reason": "Error", "message": log}})
+
+
+JSON = '{"time": "T", "event": "started"}\n{"time": "T", "event": "stopped", "why": "no GPU"}\n'  # lines of a log
 OOM = {"lastState": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}
 STARTS = {"name": "worker", "ready": False, "state": {"waiting": {"reason": "PodInitializing"}}}
 NO_NODE = {
@@ -66,6 +72,16 @@ TROUBLES: list[tuple[dict[str, Any], str, bool]] = [
             "containerStatuses": [STARTS],
         },
         "cannot start: its init container fetch ended with 1: Error: no disk",
+        True,
+    ),
+    (
+        {"containerStatuses": [ended(f"{JSON}orca-supervisor: no such folder\n")]},
+        "cannot start: its container worker ended with 1: Error: orca-supervisor: no such folder",
+        True,
+    ),
+    (
+        {"containerStatuses": [ended(JSON)]},
+        "cannot start: its container worker ended with 1: Error: stopped: no GPU",
         True,
     ),
     ({"containerStatuses": [waits("ContainerCreating")]}, "waits for its container worker to start", False),

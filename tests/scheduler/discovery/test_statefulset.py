@@ -420,6 +420,7 @@ async def test_the_statefulset_says_how_its_revision_stands(tmp_path: Path) -> N
         container = {"name": "worker", "ready": False, "state": {"waiting": image}}
         world.server.put("pods", pod(0, NEW, life=2), pod(1, NEW, ready=False, life=2, containerStatuses=[container]))
         await until(lambda: rollout_of(world)["rollout"] == "Stopped")
+        assert world.discovery.stopped is True
         assert rollout_of(world)["rollout-message"] == (
             "engine-0 of orca-worker-new is not up: "
             "orca-worker-1 cannot start: its container worker waits: ErrImagePull: not found"
@@ -434,11 +435,13 @@ async def test_ranks_that_refuse_to_form_stop_a_revision_until_they_do_not(tmp_p
         world.refused = {"engine-0": why, "engine-1": None}
         world.server.put("pods", pod(0, ready=False), pod(1, ready=False))
         await until(lambda: rollout_of(world)["rollout"] == "Stopped")
+        assert world.discovery.stopped is True
         assert rollout_of(world)["rollout-message"] == (
             f"engine-0 of orca-worker-old is not up: orca-worker-0 cannot form: {why}; orca-worker-1 too"
         )
         world.refused = {"engine-0": None}
         await until(lambda: rollout_of(world)["rollout"] == "Progressing")
+        assert world.discovery.stopped is False
 
 
 async def test_a_scheduler_of_another_shape_judges_nothing(tmp_path: Path) -> None:

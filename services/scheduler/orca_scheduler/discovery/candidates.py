@@ -59,6 +59,11 @@ class Scaled(Protocol):
         """How many engines there are to be, as it was seen last; None: not known yet."""
         ...
 
+    @property
+    def stopped(self) -> bool | None:
+        """Whether an update of the pods has stopped; None: not known yet. May be called in any thread."""
+        ...
+
     async def resize(self, seen: Size, engines: int, beginning: int, why: str) -> None:
         """Asks for this many engines; or, where there are to be as many already, has the last ones of them finish.
 

@@ -55,7 +55,7 @@ class Bounds:
 class Collection(NamedTuple):
     """The objects of one kind that a list or a watch is about."""
 
-    kind: str  # "pods" or "statefulsets"
+    kind: str  # "pods", "statefulsets" or "events"
     labels: str | None = None
     fields: str | None = None
 
@@ -218,10 +218,13 @@ class Kubernetes:
             await load_kube_config(self._kubeconfig, client_configuration=configuration, persist_config=False)
 
     async def _read(self, client: ApiClient, collection: Collection, **how: Any) -> aiohttp.ClientResponse:
-        if collection.kind == "pods":
-            read = CoreV1Api(client).list_namespaced_pod_without_preload_content
-        else:
-            read = AppsV1Api(client).list_namespaced_stateful_set_without_preload_content
+        match collection.kind:
+            case "pods":
+                read = CoreV1Api(client).list_namespaced_pod_without_preload_content
+            case "events":
+                read = CoreV1Api(client).list_namespaced_event_without_preload_content
+            case _:
+                read = AppsV1Api(client).list_namespaced_stateful_set_without_preload_content
         return await read(self.namespace, label_selector=collection.labels, field_selector=collection.fields, **how)
 
     async def _write(

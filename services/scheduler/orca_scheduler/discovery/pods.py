@@ -1,6 +1,8 @@
 """A StatefulSet and its pods, as far as discovery cares: read from their manifests, without I/O."""
 
+import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -174,10 +176,24 @@ def _container(container: Manifest, kind: str) -> tuple[str, bool] | None:
     return None
 
 
+def _plain(log: str) -> str:
+    """A message without lines of JSON, as in the end of a log. Where it has no other, the event of the last one."""
+    lines = log.splitlines()
+    plain = [line for line in lines if not line.lstrip().startswith("{")]
+    if any(line.strip() for line in plain):
+        return "\n".join(plain)
+    told = ""
+    for line in lines:
+        with suppress(ValueError):
+            said = json.loads(line)
+            told = ": ".join(str(said[name]) for name in ("event", "why") if said.get(name))
+    return told or log
+
+
 def _because(state: Manifest, said: str = "reason") -> str:
     """The reason and the message of a state, for the end of a sentence. `said` "message": without the reason."""
     reason = state.get("reason", "") if said == "reason" else ""
-    message = " ".join(state.get("message", "").split())
+    message = " ".join(_plain(state.get("message", "")).split())
     if len(message) > LONGEST_TELLING:
         message = f"..{message[-LONGEST_TELLING:]}"  # of a log the end says why
     told = ": ".join(part for part in (reason, message) if part)

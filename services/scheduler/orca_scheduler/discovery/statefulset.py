@@ -10,7 +10,7 @@ from .engines import engines, spares, why_spare
 from .following import Follower
 from .kubernetes import Collection, Kubernetes, Trouble
 from .pods import Manifest, WorkerPod, WorkerSet, worker_pod, worker_set
-from .rollout import gets_other_model, outdated_pods, progress, rollout
+from .rollout import State, gets_other_model, outdated_pods, progress, rollout
 from .size import Size, marks, size_of
 from .telling import Teller, View
 
@@ -92,6 +92,12 @@ class StatefulSetDiscovery:
         finally:
             self._look()
         self._teller.replaced(workers, turn, outdated)
+
+    @property
+    def stopped(self) -> bool | None:
+        """Whether an update of the workers has stopped; None before that is known."""
+        state = self._teller.state
+        return None if state is None else state is State.STOPPED
 
     @property
     def size(self) -> Size | None:

@@ -138,6 +138,7 @@ class Teller:
         self._news: list[Event] = []  # to be said once
         self._tried: dict[str, Tried] = {}  # by what it is about: an Event, a pod's condition
         self._logged: set[int] = set()  # statuses of refused calls
+        self.state: State | None = None  # of the rollout, as it was judged last
 
     def tell(self, view: View) -> None:
         """Takes the newest view."""
@@ -185,8 +186,11 @@ class Teller:
         self._wake.set()
 
     async def _say_all(self, view: View) -> None:
+        stands = standing(view.workers, view.engines, time.time())
+        self.state = stands.state
         if view.workers.annotations.get(SHAPE, self._shape) != self._shape:
-            return  # the workers are of an update to other tp or pp: that is for its own schedulers to judge
+            self.state = None  # the workers are of an update to other tp or pp: its own schedulers judge that
+            return
         for pod, condition in conditions(view):
             await self._set(IN_ENGINE, pod, pod.in_engine, condition)
         for pod, condition in refusals(view, self._refused()):
@@ -194,7 +198,6 @@ class Teller:
         for event in list(self._news):
             if await self._heard(partial(self._put, event)):
                 self._news.remove(event)
-        stands = standing(view.workers, view.engines, time.time())
         annotations = stands.annotations(view.workers)
         if annotations.items() - view.workers.annotations.items():
             patch = partial(self._kubernetes.annotate_set, view.workers.name, view.workers.uid, annotations)

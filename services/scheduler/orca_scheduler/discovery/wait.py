@@ -2,7 +2,8 @@
 
     python -m orca_scheduler.discovery.wait orca --timeout 600 --patience 30
 
-Exit codes: 0; 1 with a sentence on standard error; 2 for a wrong command line. Helm's hook and `helm test` run it.
+Exit codes: 0; 1 with a sentence on standard error; 2 for a wrong command line. Helm's hook and `helm test` run it. It
+says nothing else, since Helm shows the whole log, and Helm 4 as one line.
 It judges the objects itself, so it needs no scheduler, and nothing that was written before the last change misleads it.
 """
 
@@ -19,9 +20,14 @@ from .kubernetes import Collection, Kubernetes, own_namespace
 from .pods import PODS_PER_ENGINE, Manifest, worker_pod, worker_set
 from .rollout import Standing, State, standing
 
-RULES = (("apps", "statefulsets", ("list",)), ("", "pods", ("list",)))  # as those of the scheduler: all that is asked
+RULES = (  # as those of the scheduler: all that is asked
+    ("apps", "statefulsets", ("list",)),
+    ("", "pods", ("list",)),
+    ("", "events", ("list",)),
+)
 TIMEOUT, PATIENCE = 600.0, 30.0  # seconds
-LOOK = 2.0  # seconds between two looks
+LOOK = 0.2  # seconds between two looks: what a good install waits for at most
+BOUNDS = "wait.timeoutSeconds and wait.patienceSeconds of the chart are the bounds; wait.enabled=false turns this off"
 
 List = Callable[[Collection], Awaitable[Iterable[Manifest]]]
 
@@ -40,7 +46,15 @@ async def look(list_of: List, release: str, now: float) -> Standing:
     if not size.isdecimal() or not int(size):
         raise FailedPrecondition(f"{workers.name}: the annotation {PODS_PER_ENGINE} is missing; upgrade the chart")
     pods = [worker_pod(manifest, workers) for manifest in await list_of(Collection("pods", labels=workers.selector))]
-    return standing(workers, engines(workers, [pod for pod in pods if pod is not None], int(size)), now)
+    wanted = engines(workers, [pod for pod in pods if pod is not None], int(size))
+    stands = standing(workers, wanted, now)
+    if stands.state is State.PROGRESSING and any(pod is None for engine in wanted for pod in engine.pods):
+        about = f"involvedObject.name={workers.name},reason=FailedCreate"  # a quota, say, has no room for a pod
+        refusals = list(await list_of(Collection("events", fields=about)))
+        if refusals:
+            newest = max(refusals, key=lambda event: event.get("lastTimestamp") or "")
+            return Standing(State.STOPPED, f"{workers.revision}: {newest.get('message', '')}")
+    return stands
 
 
 class Waiting:
@@ -69,10 +83,11 @@ class Waiting:
         return False
 
 
-async def wait(list_of: List, release: str, timeout: float, patience: float) -> None:
+async def wait(list_of: List, release: str, timeout: float, patience: float, *, quiet: bool = False) -> None:
     """Returns when the rollout has finished. Raises as `look` and `Waiting.over` do.
 
-    Prints each new sentence about it. A server that does not answer is asked again until `timeout`.
+    Prints each new sentence about it, unless it is to be quiet. A server that does not answer is asked again until
+    `timeout`.
     """
     loop, said = asyncio.get_running_loop(), ""
     waiting = Waiting(loop.time(), timeout, patience)
@@ -81,7 +96,7 @@ async def wait(list_of: List, release: str, timeout: float, patience: float) -> 
             stands = await look(list_of, release, time.time())
         except Unavailable as error:
             stands = Standing(State.PROGRESSING, str(error))
-        if stands.message != said:
+        if stands.message != said and not quiet:
             said = stands.message
             print(said, flush=True)
         if waiting.over(stands, loop.time()):
@@ -96,7 +111,7 @@ async def _wait(release: str, namespace: str | None, timeout: float, patience: f
         return (await kubernetes.list(collection)).objects.values()
 
     try:
-        await wait(list_of, release, timeout, patience)
+        await wait(list_of, release, timeout, patience, quiet=True)
     finally:
         await kubernetes.close()
 
@@ -112,7 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         asyncio.run(_wait(given.release, given.namespace, given.timeout, given.patience))
     except OrcaError as error:
-        print(error, file=sys.stderr)
+        print(f"{error} ({BOUNDS})", file=sys.stderr)
         return 1
     return 0
 
