@@ -264,13 +264,13 @@ def test_gates(isa: str, dtype: torch.dtype, inner: int, width: int, bias: bool)
     """activation(gate) * up. Columns of both stand side by side in eights, of which the last may be cut."""
     torch.manual_seed(inner)
     gate, up = torch.randn(2, inner, width) / width**0.5
-    added = torch.randn(2, inner) if bias else (None, None)
+    added = torch.randn(2, inner) if bias else None
     x = torch.randn(19, width)
     halves = [
         normed(x) @ w.to(dtype).double().t() + (0 if b is None else b.double())
-        for w, b in zip((gate, up), added, strict=True)
+        for w, b in zip((gate, up), (None, None) if added is None else added, strict=True)
     ]
-    both = in_turn(*added) if bias else None
+    both = in_turn(*added) if added is not None else None
     functions: dict[str, Callable[[Tensor], Tensor]] = {
         "gelu": torch.nn.functional.gelu,
         "silu": torch.nn.functional.silu,

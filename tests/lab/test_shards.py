@@ -77,8 +77,8 @@ class Kept(RandomWeights):
 
     given: dict[str, Tensor]
 
-    def find(self, name: str) -> Tensor | None:
-        tensor = super().find(name)
+    def find(self, name: str, dtype: torch.dtype | None = None) -> Tensor | None:
+        tensor = super().find(name, dtype)
         if tensor is not None:
             self.given[name] = tensor
         return tensor
