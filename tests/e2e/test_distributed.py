@@ -113,7 +113,7 @@ async def test_tokens(tmp_path: Path, case: token_grid.Case) -> None:
 async def test_slots_for_a_third_of_the_requests(tmp_path: Path, pp: int) -> None:
     """Sixty requests at once, prompts in parts, blocks on demand: their tokens are right, whoever gave up its slots."""
     model = make_shape(tmp_path / "model", "llama, 2 K/V heads", max_position_embeddings=96)
-    asked = list(islice(Reference(model).random(random.Random(pp), (1, 30), (30, 60)), 60))
+    asked = list(islice(Reference(model).random(random.Random(pp), (1, 16), (60, 80)), 60))
     slots = sum(len(prompt) + len(tokens) for prompt, tokens in asked) // 3
     numbers: dict[str, Any] = {"pp": pp, "max_batch_size": 60, "policy": "balanced,positions=80", "slots": slots}
     async with running(tmp_path / "run", model, dtype="float32", block_size=4, **numbers) as stack:

@@ -56,7 +56,7 @@ def look_at_top(run_dir: Path) -> None:
         top.until("engine-0")
         top.until("long")
         top.until(r"\d+% busy")
-        top.until("queue 1")
+        top.until(r"queue\s1")
         top.send("\r")
         top.until("long runs on engine-0")
         top.until("which never returned")

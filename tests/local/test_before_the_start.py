@@ -135,7 +135,7 @@ async def test_another_architecture(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "content", "part"),
     [
-        ("m.gguf", "", "is a model in GGUF"),
+        ("m.gguf", "", "has weights in GGUF"),
         ("adapter_config.json", "{}", "is a LoRA adapter and no whole model"),
         (
             "config.json",

@@ -85,7 +85,7 @@ class ScriptedRank(worker_pb2_grpc.ControllerServicer):
         self.hello.MergeFrom(pb.HelloResponse(epoch=EPOCH, slots=40, formation=formation))
 
     def report(self, number: int, *, epoch: int = EPOCH, **fields: Any) -> None:
-        times = pb.StageTimes(iteration=number)
+        times = pb.StageTimes(iteration=number, stage=7, tensor_rank=9)  # which no engine here has
         if self.samples or "error" in fields:
             result = pb.IterationReport(epoch=epoch, number=number, times=times, **fields)
             self._lane.put_nowait(pb.Report(iteration=result))
@@ -203,6 +203,7 @@ class Master:
         self.hellos: dict[int, Hello] = {}
         self.returned: list[pb.IterationReport] = []
         self.timed: dict[int, int] = {}  # iteration -> ranks that told their times
+        self.places: set[tuple[int, int]] = set()  # of these ranks, for the latest
         self.given_back: dict[int, bool] = {}
         self.admitted: list[int] = []
         self._shape, self._pulse, self._spawn = settings.shape, pulse, spawn
@@ -322,6 +323,7 @@ class Master:
 
     def _timed(self, iteration: int, times: list[pb.StageTimes]) -> None:
         self.timed[iteration] = len(times)
+        self.places = {(one.stage, one.tensor_rank) for one in times}
 
     @property
     def _dialed(self) -> Ranks:

@@ -235,6 +235,23 @@ def test_a_request_that_gave_up_its_slots() -> None:
     ]
 
 
+def test_the_room_is_the_cores() -> None:
+    """With blocks on demand: without the slots that are kept free, and with what those need that gave theirs up."""
+    one = Record(3, "kv=on-demand")
+    one.step(EngineReady(0.0, 40, 1))
+    one.step(Arrived(0.0, (Arrival(1, 1, 7, 20), Arrival(2, 2, 7, 20), Arrival(3, 3, 6, 20))))
+    preempted = 0
+    for n in range(60):
+        if not one.core.in_flight:
+            break
+        one.back()
+        history = History("engine-0")
+        history.take(journal(one, [n / 10 for n in range(len(one.record))], {1: 0, 2: 0, 3: 0}))
+        assert history.states[-1].room == one.core.room().slots, n
+        preempted += any(request.preemptions and request.row is None for request in one.core.requests)
+    assert preempted
+
+
 def test_places_and_the_queue_before_it() -> None:
     """It waits for max_bs while it is the last of three."""
     one = Told(max_bs=1, slots=64)

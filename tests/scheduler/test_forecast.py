@@ -5,7 +5,7 @@ import random
 import pytest
 
 from orca.v1 import worker_pb2 as pb
-from orca_scheduler.master.forecast import LEAST, MOST, Forecast
+from orca_scheduler.master.forecast import FLYING, LEAST, MOST, Forecast
 
 
 def times(*stages: tuple[float, float]) -> list[pb.StageTimes]:
@@ -46,12 +46,38 @@ def test_a_machine_that_is_too_slow_or_too_fast() -> None:
     assert fast.positions == MOST
 
 
-def test_iterations_that_are_alike_change_nothing() -> None:
+def test_iterations_that_are_alike() -> None:
+    """Increments alone say nothing about prompts. Full ones that take too long have fewer positions, and those that
+    leave time and use all have more: from far above as from far below."""
     forecast = Forecast(0.05, 256)
     for iteration in range(10 * LEAST):
         forecast.scheduled(iteration, 8)
         assert not forecast.timed(iteration, times((0.01 + iteration * 1e-5, 0.0)))
     assert forecast.positions == 256
+    for first in (4000, 9):
+        full = Forecast(0.05, first)
+        for iteration in range(100 * LEAST):
+            positions = max(full.positions, 9)
+            full.scheduled(iteration, positions)
+            full.timed(iteration, times((positions * 0.001, 0.0)))
+        assert full.positions == pytest.approx(50, rel=0.2)
+
+
+def test_a_machine_that_was_slow_for_a_while() -> None:
+    forecast, draw = Forecast(0.05, 256), random.Random(3)
+    for iteration in range(16_000):
+        positions = draw.choice((8, max(forecast.positions, 9)))
+        slow = 20 if 500 <= iteration < 4000 else 1
+        forecast.scheduled(iteration, positions)
+        forecast.timed(iteration, times(((0.01 + positions * 0.0002) * slow, 0.0)))
+    assert forecast.positions == pytest.approx(200, rel=0.2)
+
+
+def test_iterations_whose_times_never_come_are_forgotten() -> None:
+    forecast = Forecast(0.05, 256)
+    for iteration in range(10 * FLYING):
+        forecast.scheduled(iteration, 8)
+    assert len(forecast._flying) <= FLYING
 
 
 def test_a_lost_iteration_and_an_unknown_one_are_not_counted() -> None:

@@ -32,7 +32,7 @@ from orca_scheduler.core.fills import FILLS, IN_PARTS, first_come
 from orca_scheduler.core.invariants import violations
 from orca_scheduler.core.memory import Slots
 from orca_scheduler.core.on_demand import PREEMPTIONS, SPARE, OnDemand
-from orca_scheduler.core.request import Arrival, Request
+from orca_scheduler.core.request import Arrival, Phase, Request
 from orca_scheduler.core.selection import Limits, Stop, select
 from orca_scheduler.core.sets import DRAFTS, MEMORIES, POLICIES, FirstCome, policy_named
 
@@ -128,6 +128,10 @@ class Engine:
 
     def step(self, event: Event) -> None:
         actions = self.core.step(event)
+        for batch in actions:  # as a master sends them: before the tokens of this event are where admissions come from
+            for member in batch.members[: batch.admitted] if isinstance(batch, ScheduleBatch) else ():
+                life = self.lives[member.claim]
+                assert member.start + member.count <= life.arrived.input_tokens + life.generated
         if isinstance(event, BatchReturned):
             for member in self.flights.popleft().members:
                 if member.claim in self.lives:
@@ -349,13 +353,47 @@ def test_who_gives_up_slots() -> None:
     for request in live:
         request.row = memory.admit(request).row
         memory.grow(request.row, 10)
-    assert memory.victims(live[0], 15, live) == [live[4], live[3]]
+    assert memory.victims(live[0], 15, live) == {live[4]: 10, live[3]: 10}
     live[4].in_flight = 1
-    assert memory.victims(live[0], 15, live) == [live[3], live[2]]
+    assert memory.victims(live[0], 15, live) == {live[3]: 10, live[2]: 10}
     live[3].preemptions = PREEMPTIONS
-    assert memory.victims(live[0], 15, live) == [live[2], live[1]]
-    assert memory.victims(live[0], 21, live) == []
-    assert memory.victims(live[2], 1, live) == []
+    assert memory.victims(live[0], 15, live) == {live[2]: 10, live[1]: 10}
+    assert memory.victims(live[0], 21, live) == {}
+    assert memory.victims(live[2], 1, live) == {}
+
+
+def test_what_a_victim_frees_is_enough_for_the_next_request_too() -> None:
+    """Two requests cross a block at once, and one victim has slots for both."""
+    core = Core(8, 1, 1, policy=policy_named("kv=on-demand"))
+    core.step(EngineReady(0.0, 31, 1))
+    (batch,) = core.step(Arrived(0.0, tuple(Arrival(n, n, p, 30 - p) for n, p in enumerate((9, 9, 1, 8), 1))))
+    while isinstance(batch, ScheduleBatch) and not batch.preempted:
+        batch, *_ = core.step(BatchReturned(0.0, batch.iteration, ((WORD,),) * len(batch.members)))
+    assert isinstance(batch, ScheduleBatch)
+    assert batch.preempted == (4,)
+
+
+@pytest.mark.parametrize(("n_workers", "run_ahead"), [(2, 0), (1, 1)])
+def test_a_request_does_not_begin_again_in_the_step_that_preempts_it(n_workers: int, run_ahead: int) -> None:
+    """The token that returned in that step is not yet where admissions come from."""
+    core = Core(8, n_workers, 1, run_ahead, policy_named("kv=on-demand"))
+    core.step(EngineReady(0.0, 30, 1))
+    asked = tuple(Arrival(n, n, p, 30 - p) for n, p in enumerate((9, 9, 1, 8), 1))
+    flying = deque(a for a in core.step(Arrived(0.0, asked)) if isinstance(a, ScheduleBatch))
+    preempted = 0
+    for _ in range(200):
+        if not flying:
+            break
+        batch = flying.popleft()
+        actions = core.step(BatchReturned(0.0, batch.iteration, ((WORD,),) * len(batch.members)))
+        batches = [action for action in actions if isinstance(action, ScheduleBatch)]
+        gave = {claim for one in batches for claim in one.preempted}
+        began = {member.claim for one in batches for member in one.members[: one.admitted]}
+        assert not gave & began
+        preempted += len(gave)
+        flying.extend(batches)
+    assert preempted
+    assert not core.requests
 
 
 def iterations_of(policy: str, asked: list[tuple[int, int, int]], n_slots: int) -> tuple[int, int, float]:
@@ -404,7 +442,6 @@ def test_blocks_on_demand_need_fewer_iterations() -> None:
         ("fill=greedy", r"fill=greedy is not there; there are: paper, even, stall-free, split-fuse"),
         ("drafts=model", r"drafts=model is not there; there are: off, ngram"),
         ("kv=swap", r"kv=swap is not there; there are: reserve, on-demand"),
-        ("fill=stall-free", r"fill=stall-free needs positions"),
         ("paper,positions=64", r"positions=64 is for split-fuse and stall-free: fill=paper cuts no prompt"),
         ("stall-free,positions=0", r"positions=0 must be a whole number from 1 to"),
         ("stall-free,positions=auto:", r"positions=auto: must be a whole number .*, or auto: and milliseconds"),
@@ -497,3 +534,10 @@ def test_names() -> None:
     assert policy_named("balanced,positions=128").name == "fill=stall-free,kv=on-demand,positions=128"
     assert policy_named("stall-free,kv=on-demand").name == "balanced"
     assert policy_named("kv=reserve").name == "paper"
+    assert policy_named("fill=stall-free").name == "stall-free"
+    assert policy_named("balanced,fill=even").name == "fill=even,kv=on-demand"
+    assert policy_named(policy_named("stall-free,positions=auto:12345678").name).seconds == 12345.678
+
+
+def test_drafts_are_no_initiation() -> None:
+    assert Member(1, 0, 10, 5, 5, (), 3, drafts=(8, 8, 8, 8)).phase is Phase.INCREMENT

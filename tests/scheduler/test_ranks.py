@@ -133,6 +133,7 @@ async def test_iterations_go_down_one_lane_and_reports_come_up_all() -> None:
         for n in (3, 0, 1):
             engine.ranks[n].report(9)
         await until(lambda: engine.master.timed == {9: 4})
+        assert engine.master.places == {(0, 0), (0, 1), (1, 0), (1, 1)}, "its place is not what a rank says"
         assert [list(report.token_ids) for report in engine.master.returned] == [[1, 2]]
         assert all(rank.iterations == [] for rank in engine.ranks[1:])
 

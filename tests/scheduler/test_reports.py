@@ -42,6 +42,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "not finite": ({"not_finite": [1]}, "names token 1 of 1"),
     "stuck": ({"stuck": [(1 << 32) - 1]}, "names token 4294967295 of 1"),
     "waiting": ({"waiting": [1]}, "names token 1 of 1"),
+    "waiting twice": ({"waiting": [0, 0]}, "names a place without a token twice"),
+    "waiting and stuck": ({"waiting": [0], "stuck": [0]}, "names a place without a token twice"),
     "tops that were not asked for": (
         {"tops": [pb.Scores(index=0, scores=TOP.pack(5, -1.0))]},
         "has 8 bytes of top logprobs",

@@ -168,10 +168,8 @@ def _positions(config: Mapping[str, Any], kind: str, path: Path) -> int:
 
 
 def what_it_is(path: Path) -> str:
-    """Names a file or folder without config.json, as the end of a sentence."""
+    """Names a file or folder without config.json and weights, as the end of a sentence."""
     files = [path] if path.is_file() else [*path.glob("*")]
-    if any(file.suffix == ".gguf" for file in files):
-        return "is a model in GGUF, llama.cpp's format; Orca reads safetensors, which its author's page on the hub has"
     if any(file.name == "adapter_config.json" for file in files):
         return "is a LoRA adapter and no whole model: merge it into its base model (`merge_and_unload` of peft)"
     if path.is_file():

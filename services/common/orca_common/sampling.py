@@ -8,6 +8,8 @@ client's arguments and the options of `orca generate` name the same parameters: 
 from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
+from orca.v1.sampling_pb2 import SamplingParams
+
 from .scores import MAX_TOP
 
 MAX_BIASES = 1024  # entries of logit_bias
@@ -150,6 +152,11 @@ FORMS = by_name(
     Parameter("grammar", "form", Range(), "none", "The answer follows this grammar, in llguidance's variant of Lark."),
 )
 EVERY = {**SAMPLING, **LOGPROBS, **FORMS}
+
+
+def has_form(sampling: SamplingParams) -> bool:
+    """Whether the answer has a form: its ranks follow it token by token."""
+    return bool(sampling.grammar)
 
 
 def markdown(parameters: Iterable[Parameter] = EVERY.values()) -> str:

@@ -116,7 +116,7 @@ class Member(NamedTuple):
 
     @property
     def phase(self) -> Phase:
-        return Phase.of(self.start, self.count)
+        return Phase.of(self.start, self.count - len(self.drafts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +204,7 @@ class Core:
         self._pool: list[Request] = []  # live requests, in the policy's order
         self._claims: dict[int, Request] = {}
         self._free_rows: list[int] = []  # ended since the last batch: the ranks do not know yet
+        self._preempted: set[Request] = set()  # in this step
         self._iteration = 0
         self._last_arrival = 0
         self._formed = self._draining = False
@@ -231,6 +232,7 @@ class Core:
         Batches come first: stage 0 would wait while a commit is put together.
         """
         actions: list[Action] = []
+        self._preempted.clear()
         match event:
             case EngineReady():
                 assert not self._pool, "an engine was formed before its loss was told"
@@ -324,14 +326,23 @@ class Core:
         return action
 
     def _waiting(self) -> Iterator[Request]:
-        """Line 17: the pool without RUNNING requests."""
+        """Line 17: the pool without RUNNING requests.
+
+        Nor those that gave up their rows in this very step: their last tokens are not settled when its batches leave.
+        """
+        if self._preempted:
+            return (request for request in self._pool if not request.in_flight and request not in self._preempted)
         return (request for request in self._pool if not request.in_flight)
 
     def _returning(self) -> Iterator[Request]:
         """The same, as if the oldest batch had returned and none of its requests had ended by its token. How far a
         request with drafts comes is not known before."""
         oldest = {r for r, outputs in zip(*self.in_flight[0][1:], strict=True) if outputs < 2} if self.in_flight else ()
-        return (r for r in self._pool if not r.in_flight or (r.in_flight == 1 and r in oldest and r.goes_on))
+        return (
+            r
+            for r in self._pool
+            if (not r.in_flight and r not in self._preempted) or (r.in_flight == 1 and r in oldest and r.goes_on)
+        )
 
     def _member(self, request: Request, count: int, drafts: tuple[int, ...] = ()) -> Member:
         """The request's part in the batch that is being made; gives it the slots that it needs."""
@@ -374,6 +385,7 @@ class Core:
         self._release(request)
         request.computed, request.last_token, request.initiated, request.offer = 0, None, False, ()
         request.preemptions += 1
+        self._preempted.add(request)
 
     def _release(self, request: Request) -> None:
         """Takes a request's row back, if it has one. The ranks learn of it with the next batch."""

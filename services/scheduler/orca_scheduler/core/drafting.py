@@ -32,12 +32,13 @@ def with_drafts(plan: Plan, limits: Limits, memory: Memory) -> Plan:
         if left <= 0:
             break
         arrived = request.arrived
-        if not request.offer or request.row is None or request.generated < request.undrafted:
+        in_pause = request.generated < request.undrafted
+        if not request.offer or request.row is None or in_pause or count != request.remaining:
             continue
         most = min(request.depth, left, arrived.max_tokens - request.known - 1)
         while most > 0 and memory.need(request, count + most) > memory.need(request, count):
             most -= 1
-        if most > 0 and count == request.remaining:
+        if most > 0:
             drafts[request.claim] = request.offer[:most]
             left -= len(drafts[request.claim])
     return Plan(plan.batch, plan.stop, plan.preempt, drafts) if drafts else plan

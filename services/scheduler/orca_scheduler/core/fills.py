@@ -22,7 +22,7 @@ class Filling:
     def __init__(self, live: Sequence[Request], limits: Limits, memory: Memory) -> None:
         self._live, self._limits, self._memory = live, limits, memory
         self._batch: list[tuple[Request, int]] = []
-        self._preempt: list[Request] = []
+        self._preempt: dict[Request, int] = {}  # with the slots that they have
         self._left, self._free = limits.positions, memory.free
         self._stop = Stop.POOL
         self._blocked = False
@@ -48,17 +48,20 @@ class Filling:
 
     def _has_slots(self, request: Request, count: int) -> bool:
         """Takes the slots that the request needs. Where they are not there, no request begins behind it."""
-        need = self._memory.need(request, count)
-        if request.row is None and self._blocked:
+        need, begins = self._memory.need(request, count), request.row is None
+        if not need:
+            return True
+        if begins and self._blocked:
             return False
-        others = self._batch or self._memory.reserved
-        lacking = need - self._free + (self._memory.spare if request.row is None and others else 0)
-        if need and lacking > 0 and request.row is not None:
-            victims = self._memory.victims(request, lacking, [r for r in self._live if r not in self._preempt])
-            if victims:  # what they free beyond it stays free until the next plan
-                self._preempt += victims
-                self._free, lacking = self._free + lacking, 0
-        if need and lacking > 0:
+        alone = not self._batch and not self._memory.reserved
+        lacking = need + (self._memory.spare if begins and not alone else 0) - self._free
+        if lacking > 0 and not begins:
+            left = [other for other in self._live if other not in self._preempt]
+            victims = self._memory.victims(request, lacking, left)
+            self._preempt |= victims
+            self._free += sum(victims.values())
+            self._blocked = True
+        if need > self._free or (begins and lacking > 0):
             self._blocked, self._stop = True, Stop.SLOTS
             return False
         self._free -= need
@@ -113,13 +116,15 @@ def _in_parts(ready: Iterable[Request], live: Sequence[Request], limits: Limits,
             filling.offer(request, request.remaining)
     begun = (request for request in live if request.row is not None and not request.initiated)
     new = (request for request in live if request.row is None)
-    behind = False  # an earlier prompt will not have ended its initiation
+    behind = False  # the initiation of an earlier prompt goes on after this iteration
     for request in chain(begun, new):
-        count = request.remaining - (behind and in_turn)
+        count = request.remaining - 1 if behind and in_turn else request.remaining
         if not count and request.row is None:
             break  # those behind it would have begun, and go on before it
         runs = filling.offer(request, count) if request in at_hand and count else 0
-        behind = behind or (not request.ended and runs < request.remaining and (runs > 0 or request.row is not None))
+        has_begun = runs > 0 or request.row is not None
+        if has_begun and not request.ended and runs < request.remaining:
+            behind = True
     return filling.plan()
 
 

@@ -54,8 +54,9 @@ class Memory(Protocol):
         """Slots that must be free for the request's next `count` positions: whole blocks; 0: its row has them."""
         ...
 
-    def victims(self, request: Request, lacking: int, live: Sequence[Request]) -> list[Request]:
-        """The requests that give up their rows, so that `lacking` more slots are free for one that runs already.
+    def victims(self, request: Request, lacking: int, live: Sequence[Request]) -> dict[Request, int]:
+        """The requests that give up their rows, so that `lacking` more slots are free for one that runs already; with
+        the slots that each of them has.
 
         None where that cannot be. They are younger than it, which stands with them in `live`, and wait.
         """
@@ -140,8 +141,8 @@ class Slots:
     def room(self, waiting: Iterable[Request]) -> int:
         return self.free - sum(self.need(request, request.remaining) for request in waiting)
 
-    def victims(self, request: Request, lacking: int, live: Sequence[Request]) -> list[Request]:
-        return []
+    def victims(self, request: Request, lacking: int, live: Sequence[Request]) -> dict[Request, int]:
+        return {}
 
     def admit(self, request: Request) -> Admitted:
         return Admitted(self.new_row(), 0, ())

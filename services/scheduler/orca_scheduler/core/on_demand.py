@@ -34,15 +34,14 @@ class OnDemand(Slots):
     def room(self, waiting: Iterable[Request]) -> int:
         return super().room(waiting) - (self.spare if self._rows else 0)
 
-    def victims(self, request: Request, lacking: int, live: Sequence[Request]) -> list[Request]:
-        found, freed = list[Request](), 0
+    def victims(self, request: Request, lacking: int, live: Sequence[Request]) -> dict[Request, int]:
+        found = dict[Request, int]()
         for other in reversed(live):
-            if freed >= lacking or other is request:
+            if sum(found.values()) >= lacking or other is request:
                 break
             if other.row is not None and not other.running and other.preemptions < PREEMPTIONS:
-                found.append(other)
-                freed += len(self._rows[other.row]) * self.block_size
-        return found if freed >= lacking else []
+                found[other] = len(self._rows[other.row]) * self.block_size
+        return found if sum(found.values()) >= lacking else {}
 
     def violations(self, requests: Sequence[Request]) -> list[str]:
         found = list[str]()
@@ -52,7 +51,7 @@ class OnDemand(Slots):
             held = len(self._rows[request.row]) * self.block_size
             if request.preemptions >= PREEMPTIONS:
                 least = most = self.whole(request)
-            elif request.initiated:  # while a form's work is not done, its row has the token's slot already
+            elif request.initiated:  # one that waits for its form's work has slots for that position, and one run ahead
                 least, most = (self._reservation.upfront(n, 0) for n in (request.computed, request.computed + 2))
             else:
                 least = most = self._reservation.upfront(request.known, 0)

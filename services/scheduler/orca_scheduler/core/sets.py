@@ -57,7 +57,7 @@ class FirstCome:
         for name, policy in POLICIES.items():
             if policy == self:
                 return name
-        positions = self.positions if self.seconds is None else f"{AUTO}{self.seconds * 1e3:g}"
+        positions = self.positions if self.seconds is None else f"{AUTO}{round(self.seconds * 1e3)}"
         drafts = None if self.drafts == "off" else self.drafts
         parts = {"fill": self.fill, "kv": self.kv, "positions": positions, "drafts": drafts}
         return ",".join(f"{part}={value}" for part, value in parts.items() if value is not None)
@@ -132,16 +132,19 @@ def policy_named(text: str) -> Policy:
         if part in changes:
             raise ValueError(f"policy: {part} stands twice in {text!r}")
         changes |= _positions(value) if part == "positions" else {part: value}
-    return replace(policy, **changes) if changes else policy  # pyright: ignore
+    if isinstance(policy, FirstCome) and "positions" not in changes and changes.get("fill") in FILLS:
+        in_parts = changes["fill"] in IN_PARTS  # positions belong to a fill
+        changes |= {"positions": policy.positions or FIRST} if in_parts else {"positions": None, "seconds": None}
+    return replace(policy, **changes) if changes else policy  # pyright: ignore[reportCallIssue, reportArgumentType]
 
 
 def _positions(text: str) -> dict[str, int | float | None]:
     """A number of positions, or the time that an iteration may take."""
     number = text.removeprefix(AUTO)
-    whole = number.isascii() and number.isdecimal() and len(number) < 9 and int(number) > 0
-    if not whole:
-        problem = f"must be a whole number from 1 to 99999999, or {AUTO} and milliseconds"
-        raise ValueError(f"policy: positions={text} {problem}")
+    if not (number.isascii() and number.isdecimal() and len(number) < 9 and int(number) > 0):
+        raise ValueError(
+            f"policy: positions={text} must be a whole number from 1 to 99999999, or {AUTO} and milliseconds"
+        )
     if text == number:
         return {"positions": int(number), "seconds": None}
     return {"positions": FIRST, "seconds": int(number) / 1e3}

@@ -22,8 +22,9 @@ from ..core.core import (
     GiveBack,
     ScheduleBatch,
 )
+from ..core.policy import Policy
 from ..core.request import Arrival, Phase, Request
-from ..core.sets import policy_named
+from ..core.sets import PAPER, policy_named
 from ..master.journal import CoreStep, Heading, LifeStep, Line, Named, Note
 
 SECOND = 1_000_000_000
@@ -67,7 +68,8 @@ class Stay:
     submitted: int | None = None  # by the pool's clock
     claimed: int = 0
     arrival: int = 0  # its place in the queue
-    need: int = 0  # slots, for all its tokens
+    need: int = 0  # slots with which it begins
+    inputs: int = 0  # tokens of its prompt
     admitted: bool = False  # the core knows it
     turns: list[Turn] = field(default_factory=list)
     tokens: int = 0  # that it had when it came, and those since
@@ -102,6 +104,7 @@ class History:
         self._known: dict[int, Stay] = {}  # of this term, those included that have left
         self._flying: dict[int, Batch] = {}  # by iteration
         self._names: dict[int, Named] = {}
+        self._policy: Policy = PAPER
         self._reservation = Reservation(1)
         self._block = 1
         self._n_slots = self._reserved = 0
@@ -180,7 +183,8 @@ class History:
         self._offset = heading.wall - round(heading.now * SECOND)
         self.max_bs, self.n_workers = numbers["max_bs"], numbers["n_workers"]
         self._block = numbers["block_size"]
-        self._reservation = Reservation(self._block, policy_named(numbers["policy"]).reserves_output)
+        self._policy = policy_named(numbers["policy"])
+        self._reservation = Reservation(self._block, self._policy.reserves_output)
         self._names |= heading.claims
         if heading.term == self._term:
             return  # a term goes on in another file
@@ -200,6 +204,8 @@ class History:
             stay = self._arrive(request.arrived, heading.wall)
             stay.tokens = request.generated
             stay.slots = 0 if request.row is None else rows.get(request.row, 0) * self._block
+            if request.row is None and request.preemptions:
+                self._preempted(stay)
         self._reserved = sum(rows.values()) * self._block
         self._stand(heading.wall)
 
@@ -207,7 +213,13 @@ class History:
         stay = self._live.get(arrival.claim) or self._claim(arrival.claim, at)
         stay.admitted, stay.arrival, stay.tokens = True, arrival.arrival, arrival.generated
         stay.need = self._reservation.upfront(arrival.input_tokens, arrival.max_new_tokens)
+        stay.inputs = arrival.input_tokens
         return stay
+
+    def _preempted(self, stay: Stay) -> None:
+        """It begins again with its prompt and its tokens."""
+        stay.slots, stay.preempted = 0, True
+        stay.need = self._reservation.upfront(stay.inputs + stay.tokens, 0)
 
     def _claim(self, claim: int, at: int) -> Stay:
         named = self._names.get(claim)
@@ -291,7 +303,7 @@ class History:
         self._reserved = action.reserved
         for claim in action.preempted:
             if claim in self._live:
-                self._live[claim].slots, self._live[claim].preempted = 0, True
+                self._preempted(self._live[claim])
         for n, member in enumerate(action.members):
             stay = self._live.get(member.claim)
             if stay is not None:
@@ -313,7 +325,8 @@ class History:
         """Notes how the engine stands from now on."""
         self.end = max(self.end, at)
         waiting = sum(stay.need for stay in self._live.values() if stay.admitted and not stay.slots)
-        room = max(self._n_slots - self._reserved - waiting, 0)
+        spare = self._policy.memory(self._n_slots, self._block).spare if self._reserved else 0
+        room = max(self._n_slots - self._reserved - waiting - spare, 0)
         at = max(at, self.states[-1].at) if self.states else at
         state = State(at, self._formed, len(self._live), room, "" if self._formed else self._why)
         if self.states and self.states[-1][1:] == state[1:]:

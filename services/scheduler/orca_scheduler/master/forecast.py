@@ -8,6 +8,8 @@ MEMORY = 256  # iterations that the means go back
 LEAST = 32  # iterations before the first forecast, and between two
 STEP = 1 / 8  # a budget that differs by less is not worth a change
 MOST = 8192  # positions
+FLYING = 256  # iterations whose times may be outstanding
+OUTLIER = 8  # an iteration that took longer than so many times what it may counts as that
 SECOND = 1e9  # nanoseconds
 
 
@@ -26,6 +28,8 @@ class Forecast:
         self._since = 0
 
     def scheduled(self, iteration: int, positions: int) -> None:
+        if len(self._flying) >= FLYING:
+            del self._flying[min(self._flying)]  # some rank did not tell its times
         self._flying[iteration] = positions
 
     def lost(self) -> None:
@@ -40,13 +44,13 @@ class Forecast:
         stages = dict[int, float]()
         for rank in times:
             stages[rank.stage] = max(stages.get(rank.stage, 0.0), (rank.computed - rank.started) / SECOND)
-        self.observe(positions, sum(stages.values()))
+        self.observe(positions, min(sum(stages.values()), OUTLIER * self._seconds))
         self._since += 1
         if self._since < LEAST:
             return False
         self._since, before = 0, self.positions
-        wanted = self.most()
-        if wanted is not None and abs(wanted - before) > STEP * before:
+        wanted = max(min(self.most(), 2 * before), 1)  # a line is not believed far beyond what was seen
+        if abs(wanted - before) > STEP * before:
             self.positions = wanted
         return self.positions != before
 
@@ -55,11 +59,17 @@ class Forecast:
         self._n, self._x, self._y = self._n * kept + 1, self._x * kept + positions, self._y * kept + seconds
         self._xx, self._xy = self._xx * kept + positions**2, self._xy * kept + positions * seconds
 
-    def most(self) -> int | None:
-        """Returns the most positions of an iteration that ends in time; None: the iterations were too much alike."""
+    def most(self) -> int:
+        """Returns the most positions of an iteration that ends in time.
+
+        Where iterations were too much alike for a line: as many as their mean time allows, or more where it leaves time
+        and they used what they had.
+        """
         x, y = self._x / self._n, self._y / self._n
         spread, together = self._xx / self._n - x * x, self._xy / self._n - x * y
-        if spread < 1 or together <= 0:
-            return None
-        slope = together / spread  # seconds a position
-        return int(min(max((self._seconds - (y - slope * x)) / slope, 1), MOST))
+        if spread > (x / 8) ** 2 and together > 0:
+            slope = together / spread  # seconds a position
+            return int(min(max((self._seconds - (y - slope * x)) / slope, 1), MOST))
+        if y > self._seconds:
+            return int(x * self._seconds / y)
+        return min(2 * self.positions, MOST) if 2 * x > self.positions else self.positions

@@ -7,17 +7,20 @@ from collections.abc import Iterable
 from itertools import cycle, islice
 
 SIZE = 3  # tokens that must agree
-LOOKS_BACK = 1 << 14  # tokens: what is indexed of a longer text
+LOOKS_BACK = 1 << 12  # tokens: what is indexed of a longer text, in some 2 ms
 
 
 class Ngrams:
     """One request's prompt and answer, and where each run of SIZE tokens ends in it, the latest place."""
 
     def __init__(self, tokens: Iterable[int]) -> None:
+        self._begin()
+        self.extend(tokens)
+
+    def _begin(self) -> None:
         self._tokens: list[int] = []
         self._ends: dict[tuple[int, ...], int] = {}
         self._before: int | None = None  # where the last SIZE tokens ended before
-        self.extend(tokens)
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Appends to the text."""
@@ -30,7 +33,8 @@ class Ngrams:
                 self._before = ends.get(last)
                 ends[last] = len(known)
         if len(known) > 2 * LOOKS_BACK:  # begin again with the latest half
-            self.__init__(known[-LOOKS_BACK:])
+            self._begin()
+            self.extend(known[-LOOKS_BACK:])
 
     def drafts(self, most: int) -> tuple[int, ...]:
         """Returns what came behind the last tokens where they stood before, again and again up to `most` tokens."""

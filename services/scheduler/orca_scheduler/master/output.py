@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from google.protobuf.message import DecodeError
 
 from orca.v1.pool_pb2 import PoolRequest
+from orca_common.sampling import has_form
 from orca_common.scores import NOTHING, TOP, size_of_tops
 from orca_pool.records import Claimed, CommitRow, Committed, Reason
 from orca_pool.wire import TOKEN, commit_row, pack_tokens
@@ -102,12 +103,14 @@ class Outputs:
         return held
 
     def offers(self, claims: Iterable[int], made: Sequence[Sequence[int]], most: int) -> tuple[tuple[int, ...], ...]:
-        """Drafts for requests that have just made these tokens: none for one that is gone, or whose answer has a form,
-        which its rank follows token by token."""
+        """Drafts for requests that have just made these tokens.
+
+        A request that is gone gets none. Nor does one whose answer has a form: its rank follows that token by token.
+        """
         offers = list[tuple[int, ...]]()
         for claim, tokens in zip(claims, made, strict=True):
             held = self.held.get(claim)
-            if held is None or held.record.sampling.grammar:
+            if held is None or has_form(held.record.sampling):
                 offers.append(())
                 continue
             if held.ngrams is None:

@@ -34,6 +34,8 @@ def problem_of(
     without = {*report.not_finite, *report.stuck, *report.waiting}
     if without and max(without) >= places:
         return f"names token {max(without)} of {places}"
+    if len(without) < len(report.not_finite) + len(report.stuck) + len(report.waiting):
+        return "names a place without a token twice"
     if report.made:
         if problem := _problem_of_drafts(report, ends, without):
             return problem

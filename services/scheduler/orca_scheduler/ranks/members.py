@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from orca.v1 import worker_pb2 as pb
+from orca_common.protocol import NO_TOKEN
 
 from ..core.core import Member
 
@@ -14,7 +15,7 @@ def put_members(message: pb.Iteration, members: Sequence[Member]) -> None:
     message.counts.extend([member.count for member in members])
     message.outputs.extend([member.outputs for member in members])
     if any(member.token is not None for member in members):
-        message.tokens.extend([member.token or 0 for member in members])
+        message.tokens.extend([NO_TOKEN if member.token is None else member.token for member in members])
     for member in members:
         if member.new_blocks:
             message.growths.add(row=member.row, blocks=member.new_blocks, shared=member.shared)

@@ -54,7 +54,7 @@ class Listener:
     post: Callable[[Told], None]
     answered: Callable[[], None]
     returned: Callable[[int, pb.IterationReport], None]
-    timed: Callable[[int, pb.StageTimes], None]
+    timed: Callable[[int, int, pb.StageTimes], None]
     latest: Callable[[], int]
 
 
@@ -239,7 +239,7 @@ class Rank:
             case "times":
                 for times in report.times.stages:
                     if self._ran(times.iteration):
-                        self._hears.timed(times.iteration, times)
+                        self._hears.timed(self.index, times.iteration, times)
             case "leaving":
                 self._hears.post(RankLeaving(self._now, self._life, self.index, self.last_iteration))
             case _:
@@ -256,7 +256,9 @@ class Rank:
             return
         if self._ran(report.number):
             self._hears.returned(self.index, report)
-            self._loop.call_soon(self._hears.timed, report.number, report.times)  # the next batch does not wait for it
+            self._loop.call_soon(
+                self._hears.timed, self.index, report.number, report.times
+            )  # the next batch does not wait for it
 
     def _ran(self, iteration: int) -> bool:
         """Whether the rank may have run an iteration that it names. Some of an earlier life may be under way yet."""

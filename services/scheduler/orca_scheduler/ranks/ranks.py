@@ -48,7 +48,7 @@ class Ranks:
         self._places = shape.places()
         self._progress = Progress()
         self._silence = timers.FORMING_SILENCE
-        self._times: dict[int, list[pb.StageTimes]] = {}  # by iteration, until all ranks have told theirs
+        self._times: dict[int, dict[int, pb.StageTimes]] = {}  # by iteration and rank, until all have told theirs
         self._asked: list[int] = []  # heartbeats, one a rank, that were sent at the last complaint about a neighbour
         told = Listener(self._told, self._answered, self._tokens_came, self._times_came, lambda: self._progress.latest)
         self._pods = [
@@ -148,14 +148,16 @@ class Ranks:
         self._progress.returned(self._now)
         self._returned(report)
 
-    def _times_came(self, iteration: int, times: pb.StageTimes) -> None:
+    def _times_came(self, rank: int, iteration: int, times: pb.StageTimes) -> None:
         if iteration not in self._times and len(self._times) >= MOST_TIMES:
             del self._times[min(self._times)]  # some rank did not tell its own
-        of_all = self._times.setdefault(iteration, [])
-        of_all.append(times)
+        place = self._places[rank]
+        times.stage, times.tensor_rank = place.stage, place.tensor_rank  # whatever it says
+        of_all = self._times.setdefault(iteration, {})
+        of_all[rank] = times
         if len(of_all) == len(self._ranks):
             del self._times[iteration]
-            self._timed(iteration, of_all)
+            self._timed(iteration, list(of_all.values()))
 
     # -- complaints, silence and standstill
 

@@ -14,6 +14,7 @@ import numpy as np
 from orca.v1 import worker_pb2
 from orca.v1.sampling_pb2 import SamplingParams
 from orca_common.errors import FailedPrecondition
+from orca_common.protocol import NO_TOKEN
 
 from .kv import KVManager
 from .rows import Adjusted, Rows
@@ -154,7 +155,12 @@ def build_batch(
         raise FailedPrecondition(f"rows {rows_of} have not come as far as {starts_of}: a token would be missing")
     if given:
         behind = before >= members["admitted"]  # whose token is not among those of its admission
-        rows.learn(each[behind], before[behind], np.array(given)[behind])
+        learnt = np.array(given)[behind]
+        if np.count_nonzero(learnt == NO_TOKEN):
+            raise FailedPrecondition(
+                f"rows {rows_of} at {starts_of}: neither their admissions nor {given} have a token"
+            )
+        rows.learn(each[behind], before[behind], learnt)
         members = rows.table.take(each)
     known, back = members["known"], before < members["length"]  # its last position runs again
     if rows.adjusted and not tokens_on_device:  # who waits has its last token again, and a run-ahead goes on from that
