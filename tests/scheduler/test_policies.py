@@ -530,12 +530,13 @@ def test_no_draft_where_it_would_not_pay_or_has_no_place(max_bs: int, kv: str, n
 
 
 def test_names() -> None:
-    assert policy_named("stall-free,positions=auto:50").name == "fill=stall-free,kv=reserve,positions=auto:50"
-    assert policy_named("balanced,positions=128").name == "fill=stall-free,kv=on-demand,positions=128"
-    assert policy_named("stall-free,kv=on-demand").name == "balanced"
+    assert (
+        policy_named("stall-free,positions=auto:50").name == "fill=stall-free,kv=reserve,positions=auto:50,drafts=off"
+    )
+    assert policy_named("balanced,positions=128").name == "fill=stall-free,kv=on-demand,positions=128,drafts=off"
     assert policy_named("kv=reserve").name == "paper"
-    assert policy_named("fill=stall-free").name == "stall-free"
-    assert policy_named("balanced,fill=even").name == "fill=even,kv=on-demand"
+    assert policy_named("fill=stall-free") == policy_named("stall-free")
+    assert policy_named("balanced,fill=even") == FirstCome("even", "on-demand")
     assert policy_named(policy_named("stall-free,positions=auto:12345678").name).seconds == 12345.678
 
 

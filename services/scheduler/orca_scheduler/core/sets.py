@@ -54,12 +54,11 @@ class FirstCome:
 
     @property
     def name(self) -> str:
-        for name, policy in POLICIES.items():
-            if policy == self:
-                return name
+        """`paper`, or all the parts: a set may have others in another release, and a journal must replay."""
+        if self == PAPER:
+            return "paper"
         positions = self.positions if self.seconds is None else f"{AUTO}{round(self.seconds * 1e3)}"
-        drafts = None if self.drafts == "off" else self.drafts
-        parts = {"fill": self.fill, "kv": self.kv, "positions": positions, "drafts": drafts}
+        parts = {"fill": self.fill, "kv": self.kv, "positions": positions, "drafts": self.drafts}
         return ",".join(f"{part}={value}" for part, value in parts.items() if value is not None)
 
     @property
