@@ -19,6 +19,9 @@ TELL ?= 10
 # what a file's tests share is started once, and files in the order of tests/conftest.py: the longest first.
 PYTEST = $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
 
+# Where a process of the tests crashes, as in a thread of a library, pytest-xdist waits for ever for what it had left.
+BOUNDED = timeout --foreground --signal=INT --kill-after=60 40m
+
 # On a fresh machine each process would compile the kernels for itself, for half a minute on both cores.
 KERNELS = $(BIN)/python -c 'from orca_kernels.cpu.build import built; built(print)'
 
@@ -92,7 +95,7 @@ check: lint ## Lint, and run the tests of about a minute: all but those marked s
 
 test: $(STAMP) ## Run all tests but those that need a cluster, and the long ones of the other targets.
 	$(KERNELS)
-	$(PYTEST) -m 'not long and not kubernetes'
+	$(BOUNDED) $(PYTEST) -m 'not long and not kubernetes'
 
 again: $(STAMP) ## Run the tests that have just failed once more, alone, where they are three at most.
 	$(BIN)/python tests/again.py
