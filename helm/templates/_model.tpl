@@ -42,7 +42,7 @@ The model: where a service finds the checkpoint, and how it gets there. A helper
 {{- end -}}
 {{- end -}}
 
-{{/* The folder from which a service reads. What is mounted is below /models with its path in the volume. */}}
+{{/* The folder that a service reads. A volume is mounted at /models, so its paths continue from there. */}}
 {{- define "orca.modelFolder" -}}
 {{- $source := include "orca.modelSource" . | fromYaml -}}
 {{- $within := ($source.claim | default $source.image | default dict).path | default (include "orca.modelName" (first .)) -}}

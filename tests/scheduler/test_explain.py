@@ -126,6 +126,23 @@ def test_the_parts_are_the_whole_time(seed: int, steps: int) -> None:
     assert explain("stranger", [history], None, wall(clock)) is None
 
 
+def story_of(
+    of: "World | Record", arrival: int, submitted: dict[int, int], standing: Standing | None, now: float | None
+) -> Explanation:
+    """The explanation of a request by a journal whose events come each 0.1 s after the one before. now: of its end."""
+    times = [n / 10 for n in range(len(of.record))]
+    story = explain(name_of(arrival), [history_of(of, submitted)], standing, wall(times[-1] if now is None else now))
+    assert story is not None
+    whole(story)
+    return story
+
+
+def history_of(of: "World | Record", submitted: dict[int, int]) -> History:
+    history = History("engine-0")
+    history.take(journal(of, [n / 10 for n in range(len(of.record))], submitted))
+    return history
+
+
 class Told:
     """A world whose requests come from a queue that was there before: every event 0.1 s after the one before."""
 
@@ -135,13 +152,7 @@ class Told:
         self.submitted: dict[int, int] = {}
 
     def explain(self, arrival: int, standing: Standing | None = None, now: float | None = None) -> Explanation:
-        times = [n / 10 for n in range(len(self.world.record))]
-        history = History("engine-0")
-        history.take(journal(self.world, times, self.submitted))
-        story = explain(name_of(arrival), [history], standing, wall(times[-1] if now is None else now))
-        assert story is not None
-        whole(story)
-        return story
+        return story_of(self.world, arrival, self.submitted, standing, now)
 
 
 def told(story: Explanation) -> list[str]:
@@ -196,13 +207,7 @@ class Record:
         self.step(BatchReturned(0.0, flight.iteration, ((WORD,),) * sum(outputs > 0 for outputs in flight.outputs)))
 
     def explain(self, arrival: int) -> Explanation:
-        times = [n / 10 for n in range(len(self.record))]
-        history = History("engine-0")
-        history.take(journal(self, times, {1: micros(0), 2: micros(0)}))
-        story = explain(name_of(arrival), [history], None, wall(times[-1]))
-        assert story is not None
-        whole(story)
-        return story
+        return story_of(self, arrival, {1: micros(0), 2: micros(0)}, None, None)
 
 
 def test_the_positions_of_an_iteration() -> None:
@@ -245,8 +250,7 @@ def test_the_room_is_the_cores() -> None:
         if not one.core.in_flight:
             break
         one.back()
-        history = History("engine-0")
-        history.take(journal(one, [n / 10 for n in range(len(one.record))], {1: 0, 2: 0, 3: 0}))
+        history = history_of(one, {1: 0, 2: 0, 3: 0})
         assert history.states[-1].room == one.core.room().slots, n
         preempted += any(request.preemptions and request.row is None for request in one.core.requests)
     assert preempted

@@ -212,11 +212,10 @@ def _check_quantized(config: Mapping[str, Any], path: Path) -> None:
         raise FailedPrecondition(f"model: {path} says that the weights were quantized by {way}; {WAYS}")
 
 
-def _gguf(path: Path) -> Path | None:
-    """A file of llama.cpp's format: the path itself, or one in that folder."""
-    if path.is_file():
-        return path if path.suffix == ".gguf" else None
-    return next(iter(sorted(path.glob("*.gguf"))), None)
+def gguf_refused(path: Path) -> FailedPrecondition | None:
+    """Refuses a file of llama.cpp's format, or a folder with one. None where there is no such file."""
+    files = [path] if path.is_file() and path.suffix == ".gguf" else sorted(path.glob("*.gguf"))
+    return FailedPrecondition(f"model: {files[0]} has weights in GGUF; {WAYS}") if files else None
 
 
 def _type(config: Mapping[str, Any], path: Path) -> str:
@@ -298,10 +297,8 @@ def resolve_model(model: str, accept: Callable[[Path], None] = lambda folder: No
         return SHAPES / model
     if not there and model.startswith((".", "/")):
         raise FailedPrecondition(f"model: {model}: there is no such folder")
-    if there and (file := _gguf(Path(model))) is not None:
-        raise FailedPrecondition(f"model: {file} has weights in GGUF; {WAYS}")
     if there:
-        raise FailedPrecondition(f"model: {model} {what_it_is(Path(model))}")
+        raise gguf_refused(Path(model)) or FailedPrecondition(f"model: {model} {what_it_is(Path(model))}")
     try:
         config = download_from_hub(model, ("config.json",))
     except FailedPrecondition as error:

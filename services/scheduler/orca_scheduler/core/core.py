@@ -132,6 +132,11 @@ class ScheduleBatch:
     stop: str  # why the batch holds no more
     preempted: tuple[int, ...] = ()  # claims that gave up their rows, which are among `free_rows`
 
+    @property
+    def positions(self) -> int:
+        """Positions that the iteration computes, those of drafts included."""
+        return sum([member.count for member in self.members])
+
 
 class Outcome(NamedTuple):
     """A new token of a request, or its end, or both."""
@@ -306,7 +311,7 @@ class Core:
         new = [part for part in plan.batch if part[0].row is None]
         going_on = plan.batch if not new else [part for part in plan.batch if part[0].row is not None]
         parts, drafts = [*new, *going_on], plan.drafts
-        if drafts:
+        if drafts:  # apart, and `outputs` by its place: together 0.1 us a row
             members = [self._member(request, count, drafts.get(request.claim, ())) for request, count in parts]
         else:
             members = [self._member(request, count) for request, count in parts]
@@ -416,7 +421,7 @@ class Core:
         assert event.iteration == iteration, f"iteration {event.iteration} returned before {iteration}"
         assert len(event.made) == len(outputs) - outputs.count(0), "a batch returned with tokens of other members"
         outcomes: list[Outcome] = []
-        made, waiting, place, tokens = event.made, event.waiting, -1, ()
+        made, waiting, offers, place, tokens = event.made, event.waiting, event.offers, -1, ()
         for request, most in zip(requests, outputs, strict=True):
             request.in_flight -= 1
             if most:
@@ -424,7 +429,7 @@ class Core:
                 tokens = made[place]
             if request.ended:
                 self._end(request)  # what it generated after its end is void
-            elif request.arrived.deadline is not None and request.overdue(event.now):
+            elif request.overdue(event.now):
                 outcomes.append(Outcome(request.claim, request.generated, None, Reason.DEADLINE))
                 self._end(request)
             elif request.void:
@@ -441,8 +446,8 @@ class Core:
                 if most > 1:
                     request.fall_back(most - len(tokens))
                     adapt(request, len(tokens) - 1, most - 1)
-                if event.offers:
-                    request.offer = event.offers[place]
+                if offers:
+                    request.offer = offers[place]
                 for token in tokens:
                     index = request.generated
                     request.generated += 1

@@ -14,7 +14,7 @@ POSITIONS = 32  # of an iteration that has drafts: beyond it a machine computes 
 
 
 def adapt(request: Request, right: int, drafted: int) -> None:
-    """Takes in that so many of a request's drafts were right."""
+    """Sets how many drafts a request gets next, by how many of its last ones were right."""
     if right == drafted:
         request.depth = min(2 * request.depth, MOST)
     elif not right:

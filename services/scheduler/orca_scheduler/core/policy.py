@@ -1,4 +1,4 @@
-"""What a scheduling policy decides: which requests run next, over how many positions, and in which memory.
+"""A scheduling policy decides which requests run next, over how many positions, and in which memory.
 
 The core, the wire and the ranks take whatever a plan says: parts of prompts, rows that grow, requests that give up
 their rows and start again. `sets.py` has the policies by name.

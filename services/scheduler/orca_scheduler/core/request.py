@@ -71,7 +71,7 @@ class Request:
     preemptions: int = 0  # how often it gave up its row
     offer: tuple[int, ...] = ()  # tokens that may follow its newest one (`drafting.py`)
     depth: int = 4  # how many of them an iteration verifies
-    undrafted: int = 0  # none are before it has generated so many tokens
+    undrafted: int = 0  # it gets no drafts until it has generated this number of tokens
     void: int = 0  # batches in flight, the next ones to return, that went on from a token that was not made
 
     @classmethod

@@ -20,7 +20,7 @@ from .selection import Limits, Plan, select
 
 PARTS_OF_A_POLICY = ("fill", "kv", "positions", "drafts")
 AUTO = "auto:"  # before milliseconds
-FIRST = 256  # positions, until iterations have been measured
+POSITIONS = 256  # where no number is given; with AUTO until iterations have been measured
 DRAFTS = ("off", "ngram")
 MEMORIES: dict[str, type[Slots]] = {"reserve": Slots, "on-demand": OnDemand}
 
@@ -77,7 +77,7 @@ class FirstCome:
         return MEMORIES[self.kv](n_slots, block_size)
 
     def plan(self, ready: Iterable[Request], live: Sequence[Request], limits: Limits, memory: Memory) -> Plan:
-        if self.fill == "paper" and self.kv == "reserve":
+        if self.fill == "paper" and self.kv == "reserve":  # as the paper has it; `first_come` makes the same plan
             plan = select(ready, limits, memory)
         else:
             plan = FILLS[self.fill](ready, live, limits, memory)
@@ -108,9 +108,9 @@ PAPER = FirstCome()
 POLICIES: dict[str, Policy] = {
     "paper": PAPER,
     "even": FirstCome("even"),
-    "stall-free": FirstCome("stall-free", positions=256),
-    "split-fuse": FirstCome("split-fuse", positions=256),
-    "balanced": FirstCome("stall-free", "on-demand", 256),
+    "stall-free": FirstCome("stall-free", positions=POSITIONS),
+    "split-fuse": FirstCome("split-fuse", positions=POSITIONS),
+    "balanced": FirstCome("stall-free", "on-demand", POSITIONS),
 }
 
 
@@ -133,7 +133,7 @@ def policy_named(text: str) -> Policy:
         changes |= _positions(value) if part == "positions" else {part: value}
     if isinstance(policy, FirstCome) and "positions" not in changes and changes.get("fill") in FILLS:
         in_parts = changes["fill"] in IN_PARTS  # positions belong to a fill
-        changes |= {"positions": policy.positions or FIRST} if in_parts else {"positions": None, "seconds": None}
+        changes |= {"positions": policy.positions or POSITIONS} if in_parts else {"positions": None, "seconds": None}
     return replace(policy, **changes) if changes else policy  # pyright: ignore[reportCallIssue, reportArgumentType]
 
 
@@ -146,4 +146,4 @@ def _positions(text: str) -> dict[str, int | float | None]:
         )
     if text == number:
         return {"positions": int(number), "seconds": None}
-    return {"positions": FIRST, "seconds": int(number) / 1e3}
+    return {"positions": POSITIONS, "seconds": int(number) / 1e3}

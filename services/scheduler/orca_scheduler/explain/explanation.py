@@ -257,19 +257,20 @@ class _Story:
         others = history.batches_between(begin, end)
         state = history.state_at(begin)
         before = next((turn.batch for turn in reversed(stay.turns) if turn.batch.returned == begin), None)
+
+        def holders() -> dict[str, int]:
+            return _names([one for one in history.holders(begin, end) if one is not stay], begin, len(others))
+
         if state is not None and not state.formed:
             part = replace(part, kind=Kind.FORMING, why=state.why)
         elif preempted:
-            holders = [other for other in history.holders(begin, end) if other is not stay]
-            by = _names(holders, begin, len(others))
-            part = replace(part, kind=Kind.PREEMPTED, iterations=len(others), by=by)
+            part = replace(part, kind=Kind.PREEMPTED, iterations=len(others), by=holders())
         elif any(batch.stop in (Stop.BATCH_FULL, Stop.SHARE) for batch in others):
             part = replace(part, kind=Kind.FULL, iterations=len(others))
         elif any(batch.stop == Stop.POSITIONS for batch in others):
             part = replace(part, kind=Kind.POSITIONS, iterations=len(others))
         elif any(batch.stop == Stop.SLOTS for batch in others) and not stay.turns:
-            by = _names(history.holders(begin, end), begin, len(others))
-            part = replace(part, kind=Kind.SLOTS, iterations=len(others), by=by)
+            part = replace(part, kind=Kind.SLOTS, iterations=len(others), by=holders())
         elif before is not None and before.late:
             part = replace(part, kind=Kind.BEHIND)
         elif history.in_flight(begin) >= history.n_workers:

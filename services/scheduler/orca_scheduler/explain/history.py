@@ -107,7 +107,7 @@ class History:
         self._policy: Policy = PAPER
         self._reservation = Reservation(1)
         self._block = 1
-        self._n_slots = self._reserved = 0
+        self._n_slots = self._reserved = self._spare = 0
         self._formed, self._why = False, ""
 
     # -- what it is asked
@@ -197,7 +197,7 @@ class History:
         state: dict[str, Any] = heading.state
         self._formed = state["formed"] and not state["draining"]
         self._why = ""
-        self._n_slots = state["memory"].get("n_slots", 0)
+        self._hold(state["memory"].get("n_slots", 0))
         rows = {row: len(blocks) for row, blocks in state["memory"].get("rows", [])}
         for values in state["requests"]:
             request = Request.restored(values)
@@ -215,6 +215,11 @@ class History:
         stay.need = self._reservation.upfront(arrival.input_tokens, arrival.max_new_tokens)
         stay.inputs = arrival.input_tokens
         return stay
+
+    def _hold(self, n_slots: int) -> None:
+        """The engine has memory for this number of slots."""
+        memory = self._policy.memory(n_slots, self._block)
+        self._n_slots, self._spare = memory.n_slots, memory.spare
 
     def _preempted(self, stay: Stay) -> None:
         """It begins again with its prompt and its tokens."""
@@ -249,7 +254,8 @@ class History:
         taken = at + round(line.late * SECOND)
         match event:
             case EngineReady():
-                self._formed, self._n_slots, self._reserved = True, event.n_slots // self._block * self._block, 0
+                self._formed, self._reserved = True, 0
+                self._hold(event.n_slots)
             case EngineLost():
                 self._formed = False
                 self._lose(at)
@@ -325,7 +331,7 @@ class History:
         """Notes how the engine stands from now on."""
         self.end = max(self.end, at)
         waiting = sum(stay.need for stay in self._live.values() if stay.admitted and not stay.slots)
-        spare = self._policy.memory(self._n_slots, self._block).spare if self._reserved else 0
+        spare = self._spare if self._reserved else 0
         room = max(self._n_slots - self._reserved - waiting - spare, 0)
         at = max(at, self.states[-1].at) if self.states else at
         state = State(at, self._formed, len(self._live), room, "" if self._formed else self._why)

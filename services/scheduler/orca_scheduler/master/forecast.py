@@ -9,7 +9,7 @@ LEAST = 32  # iterations before the first forecast, and between two
 STEP = 1 / 8  # a budget that differs by less is not worth a change
 MOST = 8192  # positions
 FLYING = 256  # iterations whose times may be outstanding
-OUTLIER = 8  # an iteration that took longer than so many times what it may counts as that
+OUTLIER = 8  # times the limit: a longer iteration counts as one of that length
 SECOND = 1e9  # nanoseconds
 
 
@@ -33,7 +33,7 @@ class Forecast:
         self._flying[iteration] = positions
 
     def lost(self) -> None:
-        """What is in flight will not return."""
+        """Forgets the iterations in flight, which will not return."""
         self._flying.clear()
 
     def timed(self, iteration: int, times: Sequence[pb.StageTimes]) -> bool:

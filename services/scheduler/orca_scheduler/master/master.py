@@ -635,7 +635,7 @@ class EngineMaster:
         now = self._now
         self._pace.scheduled(now)
         if self._forecast is not None:
-            self._forecast.scheduled(action.iteration, sum([member.count for member in action.members]))
+            self._forecast.scheduled(action.iteration, action.positions)
         message = self._control_message(action)
         self._metrics.scheduled(action, now)
         self._dialed.send(message)

@@ -45,7 +45,7 @@ class EngineMetrics:
     def scheduled(self, action: ScheduleBatch, now: float) -> None:
         """A batch is sent. now: on the loop's clock."""
         self._batch.observe(len(action.members))
-        self._positions.observe(sum([member.count for member in action.members]))
+        self._positions.observe(action.positions)
         self._preemptions.add(len(action.preempted))
         if not self._in_flight:
             self._since = now

@@ -87,7 +87,7 @@ class Tracing:
                 "orca.slots.free": slots - action.reserved,
                 "orca.policy": self._policy,
                 "orca.selection.stop": action.stop,
-                "orca.positions": sum(m.count for m in action.members),
+                "orca.positions": action.positions,
                 "orca.preempted": len(action.preempted),
             },
         )

@@ -256,9 +256,8 @@ class Rank:
             return
         if self._ran(report.number):
             self._hears.returned(self.index, report)
-            self._loop.call_soon(
-                self._hears.timed, self.index, report.number, report.times
-            )  # the next batch does not wait for it
+            # The next batch does not wait for it.
+            self._loop.call_soon(self._hears.timed, self.index, report.number, report.times)
 
     def _ran(self, iteration: int) -> bool:
         """Whether the rank may have run an iteration that it names. Some of an earlier life may be under way yet."""

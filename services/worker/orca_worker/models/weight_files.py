@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from orca_common.bounded_file import json_object, open_regular, read_bounded, shown
-from orca_common.checkpoint import CONFIG_BYTES, WAYS, WEIGHT_NAMES
+from orca_common.checkpoint import CONFIG_BYTES, WEIGHT_NAMES, gguf_refused
 from orca_common.errors import FailedPrecondition
 
 from .header import header_of
@@ -51,9 +51,7 @@ def missing(folder: Path, name: str) -> FailedPrecondition:
             command = shlex.join(["python", "-c", f"{load}.save_pretrained({str(folder)!r})"])
             why = f"{folder} has its weights in {pickled}, a pickle, which may run any code"
             return FailedPrecondition(f"model: {why}; this writes them as safetensors: {command}")
-    for file in sorted(folder.glob("*.gguf")):
-        return FailedPrecondition(f"model: {file} has weights in GGUF; {WAYS}")
-    return FailedPrecondition(f"model: {folder} lacks weights in safetensors ({name})")
+    return gguf_refused(folder) or FailedPrecondition(f"model: {folder} lacks weights in safetensors ({name})")
 
 
 def shard_names(index: Path) -> list[str]:
