@@ -119,7 +119,7 @@ hostile: $(STAMP) ## Attack an endpoint from one host, at its door and through n
 test-kubernetes: $(STAMP) ## Run the tests on KUBECONFIG's cluster, with the images REGISTRY/orca-*:TAG.
 	IMAGE_REGISTRY=$(REGISTRY) IMAGE_TAG=$(TAG) $(BIN)/pytest -m '$(PART)'
 
-distributed: $(STAMP) ## Run all of what `make test` samples: tokens of every tp x pp and of 400 checkpoints, ROUNDS=30 of killed and frozen ranks; SAMPLE=48 of the tokens; SCHEMAS=5000, FOLDERS=400.
+distributed: $(STAMP) ## Run all of what `make test` samples: tokens of every tp x pp and of 400 checkpoints, ROUNDS=30 of killed and frozen ranks; SAMPLE=48 of the tokens; SCHEMAS=5000.
 	$(BIN)/python tests/e2e/token_grid.py $(if $(SAMPLE),--sample $(SAMPLE))
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS)
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --tp 1 --pp 3 --run-ahead 1 --policy balanced,positions=9 --slots 112
