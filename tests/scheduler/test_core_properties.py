@@ -287,7 +287,7 @@ def released_too_early(core: Core) -> None:
 
 
 def never_released(core: Core) -> None:
-    core.memory.grow(core.memory.admit(core.requests[0]).row, 4)
+    core.memory.admit([core.requests[0]])
 
 
 def a_block_with_two_holders(core: Core) -> None:

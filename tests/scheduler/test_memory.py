@@ -20,8 +20,8 @@ def test_only_whole_blocks_count() -> None:
 def test_a_request_needs_slots_for_all_its_tokens_at_first_and_none_later(inputs: int, new: int, slots: int) -> None:
     memory, request = Slots(40, 4), request_of(1, inputs, new)
     assert memory.need(request, inputs) == slots
-    request.row, computed, blocks = memory.admit(request)
-    assert (computed, blocks) == (0, ())
+    ((request.row, blocks, shared),) = memory.admit([request])
+    assert (len(blocks) * 4, shared) == (slots, 0)
     assert memory.need(request, 1) == 0
 
 

@@ -15,13 +15,14 @@ from typing import Any
 
 import pytest
 
+from orca_common.block_keys import keys_of, root_of
 from orca_common.checkpoint import Checkpoint
 from orca_common.protocol import GROWN, OUTPUTS, PARTS, SHARED
 from orca_scheduler.app import main
 from orca_scheduler.core.core import Arrived, BatchReturned, Commit, Core, EngineReady, GiveBack, ScheduleBatch
 from orca_scheduler.core.invariants import violations
-from orca_scheduler.core.memory import Admitted, Memory, Slots
-from orca_scheduler.core.prefix import keys_of
+from orca_scheduler.core.memory import Memory
+from orca_scheduler.core.on_demand import OnDemand
 from orca_scheduler.core.request import Arrival, Request
 from orca_scheduler.core.selection import Limits, Plan, Stop
 from orca_scheduler.core.sets import POLICIES, policy_named
@@ -30,64 +31,12 @@ from orca_scheduler.master.journal import CoreStep, replay, scheduled
 PART = 16
 
 
-class OnDemand(Slots):
-    """A row gets blocks for the positions that it is about to run, and begins with those that others have of it."""
-
-    grows = True
-
-    def __init__(self, n_slots: int, block_size: int) -> None:
-        super().__init__(n_slots, block_size)
-        self._requests: dict[int, Request] = {}  # by row
-        self._index: dict[str, int] = {}  # key -> a block whose keys and values earlier iterations compute
-
-    def look(self) -> None:
-        """Takes in how far the rows have come. Before a plan, so that no row begins behind another of its batch."""
-        self._index = {
-            key: block
-            for row, blocks in self.rows().items()
-            for n, (key, block) in enumerate(zip(self._requests[row].arrived.prefix, blocks, strict=False), 1)
-            if n * self.block_size <= self._requests[row].computed
-        }
-
-    def found(self, request: Request) -> tuple[int, ...]:
-        """Blocks of other rows with which a request begins. One position of it at least is computed."""
-        held = {block for blocks in self.rows().values() for block in blocks}
-        found = list[int]()
-        for key in request.arrived.prefix[: (request.known - 1) // self.block_size]:
-            if (block := self._index.get(key)) not in held or block is None:
-                break
-            found.append(block)
-        return tuple(found)
-
-    def begin(self, request: Request) -> int:
-        """The first position that the request computes next."""
-        return request.computed if request.row is not None else len(self.found(request)) * self.block_size
-
-    def need(self, request: Request, count: int) -> int:
-        blocks = -(-(self.begin(request) + count) // self.block_size)
-        mine = self.blocks(request) if request.row is not None else len(self.found(request))
-        return max(blocks - mine, 0) * self.block_size
-
-    def blocks(self, request: Request) -> int:
-        return len(self.rows()[request.row]) if request.row is not None else 0
-
-    def admit(self, request: Request) -> Admitted:
-        blocks, row = self.found(request), self.new_row()
-        self._requests[row] = request
-        self.share(row, blocks)
-        return Admitted(row, len(blocks) * self.block_size, blocks)
-
-    def alone(self, request: Request) -> int:
-        """Slots that are free when the request gives up its row."""
-        others = {block for row, blocks in self.rows().items() if row != request.row for block in blocks}
-        return len(set(self.rows()[request.row]) - others) * self.block_size if request.row is not None else 0
-
-
 class Shortest:
     name = "shortest"
     needs = frozenset((PARTS, OUTPUTS, SHARED, GROWN))
     reserves_output = False
     positions = seconds = None
+    prefix = "shared"
     drafts = "off"  # its own ones come from a file
 
     def __init__(self, streams: dict[int, list[int]] | None = None) -> None:
@@ -109,23 +58,21 @@ class Shortest:
 
     def plan(self, ready: Iterable[Request], live: Sequence[Request], limits: Limits, memory: Memory) -> Plan:
         assert isinstance(memory, OnDemand)
-        memory.look()
         waiting, free = list(ready), memory.free
         batch: list[tuple[Request, int]] = []
         preempt: list[Request] = []
         drafts: dict[int, tuple[int, ...]] = {}
         while waiting and len(batch) < limits.max_bs:
             request = waiting.pop(0)
-            left = request.known - memory.begin(request)
-            count = min(left, PART)
-            guessed = self.guesses(request) if count == left else ()
+            count = min(request.remaining, PART)
+            guessed = self.guesses(request) if count == request.remaining and request.row is not None else ()
             need = memory.need(request, count + len(guessed))
             for last in [other for other in reversed(waiting) if other.row is not None and not other.running]:
                 if need <= free:
                     break
                 waiting.remove(last)
                 preempt.append(last)
-                free += memory.alone(last)
+                free += sum(memory.gains([last.row])) if last.row is not None else 0
             if preempt and request.row is None:
                 break  # what it would begin with may be gone
             if need > free:
@@ -164,7 +111,7 @@ def test_every_request_ends_whatever_is_preempted(seed: int, run_ahead: int) -> 
     prompts = [[*common[: n // 2], *(draw.randrange(97) for _ in range(n - n // 2))] for n in lengths]
     streams = {n: [draw.randrange(97) for _ in range(20)] for n in lengths}
     asked = [
-        Arrival(n, n, len(prompt), draw.randint(1, 20), prefix=keys_of(prompt, 4))
+        Arrival(n, n, len(prompt), draw.randint(1, 20), prefix=keys_of(root_of(""), prompt, 4))
         for n, prompt in enumerate(prompts, 1)
     ]
     core = Core(draw.randint(1, 4), draw.randint(1, 3), 4, run_ahead, Shortest(streams))
@@ -296,14 +243,14 @@ async def test_a_model_that_cannot_do_what_a_policy_needs(tmp_path: Path, monkey
                 await this.close()
     why = scheduler.events("engine cannot form")[0]["why"]
     assert why.endswith(
-        "policy: shortest needs grown and outputs and parts and shared, which ranks of this model cannot do"
+        "policy: shortest needs grown and keyed and outputs and parts, which ranks of this model cannot do"
     )
 
 
 @pytest.mark.parametrize(
     ("config", "can"),
     [
-        ({}, ("parts", "outputs", "shared", "grown")),
+        ({}, ("parts", "outputs", "keyed", "grown")),
         ({"orca_prefix_lm": True}, ("outputs", "grown")),
         ({"model_type": "t5"}, ()),
         ({"model_type": "marian"}, ()),

@@ -91,13 +91,13 @@ def test_a_token_beyond_the_blocks_of_its_row_is_refused(position: int) -> None:
         ([6], 0, "a block twice"),
         ([1], 0, "block 1 belongs to another row"),
         ([4, 1], 0, "block 1 belongs to another row"),
-        ([4], 1, "block 4 is no row"),
         ([1, 2], 1, "block 2 belongs to another row"),
     ],
 )
 def test_blocks_that_a_row_cannot_have(blocks: list[int], shared: int, problem: str) -> None:
     """The scheduler would have made a mistake, and two requests would write over each other. Nothing is changed."""
     kv = kv_of(40, 4)
+    kv.tags.begin(5, "0" * 32, range(13))
     kv.grow(0, [1, 2])
     kv.grow(5, [6])
     with pytest.raises(FailedPrecondition, match=f"row 5: .*{problem}"):
@@ -108,6 +108,7 @@ def test_blocks_that_a_row_cannot_have(blocks: list[int], shared: int, problem: 
 
 def test_blocks_come_back_when_their_last_row_is_gone() -> None:
     kv = kv_of(40, 4)
+    kv.tags.begin(1, "0" * 32, range(5))
     kv.grow(0, [1, 2])
     kv.grow(1, [1, 3], shared=1)
     kv.free([0])

@@ -177,20 +177,22 @@ class Iteration(_message.Message):
     def __init__(self, term: _Optional[int] = ..., epoch: _Optional[int] = ..., number: _Optional[int] = ..., free_rows: _Optional[_Iterable[int]] = ..., admissions: _Optional[_Iterable[_Union[Admission, _Mapping]]] = ..., rows: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[int]] = ..., counts: _Optional[_Iterable[int]] = ..., outputs: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., growths: _Optional[_Iterable[_Union[Growth, _Mapping]]] = ..., drafts: _Optional[_Iterable[int]] = ..., trace: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Admission(_message.Message):
-    __slots__ = ("row", "claim", "token_ids", "generated", "sampling", "computed")
+    __slots__ = ("row", "claim", "token_ids", "generated", "sampling", "computed", "root")
     ROW_FIELD_NUMBER: _ClassVar[int]
     CLAIM_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     GENERATED_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     COMPUTED_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
     row: int
     claim: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     generated: int
     sampling: _sampling_pb2.SamplingParams
     computed: int
-    def __init__(self, row: _Optional[int] = ..., claim: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., generated: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., computed: _Optional[int] = ...) -> None: ...
+    root: bytes
+    def __init__(self, row: _Optional[int] = ..., claim: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., generated: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., computed: _Optional[int] = ..., root: _Optional[bytes] = ...) -> None: ...
 
 class Growth(_message.Message):
     __slots__ = ("row", "blocks", "shared")

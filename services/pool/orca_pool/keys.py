@@ -85,6 +85,11 @@ def scoped(tenant: str, request_id: str) -> str:
     return f"{tenant}/{request_id}" if tenant else request_id
 
 
+def tenant_of(request_id: str) -> str:
+    """Whose request has this id in the pool; '' without tenants."""
+    return request_id.rpartition("/")[0]
+
+
 class Keys:
     """The names of the keys that Python itself reads. `pool` is the release's name."""
 

@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, cast
 
+from orca_common.protocol import SHARED
+
 from .drafting import adapt
 from .policy import Policy, limits_of
 from .request import Arrival, Phase, Reason, Request
@@ -204,6 +206,7 @@ class Core:
         self.limits = limits_of(policy, max_bs, n_workers)
         self.n_workers, self.block_size, self.run_ahead = n_workers, block_size, run_ahead
         self.policy = policy
+        self._shares = SHARED in policy.needs
         self.memory = policy.memory(0, block_size)
         self.in_flight: deque[Flight] = deque()  # oldest first
         self._pool: list[Request] = []  # live requests, in the policy's order
@@ -300,6 +303,10 @@ class Core:
         if not self._formed or self._draining:
             return None
         plan = NOTHING
+        if self._shares:
+            for request in self._pool:
+                if request.row is None:
+                    request.computed = self.memory.match(request)
         if self.n_scheduled < self.n_workers:  # line 8
             plan = self.policy.plan(self._waiting(), self._pool, self.limits, self.memory)  # line 4
         if not plan.batch and self.run_ahead and self.n_scheduled <= self.n_workers:
@@ -309,12 +316,20 @@ class Core:
         for request in plan.preempt:
             self._preempt(request)
         new = [part for part in plan.batch if part[0].row is None]
-        going_on = plan.batch if not new else [part for part in plan.batch if part[0].row is not None]
-        parts, drafts = [*new, *going_on], plan.drafts
-        if drafts:  # apart, and `outputs` by its place: together 0.1 us a row
-            members = [self._member(request, count, drafts.get(request.claim, ())) for request, count in parts]
+        going_on, drafts, members = plan.batch, plan.drafts, list[Member]()
+        if new:
+            going_on = [part for part in plan.batch if part[0].row is not None]
+            begun = self.memory.admit([request for request, _ in new])
+            for (request, count), (row, blocks, shared) in zip(new, begun, strict=True):
+                request.row, request.filled = row, shared
+                members.append(self._member(request, count, blocks, shared))
+        if drafts or self.memory.grows:
+            for request, count in going_on:
+                guessed = drafts.get(request.claim, ())
+                members.append(self._member(request, count, self._grown(request, count + len(guessed)), 0, guessed))
         else:
-            members = [self._member(request, count) for request, count in parts]
+            members += [self._member(request, count) for request, count in going_on]
+        parts = [*new, *going_on]
         requests, outputs = tuple([part[0] for part in parts]), tuple([member[4] for member in members])
         self.in_flight.append(Flight(self._iteration, requests, outputs))  # line 7: n_scheduled grows by one batch
         action = ScheduleBatch(
@@ -349,19 +364,23 @@ class Core:
             if (not r.in_flight and r not in self._preempted) or (r.in_flight == 1 and r in oldest and r.goes_on)
         )
 
-    def _member(self, request: Request, count: int, drafts: tuple[int, ...] = ()) -> Member:
-        """The request's part in the batch that is being made; gives it the slots that it needs."""
-        memory, row, shared, run = self.memory, request.row, (), count + len(drafts)
-        new_blocks: tuple[int, ...] = ()
-        if row is None or memory.grows:
-            need = memory.need(request, run)
-            if row is None:
-                row, request.computed, shared = memory.admit(request)
-                request.row = row
-            if need:
-                new_blocks = memory.grow(row, need)
-        start = request.computed
+    def _grown(self, request: Request, count: int) -> tuple[int, ...]:
+        """Blocks that a row gets for the request's next `count` positions."""
+        need = self.memory.need(request, count)
+        return self.memory.grow(request.row, need) if need and request.row is not None else ()
+
+    def _member(
+        self,
+        request: Request,
+        count: int,
+        blocks: tuple[int, ...] = (),
+        shared: int = 0,
+        drafts: tuple[int, ...] = (),
+    ) -> Member:
+        """The request's part in the batch that is being made. blocks: that its row gets."""
+        row, start, run = request.row, request.computed, count + len(drafts)
         end = start + count
+        assert row is not None
         assert start < end <= request.known, "a plan runs a position whose token is not known"
         outputs = 1 + len(drafts) if end == request.known else 0
         assert not drafts or 1 < outputs <= request.arrived.max_tokens - request.known, "a plan has drafts too many"
@@ -371,18 +390,10 @@ class Core:
         request.known += outputs
         request.in_flight += 1  # line 6
         request.iterations += 1
+        if request.keys and end // self.block_size > request.filled:
+            request.filled = self.memory.fill(request, end)
         token = None if self.run_ahead else request.last_token
-        return _member((
-            request.arrived.claim,
-            row,
-            start,
-            run,
-            outputs,
-            (*shared, *new_blocks) if shared else new_blocks,
-            token,
-            len(shared),
-            drafts,
-        ))  # fmt: skip
+        return _member((request.arrived.claim, row, start, run, outputs, blocks, token, shared, drafts))
 
     def _preempt(self, request: Request) -> None:
         """Takes a waiting request's row. It starts again, with its prompt and all tokens that it has made."""
@@ -422,6 +433,7 @@ class Core:
         assert len(event.made) == len(outputs) - outputs.count(0), "a batch returned with tokens of other members"
         outcomes: list[Outcome] = []
         made, waiting, offers, place, tokens = event.made, event.waiting, event.offers, -1, ()
+        keyed = self._shares and not self.run_ahead  # ranks that get no tokens make no keys of them
         for request, most in zip(requests, outputs, strict=True):
             request.in_flight -= 1
             if most:
@@ -441,6 +453,8 @@ class Core:
             elif not tokens:
                 reason = Reason.STUCK if place in event.stuck else Reason.NOT_FINITE
                 outcomes.append(Outcome(request.claim, request.generated, None, reason))
+                if reason is Reason.NOT_FINITE and request.row is not None:
+                    self.memory.spoil(request.row)
                 self._end(request)
             else:
                 if most > 1:
@@ -452,6 +466,8 @@ class Core:
                     index = request.generated
                     request.generated += 1
                     request.last_token = token
+                    if keyed and request.keys:
+                        request.learn(token, self.block_size)
                     finish = request.end_by(token)
                     outcomes.append(_outcome((request.arrived.claim, index, token, finish)))
                     if finish is not None:

@@ -22,7 +22,7 @@ class Filling:
     def __init__(self, live: Sequence[Request], limits: Limits, memory: Memory) -> None:
         self._live, self._limits, self._memory = live, limits, memory
         self._batch: list[tuple[Request, int]] = []
-        self._preempt: dict[Request, int] = {}  # with the slots that they have
+        self._preempt: dict[Request, int] = {}  # with the slots that become free
         self._left, self._free = limits.positions, memory.free
         self._stop = Stop.POOL
         self._blocked = False
@@ -57,7 +57,8 @@ class Filling:
         lacking = need + (self._memory.spare if begins and not alone else 0) - self._free
         if lacking > 0 and not begins:
             left = [other for other in self._live if other not in self._preempt]
-            victims = self._memory.victims(request, lacking, left)
+            beginning = [other for other, _ in self._batch if other.row is None]
+            victims = self._memory.victims(request, lacking, left, beginning)
             self._preempt |= victims
             self._free += sum(victims.values())
             self._blocked = True

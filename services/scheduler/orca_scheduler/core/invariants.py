@@ -34,7 +34,8 @@ def violations(core: Core) -> list[str]:
     if memory.reserved != len(blocks) * memory.block_size:
         found.append(f"{memory.reserved} slots are reserved, rows hold {len(blocks) * memory.block_size}")
     for r in live:
-        held_by = len(rows.get(r.row, ())) * memory.block_size if r.row is not None else 0
+        held = len(rows.get(r.row, ())) if r.row is not None else len(r.keys[1:])  # it may begin behind kept blocks
+        held_by = held * memory.block_size
         if r.computed > held_by:
             found.append(f"claim {r.claim} has {r.computed} positions in {held_by} slots")
         if not r.ended and not 0 <= r.computed < r.known:

@@ -5,20 +5,21 @@ engine, and has blocks in the order of its tokens. Ranks only follow these numbe
 """
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from orca_common.reservation import Reservation
 
+from .prefix import Index
 from .request import Request
 
 
 class Admitted(NamedTuple):
-    """Where a request begins: in a row, behind positions whose keys and values are in blocks of other rows."""
+    """Where a request begins: in a row, with these blocks."""
 
     row: int
-    computed: int  # those positions: they fill the blocks
     blocks: tuple[int, ...]
+    shared: int = 0  # how many of them, the first ones, have keys and values already: it begins behind those
 
 
 class Memory(Protocol):
@@ -37,7 +38,7 @@ class Memory(Protocol):
 
     @property
     def free(self) -> int:
-        """Slots in blocks that no row has."""
+        """Slots in blocks that no row has, those included whose keys and values are kept meanwhile."""
         ...
 
     @property
@@ -54,9 +55,11 @@ class Memory(Protocol):
         """Slots that must be free for the request's next `count` positions: whole blocks; 0: its row has them."""
         ...
 
-    def victims(self, request: Request, lacking: int, live: Sequence[Request]) -> dict[Request, int]:
+    def victims(
+        self, request: Request, lacking: int, live: Sequence[Request], beginning: Sequence[Request]
+    ) -> dict[Request, int]:
         """The requests that give up their rows, so that `lacking` more slots are free for one that runs already; with
-        the slots that each of them has.
+        the slots that become free by each of them. beginning: those that begin in the same batch.
 
         None where that cannot be. They are younger than it, which stands with them in `live`, and wait.
         """
@@ -66,8 +69,24 @@ class Memory(Protocol):
         """Slots that are left for more requests when these have begun."""
         ...
 
-    def admit(self, request: Request) -> Admitted:
-        """A row for a request, with the blocks of other rows that have what it begins with."""
+    def match(self, request: Request) -> int:
+        """The position at which a request would begin now: before it are blocks whose keys and values are there."""
+        ...
+
+    def admit(self, requests: Sequence[Request]) -> list[Admitted]:
+        """Rows for requests that begin together: none is given room by taking away what another begins behind.
+
+        Each begins at its `computed`, which is what `match` said. The caller has seen that their slots are free.
+        """
+        ...
+
+    def fill(self, request: Request, positions: int) -> int:
+        """The iteration that is being made computes a request's positions up to this number, and none of them is a
+        draft: later ones may begin with its full blocks. Returns how many of those have a key."""
+        ...
+
+    def spoil(self, row: int) -> None:
+        """What is in a row's blocks is not to be used again."""
         ...
 
     def grow(self, row: int, slots: int) -> tuple[int, ...]:
@@ -110,6 +129,7 @@ class Slots:
         self._free_blocks = list(range(self.n_blocks - 1, -1, -1))
         self._rows: dict[int, tuple[int, ...]] = {}
         self._owners: dict[int, int] = {}  # of each block that several rows have: how many
+        self._index = Index()  # empty where no request has keys
         self._free_rows: list[int] = []
         self._next_row = 0
 
@@ -119,7 +139,7 @@ class Slots:
 
     @property
     def free(self) -> int:
-        return len(self._free_blocks) * self.block_size
+        return (len(self._free_blocks) + len(self._index.unused)) * self.block_size
 
     @property
     def reserved(self) -> int:
@@ -132,20 +152,58 @@ class Slots:
     def need(self, request: Request, count: int) -> int:
         if request.row is not None:
             return 0
+        return self.size(request) - self._held(request)
+
+    def size(self, request: Request) -> int:
+        """Slots that a request has when it begins: here, for all the tokens that it may have."""
         return self.whole(request)
 
     def whole(self, request: Request) -> int:
         """Slots for all the tokens that the request may have."""
         return self._reservation.upfront(request.arrived.input_tokens, request.arrived.max_new_tokens)
 
+    def _held(self, request: Request) -> int:
+        """Slots that a request would begin with and other rows have: it takes none of the free ones for them."""
+        if not request.computed:
+            return 0
+        found = self._index.longest(request.keys[: request.computed // self.block_size + 1])
+        return sum(block not in self._index.unused for block in found) * self.block_size
+
     def room(self, waiting: Iterable[Request]) -> int:
         return self.free - sum(self.need(request, request.remaining) for request in waiting)
 
-    def victims(self, request: Request, lacking: int, live: Sequence[Request]) -> dict[Request, int]:
+    def victims(
+        self, request: Request, lacking: int, live: Sequence[Request], beginning: Sequence[Request]
+    ) -> dict[Request, int]:
         return {}
 
-    def admit(self, request: Request) -> Admitted:
-        return Admitted(self.new_row(), 0, ())
+    def gains(self, rows: Iterable[int], beginning: Iterable[Request] = ()) -> Iterator[int]:
+        """Slots that become free as one row after the other is released, and these requests begin."""
+        owners = dict[int, int]()
+        for request in beginning:
+            for block in self._index.longest(request.keys[: request.computed // self.block_size + 1]):
+                owners[block] = owners.get(block, self._owners.get(block, 1)) + 1
+        for row in rows:
+            gained = 0
+            for block in self._rows[row]:
+                owners[block] = owners.get(block, self._owners.get(block, 1)) - 1
+                gained += not owners[block]
+            yield gained * self.block_size
+
+    def match(self, request: Request) -> int:
+        most = (request.known - 1) // self.block_size  # its last known position is computed in any case
+        return len(self._index.longest(request.keys[: most + 1])) * self.block_size
+
+    def admit(self, requests: Sequence[Request]) -> list[Admitted]:
+        begun = list[tuple[int, int]]()
+        for request in requests:
+            row, shared = self.new_row(), request.computed // self.block_size
+            if shared:
+                self.share(row, self._index.longest(request.keys[: shared + 1]))
+            begun.append((row, shared))
+        for request, (row, shared) in zip(requests, begun, strict=True):
+            self.grow(row, self.size(request) - shared * self.block_size)
+        return [Admitted(row, self._rows[row], shared) for row, shared in begun]
 
     def new_row(self) -> int:
         if self._free_rows:
@@ -156,24 +214,38 @@ class Slots:
         return row
 
     def grow(self, row: int, slots: int) -> tuple[int, ...]:
-        count = -(-slots // self.block_size)
-        assert count <= len(self._free_blocks), "selection reserved more than is free"
-        blocks = tuple(self._free_blocks.pop() for _ in range(count))
+        count, free = -(-slots // self.block_size), self._free_blocks
+        assert count * self.block_size <= self.free, "selection reserved more than is free"
+        blocks = tuple([free.pop() if free else self._index.evict() for _ in range(count)])
         self._rows[row] += blocks
         return blocks
 
     def share(self, row: int, blocks: Sequence[int]) -> None:
-        """Gives a row blocks that other rows have: their tokens are the same. They are free when no row has them."""
+        """Gives a row blocks of the index, or of other rows: their tokens are the same."""
         for block in blocks:
-            self._owners[block] = self._owners.get(block, 1) + 1
+            if block in self._index.unused:
+                del self._index.unused[block]
+            else:
+                self._owners[block] = self._owners.get(block, 1) + 1
         self._rows[row] += tuple(blocks)
+
+    def fill(self, request: Request, positions: int) -> int:
+        assert request.row is not None
+        full = min(positions // self.block_size, len(request.keys) - 1)
+        self._free_blocks += self._index.put(request.keys, self._rows[request.row], request.filled, full)
+        return full
+
+    def spoil(self, row: int) -> None:
+        self._index.forget(self._rows[row])
 
     def release(self, row: int) -> None:
         for block in reversed(self._rows.pop(row)):
             others = self._owners.pop(block, 1) - 1
             if others > 1:
                 self._owners[block] = others
-            if not others:
+            elif not others and block in self._index.keys:
+                self._index.unused[block] = None
+            elif not others:
                 self._free_blocks.append(block)
         heapq.heappush(self._free_rows, row)
 
@@ -182,7 +254,8 @@ class Slots:
 
     def violations(self, requests: Sequence[Request]) -> list[str]:
         need = sum(self.whole(request) for request in requests if request.row is not None)
-        return [f"{self.reserved} slots are reserved, live requests need {need}"] if self.reserved != need else []
+        held = sum(map(len, self._rows.values())) * self.block_size
+        return [f"{held} slots are reserved, live requests need {need}"] if held != need else []
 
     def state(self) -> dict[str, Any]:
         return {
@@ -190,6 +263,7 @@ class Slots:
             "free_blocks": list(self._free_blocks),
             "rows": list(self._rows.items()),
             "owners": list(self._owners.items()),
+            "index": self._index.state(),
             "free_rows": list(self._free_rows),
             "next_row": self._next_row,
         }
@@ -199,3 +273,5 @@ class Slots:
         self._free_blocks, self._free_rows = list(state["free_blocks"]), list(state["free_rows"])
         self._rows = {row: tuple(blocks) for row, blocks in state["rows"]}
         self._owners, self._next_row = dict(state["owners"]), state["next_row"]
+        if "index" in state:  # not in journals of releases that kept none
+            self._index.restore(state["index"])

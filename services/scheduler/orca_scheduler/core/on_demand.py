@@ -24,9 +24,12 @@ class OnDemand(Slots):
         return int(self.n_slots * SPARE)
 
     def need(self, request: Request, count: int) -> int:
-        if request.row is not None:
-            held = len(self._rows[request.row]) * self.block_size
-            return max(self._reservation.upfront(request.computed + count, 0) - held, 0)
+        if request.row is None:
+            return self.size(request) - self._held(request)
+        held = len(self._rows[request.row]) * self.block_size
+        return max(self._reservation.upfront(request.computed + count, 0) - held, 0)
+
+    def size(self, request: Request) -> int:
         if request.preemptions >= PREEMPTIONS:
             return self.whole(request)
         return self._reservation.upfront(request.known, 0)
@@ -34,14 +37,22 @@ class OnDemand(Slots):
     def room(self, waiting: Iterable[Request]) -> int:
         return super().room(waiting) - (self.spare if self._rows else 0)
 
-    def victims(self, request: Request, lacking: int, live: Sequence[Request]) -> dict[Request, int]:
-        found = dict[Request, int]()
+    def victims(
+        self, request: Request, lacking: int, live: Sequence[Request], beginning: Sequence[Request]
+    ) -> dict[Request, int]:
+        younger = list[Request]()
         for other in reversed(live):
-            if sum(found.values()) >= lacking or other is request:
+            if other is request:
                 break
             if other.row is not None and not other.running and other.preemptions < PREEMPTIONS:
-                found[other] = len(self._rows[other.row]) * self.block_size
-        return found if sum(found.values()) >= lacking else {}
+                younger.append(other)
+        found, gained = dict[Request, int](), 0
+        gains = self.gains((other.row for other in younger if other.row is not None), beginning)
+        for other, gain in zip(younger, gains, strict=False):  # as far as is needed
+            if gained >= lacking:
+                break
+            found[other], gained = gain, gained + gain
+        return found if gained >= lacking else {}
 
     def violations(self, requests: Sequence[Request]) -> list[str]:
         found = list[str]()

@@ -52,6 +52,11 @@ class Policy(Protocol):
         ...
 
     @property
+    def prefix(self) -> str:
+        """Whose keys and values a request may begin with: "tenant", those of its own; "shared", all; "off", none."""
+        ...
+
+    @property
     def seconds(self) -> float | None:
         """Seconds that an iteration may take: `positions` then follow what is measured. None: they stay."""
         ...

@@ -1,8 +1,12 @@
-"""A request as the scheduler core sees it: numbers only, no text, and of its tokens only the last."""
+"""A request as the scheduler core sees it: numbers only, no text, and of its tokens only the last.
 
-from dataclasses import dataclass
+Where blocks are kept by keys, it has those of its tokens, and the tokens that no key stands for yet."""
+
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
+
+from orca_common.block_keys import key_of
 
 
 class Phase(StrEnum):
@@ -40,7 +44,9 @@ class Arrival:
     eos_token_ids: tuple[int, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     deadline: float | None = None  # on the clock of the events' `now`
-    prefix: tuple[str, ...] = ()  # keys of its full blocks of input tokens (prefix.py), where the policy shares blocks
+    # Where the policy shares blocks (orca_common.block_keys): a root, and the keys of its full blocks of input tokens.
+    prefix: tuple[str, ...] = ()
+    tail: tuple[int, ...] = ()  # the input tokens behind those
     forced_end: bool = False  # its last token ends it by LENGTH, whichever it is: the model did not choose it
 
     @property
@@ -71,13 +77,19 @@ class Request:
     preemptions: int = 0  # how often it gave up its row
     offer: tuple[int, ...] = ()  # tokens that may follow its newest one (`drafting.py`)
     depth: int = 4  # how many of them an iteration verifies
+    keys: list[str] = field(
+        default_factory=list
+    )  # as `arrived.prefix`, and of full blocks of tokens that have returned
+    tail: list[int] = field(default_factory=list)  # the tokens behind those
+    filled: int = 0  # of these blocks, how many its row has with keys and values
     undrafted: int = 0  # it gets no drafts until it has generated this number of tokens
     void: int = 0  # batches in flight, the next ones to return, that went on from a token that was not made
 
     @classmethod
     def of(cls, arrived: Arrival, in_order: bool) -> "Request":
         """A request that has just arrived."""
-        return cls(arrived, in_order, arrived.generated, arrived.input_tokens + arrived.generated)
+        known = arrived.input_tokens + arrived.generated
+        return cls(arrived, in_order, arrived.generated, known, keys=list(arrived.prefix), tail=list(arrived.tail))
 
     @property
     def claim(self) -> int:
@@ -96,6 +108,13 @@ class Request:
     def goes_on(self) -> bool:
         """Whether there are iterations left to schedule, as far as is known before its batches return."""
         return not self.ended and self.known < self.arrived.max_tokens
+
+    def learn(self, token: int, block_size: int) -> None:
+        """A token has returned: its block's key, once the block is full."""
+        self.tail.append(token)
+        if len(self.tail) == block_size:
+            self.keys.append(key_of(self.keys[-1], self.tail))
+            self.tail.clear()
 
     def fall_back(self, tokens: int) -> None:
         """Takes back this number of tokens that its last iteration might have made: the drafts for them were wrong."""
@@ -131,7 +150,7 @@ class Request:
     def restored(cls, values: dict[str, Any]) -> "Request":
         """From its fields by name, which may have gone through JSON."""
         fields, arrived = dict(values), dict[str, Any](values["arrived"])
-        for name in {"eos_token_ids", "stop_token_ids", "prefix"} & arrived.keys():
+        for name in {"eos_token_ids", "stop_token_ids", "prefix", "tail"} & arrived.keys():
             arrived[name] = tuple(arrived[name])
         fields |= {"arrived": Arrival(**arrived), "offer": tuple(fields.get("offer", ()))}
         return cls(**fields)

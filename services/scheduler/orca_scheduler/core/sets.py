@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from orca_common.protocol import GROWN, OUTPUTS, PARTS
+from orca_common.protocol import GROWN, OUTPUTS, PARTS, SHARED
 
 from .drafting import with_drafts
 from .fills import FILLS, IN_PARTS
@@ -18,10 +18,11 @@ from .policy import Policy
 from .request import Request
 from .selection import Limits, Plan, select
 
-PARTS_OF_A_POLICY = ("fill", "kv", "positions", "drafts")
+PARTS_OF_A_POLICY = ("fill", "kv", "positions", "prefix", "drafts")
 AUTO = "auto:"  # before milliseconds
 POSITIONS = 256  # where no number is given; with AUTO until iterations have been measured
 DRAFTS = ("off", "ngram")
+PREFIXES = ("off", "tenant", "shared")
 MEMORIES: dict[str, type[Slots]] = {"reserve": Slots, "on-demand": OnDemand}
 
 
@@ -36,12 +37,14 @@ class FirstCome:
     kv: str = "reserve"  # slots for all tokens at the first iteration, or blocks as they are needed: of MEMORIES
     positions: int | None = None  # of an iteration: what prompts in parts are cut by
     seconds: float | None = None  # that an iteration may take: `positions` are those at first
+    prefix: str = "off"  # who begins with whose keys and values: of PREFIXES
     drafts: str = "off"  # tokens that are guessed and verified: of DRAFTS
 
     def __post_init__(self) -> None:
         for part, value, known in (
             ("fill", self.fill, FILLS),
             ("kv", self.kv, MEMORIES),
+            ("prefix", self.prefix, PREFIXES),
             ("drafts", self.drafts, DRAFTS),
         ):
             if value not in known:
@@ -58,12 +61,17 @@ class FirstCome:
         if self == PAPER:
             return "paper"
         positions = self.positions if self.seconds is None else f"{AUTO}{round(self.seconds * 1e3)}"
-        parts = {"fill": self.fill, "kv": self.kv, "positions": positions, "drafts": self.drafts}
+        parts = {"fill": self.fill, "kv": self.kv, "positions": positions, "prefix": self.prefix, "drafts": self.drafts}
         return ",".join(f"{part}={value}" for part, value in parts.items() if value is not None)
 
     @property
     def needs(self) -> frozenset[str]:
-        needs = {PARTS: self.fill in IN_PARTS, GROWN: self.kv == "on-demand", OUTPUTS: self.drafts != "off"}
+        needs = {
+            PARTS: self.fill in IN_PARTS,
+            GROWN: self.kv == "on-demand",
+            SHARED: self.prefix != "off",
+            OUTPUTS: self.drafts != "off",
+        }
         return frozenset(word for word, needed in needs.items() if needed)
 
     @property

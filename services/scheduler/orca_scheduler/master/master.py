@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from orca.v1 import worker_pb2 as pb
+from orca_common.block_keys import keys_of, root_of
 from orca_common.errors import FailedPrecondition, Unavailable
 from orca_common.metrics import Metrics
-from orca_common.protocol import SHARED
 from orca_common.reservation import Reservation
 from orca_common.service import LoopPulse
 from orca_common.telemetry import Telemetry
 from orca_common.tls import Transport
+from orca_pool.keys import tenant_of
 from orca_pool.pool import Pool
 from orca_pool.records import FINISHING_LOAD, NO_LOAD, EngineInfo, EngineLoad, Reason
 from orca_pool.retry import reached
@@ -46,7 +47,6 @@ from ..core.core import (
 from ..core.drafting import MOST
 from ..core.invariants import violations
 from ..core.policy import Policy
-from ..core.prefix import keys_of
 from ..core.request import Arrival
 from ..core.sets import policy_named
 from ..discovery.candidates import Candidate, Discovery
@@ -604,8 +604,8 @@ class EngineMaster:
             texts = {one.claimed.claim: one.text() for one in held}
             self._journal.remember(texts=texts)
         if held:
-            size = self.shape.block_size if SHARED in self.core.policy.needs else 0
-            self._step_core(Arrived(self._now, tuple(arrival(request, size) for request in held)))
+            size = self.shape.block_size
+            self._step_core(Arrived(self._now, tuple(arrival(one, self._root(one), size) for one in held)))
 
     def _give_back(self, action: GiveBack) -> None:
         """Every request that goes back to the queue goes this way."""
@@ -657,11 +657,22 @@ class EngineMaster:
                 generated=len(generated),
                 sampling=record.sampling if record.HasField("sampling") else None,
                 computed=member.start,
+                root=bytes.fromhex(self._root(held)),
             )
         put_members(message, action.members)
         if self._tracing is not None:
             message.trace.update(self._tracing.scheduled(action, self.core.memory.n_slots, self._epoch))
         return message
+
+    def _root(self, held: Held) -> str:
+        """With whose keys and values a request may begin, and who with its own: '' nobody's."""
+        match self.core.policy.prefix:
+            case "tenant":
+                return root_of(f"tenant {tenant_of(held.claimed.request_id)}")
+            case "shared":
+                return root_of("all")
+            case _:
+                return ""
 
     def _commit(self, action: Commit, report: pb.IterationReport | None, firsts: Mapping[int, int]) -> None:
         """Tokens and ends for the next commit to the pool. firsts: where a request's tokens begin in the report."""
@@ -752,10 +763,14 @@ def check_needs(policy: Policy, can: Collection[str]) -> None:
         raise FailedPrecondition(f"policy: {policy.name} needs {needs}, which ranks of this model cannot do")
 
 
-def arrival(held: Held, block_size: int = 0) -> Arrival:
-    """A claimed request as the core knows it. block_size: of blocks that requests may share; 0: they do not."""
+def arrival(held: Held, root: str, block_size: int) -> Arrival:
+    """A claimed request as the core knows it. root: '' where it begins with its first position in any case."""
     claimed, record = held.claimed, held.record
-    stops = tuple(record.stop_token_ids)
+    stops, prefix, tail = tuple(record.stop_token_ids), (), ()
+    if root and not record.sampling.prompt_logprobs:  # which are told of positions that are computed
+        known = [*record.prompt_ids, *held.token_ids()]
+        prefix = keys_of(root, known, block_size)
+        tail = tuple(known[(len(prefix) - 1) * block_size :])
     return Arrival(
         claim=claimed.claim,
         arrival=claimed.arrival,
@@ -765,6 +780,7 @@ def arrival(held: Held, block_size: int = 0) -> Arrival:
         eos_token_ids=tuple(i for i in record.end_token_ids if i not in stops),
         stop_token_ids=stops,
         deadline=held.deadline,
-        prefix=keys_of([*record.prompt_ids, *held.token_ids()], block_size) if block_size else (),
+        prefix=prefix,
+        tail=tail,
         forced_end=record.sampling.HasField("forced_end"),
     )

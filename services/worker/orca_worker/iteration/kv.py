@@ -15,7 +15,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from orca.v1 import worker_pb2
 from orca_common.errors import FailedPrecondition
+
+from .tags import Tags
 
 if TYPE_CHECKING:
     import torch
@@ -52,7 +55,7 @@ def untouched(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 class KVManager:
-    """The memory, and which blocks each row has: one block may be several rows'.
+    """The memory, and which blocks each row has: one block may be several rows'. `tags` know what is in each of them.
 
     `shape` None: a model without keys and values. It has blocks, too.
     """
@@ -66,6 +69,7 @@ class KVManager:
         self._table = np.zeros((64, 8), np.int64)  # [row, i]: the row's block i
         self._capacity = np.zeros(64, np.int64)  # [row]: tokens that its blocks hold
         self._owners: dict[int, int] = {}  # block -> how many rows have it
+        self.tags = Tags(0, 1)
 
     @property
     def slots_in_all(self) -> int:
@@ -88,6 +92,7 @@ class KVManager:
         """Allocates memory for `slots` tokens, in whole blocks. Forgets all rows."""
         self.release()
         self.n_blocks, self.block_size = slots // block_size, block_size
+        self.tags = Tags(self.n_blocks, block_size)
         shape = self._shape
         if shape is not None:
             import torch
@@ -100,10 +105,10 @@ class KVManager:
                 self.values = torch.zeros(size, dtype=shape.dtype, device=shape.device)
 
     def grow(self, row: int, blocks: Sequence[int], shared: int = 0) -> None:
-        """Gives a row blocks behind those that it has; the first `shared` of them other rows have too.
+        """Gives a row blocks behind those that it has. The first `shared` of them have keys and values already, and may
+        be other rows' too: `check` says whether those are the row's.
 
-        Raises FailedPrecondition when one does not exist, or is another row's and not shared, or is to be shared and
-        is no row's.
+        Raises FailedPrecondition when one does not exist, or is another row's and not shared.
         """
         held = int(self._capacity[row]) // self.block_size if row < len(self._capacity) else 0
         rows, columns = self._table.shape
@@ -116,13 +121,12 @@ class KVManager:
             raise FailedPrecondition(f"row {row}: block {max(blocks)} of {self.n_blocks} blocks")
         if len({*blocks, *self._table[row, :held].tolist()}) < held + len(blocks):
             raise FailedPrecondition(f"row {row}: a block twice in {[*self._table[row, :held].tolist(), *blocks]}")
-        for i, block in enumerate(blocks):
-            if (block in self._owners) != (i < shared):
-                raise FailedPrecondition(
-                    f"row {row}: block {block} {'is no' if i < shared else 'belongs to another'} row"
-                )
+        if not self._owners.keys().isdisjoint(blocks[shared:]):
+            block = next(block for block in blocks[shared:] if block in self._owners)
+            raise FailedPrecondition(f"row {row}: block {block} belongs to another row")
         self._owners.update({block: self._owners.get(block, 0) + 1 for block in blocks})
         self._table[row, held : held + len(blocks)] = blocks
+        self.tags.grown(row, held, blocks, shared)
         self._capacity[row] = (held + len(blocks)) * self.block_size
 
     def free(self, rows: Sequence[int]) -> None:
@@ -134,6 +138,25 @@ class KVManager:
                     if owners:
                         self._owners[block] = owners
                 self._capacity[row] = 0
+                self.tags.free(row)
+
+    def check(self, rows: Sequence[int]) -> None:
+        """Raises FailedPrecondition where a block of one of these rows holds the keys and values of other tokens."""
+        keyed = [row for row in rows if row in self.tags.texts and self._capacity[row]]
+        if keyed:
+            held = self._capacity[keyed] // self.block_size
+            self.tags.check(keyed, self._table[keyed, : held.max()], held)
+
+    def ran(self, iteration: worker_pb2.Iteration, token_ids: np.ndarray) -> None:
+        """An iteration has run these tokens [T]: its rows' full blocks have keys from now on."""
+        if self.tags.texts:
+            at, tokens = 0, token_ids.tolist()
+            members = zip(iteration.rows, iteration.starts, iteration.counts, iteration.outputs, strict=True)
+            for row, start, count, outputs in members:
+                if row in self.tags.texts:
+                    drafts = max(outputs - 1, 0)
+                    self.tags.ran(row, start, tokens[at : at + count], drafts, self._table[row])
+                at += count
 
     def slots(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """rows, positions [T] -> slots [T]: block * block_size + offset of each token.

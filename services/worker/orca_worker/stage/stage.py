@@ -233,8 +233,11 @@ class Stage:
         for admission in iteration.admissions:
             self.rows.admit(admission)
             self._kv.free((admission.row,))
+            if admission.root:
+                self._kv.tags.begin(admission.row, admission.root.hex(), admission.token_ids)
         for growth in iteration.growths:
             self._kv.grow(growth.row, growth.blocks, growth.shared)
+        self._kv.check(iteration.rows)
         if not iteration.tokens:
             self._collect(self._going_on(iteration))
         going_on = iteration.rows[len(iteration.admissions) :]
@@ -267,6 +270,7 @@ class Stage:
         if plane.returns_tokens and len(batch.out_at):
             self._return_tokens(batch, output)
         self.rows.advance(batch.rows, batch.ends)
+        self._kv.ran(iteration, batch.token_ids)
         if output.token_ids:
             kept = batch.right(output.token_ids, output.without)
             self._know(batch, output.token_ids, kept)

@@ -1,0 +1,30 @@
+"""Keys of blocks, by which requests that begin alike find each other's keys and values, and ranks know what lies where.
+
+A key stands for a block's tokens and all that come before them: it is a digest over the key of the block before and the
+tokens (vLLM's "Automatic Prefix Caching" has the same chain). The first block's parent is a root: who differ in it share
+nothing. The scheduler and each rank make keys of the tokens that they have, and never send them.
+"""
+
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
+
+BYTES = 16  # of a key: two beginnings that differ have one key with a probability of 2^-128
+
+
+def root_of(scope: str) -> str:
+    """The parent of first blocks that requests of this scope may share."""
+    return blake2b(scope.encode(), digest_size=BYTES, person=b"orca root").hexdigest()
+
+
+def key_of(parent: str, token_ids: Sequence[int]) -> str:
+    """The key of a block with these tokens behind the block of key `parent`. Both are 32 hexadecimal digits."""
+    return blake2b(array("Q", token_ids).tobytes(), digest_size=BYTES, key=bytes.fromhex(parent)).hexdigest()
+
+
+def keys_of(root: str, token_ids: Sequence[int], block_size: int) -> tuple[str, ...]:
+    """The root, and the key of each full block of these tokens."""
+    keys = [root]
+    for end in range(block_size, len(token_ids) + 1, block_size):
+        keys.append(key_of(keys[-1], token_ids[end - block_size : end]))
+    return tuple(keys)
