@@ -1,0 +1,277 @@
+"""Requests that begin behind others' blocks, on a rank: their tokens are transformers', and a block that is not what a
+row's tokens say is found before anything is computed."""
+
+import random
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from checkpoints import make_gpt2
+from reference import Reference
+from worker.driver import make_stage
+
+from orca.v1 import worker_pb2
+from orca_common.block_keys import keys_of, root_of
+from orca_common.errors import FailedPrecondition
+from orca_scheduler.core.core import Action, Arrived, BatchReturned, Core, EngineReady, ScheduleBatch
+from orca_scheduler.core.request import Arrival
+from orca_scheduler.core.sets import policy_named
+from orca_scheduler.ranks.members import put_members
+from orca_worker.iteration.kv import KVManager
+from orca_worker.stage.stage import Stage
+
+VOCAB = 97
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_gpt2(tmp_path_factory.mktemp("m"), heads=2, layers=2, hidden=16, vocab=VOCAB, positions=160, seed=5)
+
+
+class Asked(NamedTuple):
+    tenant: str
+    prompt: list[int]
+    made: list[int]
+
+
+class Engine:
+    """A core and its rank."""
+
+    def __init__(self, stage: Stage, slots: int, block: int, policy: str, max_bs: int = 4) -> None:
+        self.stage, self.block, self.core = stage, block, Core(max_bs, 1, block, policy=policy_named(policy))
+        self.kv: KVManager = stage._kv
+        self.asked: dict[int, Asked] = {}
+        self.shared = 0
+        self.core.step(EngineReady(0.0, slots, 1))
+
+    def arrive(self, *wanted: tuple[str, list[int], int]) -> list[Action]:
+        arrivals = list[Arrival]()
+        for tenant, prompt, new in wanted:
+            claim = len(self.asked) + 1
+            self.asked[claim] = Asked(tenant, prompt, [])
+            prefix = keys_of(root_of(tenant), prompt, self.block)
+            tail = tuple(prompt[(len(prefix) - 1) * self.block :])
+            arrivals.append(Arrival(claim, claim, len(prompt), new, prefix=prefix, tail=tail))
+        return self.core.step(Arrived(0.0, tuple(arrivals)))
+
+    def message(self, batch: ScheduleBatch) -> worker_pb2.Iteration:
+        message = worker_pb2.Iteration(number=batch.iteration, free_rows=batch.free_rows)
+        for member in batch.members[: batch.admitted]:
+            tenant, prompt, made = self.asked[member.claim]
+            message.admissions.add(
+                row=member.row,
+                claim=member.claim,
+                token_ids=[*prompt, *made],
+                generated=len(made),
+                computed=member.start,
+                root=bytes.fromhex(root_of(tenant)),
+            )
+            self.shared += member.shared
+        put_members(message, batch.members)
+        return message
+
+    def run(self, actions: list[Action], run: Callable[[worker_pb2.Iteration], Any]) -> list[Action]:
+        """Runs the batch that the core asks for. Returns what it wants next."""
+        (batch,) = [action for action in actions if isinstance(action, ScheduleBatch)]
+        output = run(self.message(batch))
+        makers = [member.claim for member in batch.members if member.outputs]
+        tokens = iter(output.token_ids)
+        made = [tuple(next(tokens) for _ in range(n)) for n in output.made or [1] * len(makers)]
+        for claim, new in zip(makers, made, strict=True):
+            self.asked[claim].made.extend(new)
+        return self.core.step(BatchReturned(0.0, batch.iteration, tuple(made)))
+
+    def finish(self, actions: list[Action]) -> None:
+        while self.core.in_flight:
+            actions = self.run(actions, self.stage.run)
+
+
+def turns(reference: Reference, draw: random.Random, count: int) -> list[tuple[str, list[int], int]]:
+    """Prompts that begin as others did and went on, of two tenants."""
+    texts, wanted = [[draw.randrange(VOCAB)]], list[tuple[str, list[int], int]]()
+    for _ in range(count):
+        old = draw.choice(texts[-6:])
+        prompt = [*old[: draw.randint(1, len(old))], *(draw.randrange(VOCAB) for _ in range(draw.randint(1, 9)))][-100:]
+        wanted.append((draw.choice("aab"), prompt, draw.randint(1, 20)))
+        texts.append([*prompt, *reference.greedy(prompt, wanted[-1][2])])
+    return wanted
+
+
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+@pytest.mark.parametrize(
+    ("block", "policy"),
+    [(1, "prefix=tenant"), (4, "prefix=tenant,kv=on-demand"), (16, "balanced,positions=9,prefix=tenant")],
+)
+def test_tokens_are_right_while_blocks_come_and_go(folder: Path, kernels: str, block: int, policy: str) -> None:
+    reference, draw = Reference(folder), random.Random(block)
+    wanted = turns(reference, draw, 60)
+    slots = 320
+    engine = Engine(make_stage(folder, slots, block, kernels=kernels), slots, block, policy)
+    actions = list[Action]()
+    while wanted or engine.core.in_flight:
+        if wanted and len(engine.core.requests) < 4:
+            actions += engine.arrive(wanted.pop(0))
+        if engine.core.in_flight and (draw.random() < 0.7 or not wanted):
+            actions = engine.run(actions, engine.stage.run)
+    for tenant, prompt, made in engine.asked.values():
+        assert made == reference.greedy(prompt, len(made)), tenant
+        assert made
+    assert engine.shared > 10, "few began behind others"
+
+
+def damage(engine: Engine, message: worker_pb2.Iteration, draw: random.Random) -> Callable[[], None] | None:
+    """Changes the rank's tables or tags under this iteration. Returns what takes the change back; None: there was none
+    to make."""
+    kv, tags = engine.kv, engine.kv.tags._of
+    begins = {admission.row for admission in message.admissions}
+    shared = [block for growth in message.growths for block in list(growth.blocks)[: growth.shared]]
+    rows = [row for row in message.rows if row not in begins]
+    kind = draw.choice(("stale", "swapped", "foreign", "tag", "tag swapped", "shared"))
+    if kind == "shared":
+        if not shared:
+            return None
+        block = draw.choice(shared)
+        old = tags[block].copy()
+        tags[block] = tags[draw.randrange(len(tags))] if draw.random() < 0.5 else old + np.uint64(1)
+        return None if (tags[block] == old).all() else lambda: tags.__setitem__(block, old)
+    if not rows:
+        return None
+    row = draw.choice(rows)
+    held = int(kv._capacity[row]) // kv.block_size
+    i, table = draw.randrange(held), kv._table[row].copy()
+    mine = table[:held].tolist()
+    if kind in ("tag", "tag swapped"):
+        one, other = mine[i], draw.randrange(len(tags))
+        before = tags.copy()
+        if kind == "tag":
+            tags[one, draw.randrange(2)] ^= np.uint64(1 << draw.randrange(64))
+        else:
+            tags[[one, other]] = tags[[other, one]]
+        return None if (before[one] == tags[one]).all() else lambda: tags.__setitem__(slice(None), before)
+    elsewhere = {
+        "stale": sorted(set(range(kv.n_blocks)) - kv._owners.keys()),
+        "swapped": mine,
+        "foreign": sorted(set(kv._owners) - set(mine)),
+    }[kind]
+    if not elsewhere:
+        return None
+    other = draw.choice(elsewhere)
+    if (tags[other] == tags[mine[i]]).all():
+        return None
+    if kind == "swapped":
+        kv._table[row, mine.index(other)] = mine[i]
+    kv._table[row, i] = other
+    return lambda: kv._table.__setitem__(row, table)
+
+
+def found(folder: Path, wanted: int, seed: int) -> int:
+    """Damages iterations. Returns how often; each time the rank refuses it, and the next try is right."""
+    reference, draw, slots, block = Reference(folder), random.Random(seed), 320, 4
+    engine = Engine(make_stage(folder, slots, block), slots, block, "prefix=tenant")
+    verdicts = 0
+
+    def run(message: worker_pb2.Iteration) -> Any:
+        nonlocal verdicts
+        for _ in range(8):
+            if (mend := damage(engine, message, draw)) is not None:
+                with pytest.raises(
+                    FailedPrecondition, match="holds the keys and values of other tokens than the row's"
+                ):
+                    engine.stage.run(message)
+                mend()
+                verdicts += 1
+        return engine.stage.run(message)
+
+    actions = list[Action]()
+    waiting = turns(reference, draw, 30)
+    answers = {tuple(prompt): reference.greedy(prompt, new) for _, prompt, new in waiting}
+    while verdicts < wanted:
+        while len(engine.core.requests) < 4:
+            tenant, prompt, new = draw.choice(waiting)
+            actions += engine.arrive((tenant, prompt, new))
+        actions = engine.run(actions, run)
+    for _, prompt, made in engine.asked.values():
+        assert made == answers[tuple(prompt)][: len(made)]
+    assert engine.shared > 20
+    return verdicts
+
+
+def test_a_block_that_is_not_what_a_rows_tokens_say(folder: Path) -> None:
+    assert found(folder, 400, 1) >= 400
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(2, 12))
+def test_ten_thousand_blocks_that_are_not(folder: Path, seed: int) -> None:
+    assert found(folder, 1000, seed) >= 1000
+
+
+def test_a_foreign_root_finds_nothing(folder: Path) -> None:
+    """A scheduler that gave one tenant's blocks to another would get a verdict, not a token."""
+    engine = Engine(make_stage(folder, 320, 4), 320, 4, "prefix=tenant")
+    prompt = list(range(20))
+    engine.finish(engine.arrive(("a", prompt, 4)))
+    actions = engine.arrive(("a", prompt, 4))
+
+    def for_another(message: worker_pb2.Iteration) -> Any:
+        assert message.growths[0].shared == 4
+        message.admissions[0].root = bytes.fromhex(root_of("b"))
+        return engine.stage.run(message)
+
+    with pytest.raises(FailedPrecondition, match="block 0 holds the keys and values of other tokens"):
+        engine.run(actions, for_another)
+
+
+@pytest.mark.parametrize(
+    ("root", "problem"),
+    [(b"", "4 blocks with keys and values, and no tokens for them"), (b"1234", "a root of 4 bytes, not 16")],
+)
+def test_roots_that_cannot_be(folder: Path, root: bytes, problem: str) -> None:
+    engine = Engine(make_stage(folder, 320, 4), 320, 4, "prefix=tenant")
+    engine.finish(engine.arrive(("a", list(range(20)), 4)))
+
+    def without(message: worker_pb2.Iteration) -> Any:
+        message.admissions[0].root = root
+        return engine.stage.run(message)
+
+    with pytest.raises(FailedPrecondition, match=problem):
+        engine.run(engine.arrive(("a", list(range(20)), 4)), without)
+
+
+def test_a_token_that_is_not_known_here_ends_the_keys() -> None:
+    """Of a row whose tokens stay on the device, only blocks of its input have keys."""
+    kv = KVManager(None)
+    kv.allocate(40, 4)
+    kv.tags.begin(0, root_of("a"), range(6))
+    kv.grow(0, [0, 1, 2, 3])
+    kv.tags.ran(0, 0, list(range(6)), 0, kv._table[0])
+    for n, tokens in enumerate([[-1], [-1], [5], [6], [7]], 6):
+        kv.tags.ran(0, n, tokens, 0, kv._table[0])
+    assert kv.tags.texts[0].filled == 1
+    assert len(kv.tags.texts[0].keys) == 2
+
+
+@pytest.mark.parametrize("drafts", range(8))
+@pytest.mark.parametrize("block", [1, 3, 4, 16])
+def test_keys_are_those_of_the_tokens_whatever_the_drafts_were(block: int, drafts: int) -> None:
+    draw = random.Random(f"{block} {drafts}")
+    kv = KVManager(None)
+    kv.allocate(240, block)
+    text = [draw.randrange(VOCAB) for _ in range(120)]
+    kv.tags.begin(0, root_of("a"), text[:7])
+    kv.grow(0, range(-(-120 // block)))
+    kv.tags.ran(0, 0, text[:7], 0, kv._table[0])
+    at = 7
+    while at < 100:
+        right = draw.randint(0, drafts)
+        guessed = [*text[at + 1 : at + 1 + right], *(draw.randrange(VOCAB) for _ in range(drafts - right))]
+        kv.tags.ran(0, at, [text[at], *guessed], drafts, kv._table[0])
+        final = at + 1
+        known = keys_of(root_of("a"), text[:final], block)
+        assert kv.tags.texts[0].keys[: len(known)] == list(known)
+        assert kv.tags.texts[0].filled == final // block
+        at += draw.randint(1, right + 1)
+    assert list(chain(kv.tags.texts[0].keys)) == list(keys_of(root_of("a"), text[:final], block))
