@@ -89,6 +89,7 @@ class Finished:
     output_tokens: int  # of the whole request, with the tokens before a Resume
     text: str
     timings: Timings
+    cached_tokens: int = 0  # of the prompt: their keys and values were there, so they were not computed
 
 
 Event = Accepted | Prompt | Token | Finished
@@ -180,7 +181,7 @@ def finished_of(message: pb.Finished) -> Finished:
     times = message.timings
     timings = Timings(_seconds(times.claimed), _seconds(times.first_token), _seconds(times.finished))
     reason = _REASONS.get(message.reason, FinishReason.UNSPECIFIED)
-    return Finished(reason, message.output_tokens, message.text, timings)
+    return Finished(reason, message.output_tokens, message.text, timings, message.cached_tokens)
 
 
 def model_of(message: pb.GetModelResponse) -> Model:
@@ -247,4 +248,5 @@ def message_of(event: Event) -> pb.Accepted | pb.GenerateResponse | pb.Token | p
                 output_tokens=event.output_tokens,
                 text=event.text,
                 timings=_timings(event.timings),
+                cached_tokens=event.cached_tokens,
             )

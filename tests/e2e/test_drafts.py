@@ -1,4 +1,5 @@
-"""Streams with drafts are those without: tokens, logprobs, texts, ends, for each way to draw and to end an answer."""
+"""Streams with drafts, and of requests that begin behind others' blocks, are those without: tokens, logprobs, texts,
+ends, for each way to draw and to end an answer."""
 
 import asyncio
 from pathlib import Path
@@ -25,9 +26,9 @@ WAYS: list[dict[str, Any]] = [
 ]
 
 
-async def streams(folder: Path, policy: str) -> tuple[list[list[Any]], int, int]:
+async def streams(folder: Path, policy: str) -> tuple[list[list[Any]], int, int, list[int]]:
     """Each way's events, without what differs from run to run; the drafts of all iterations, and those that were
-    right."""
+    right; and the cached tokens of each request's prompt."""
     numbers: dict[str, Any] = {"tp": 2, "pp": 2, "max_batch_size": 3, "policy": policy}
     async with running(folder, DEMO_MODEL, dtype="float32", **numbers) as stack:
 
@@ -40,20 +41,33 @@ async def streams(folder: Path, policy: str) -> tuple[list[list[Any]], int, int]
                     found.append(repr(event.tokens))
                 elif isinstance(event, Finished):
                     found.append((event.reason, event.output_tokens))
+                    cached.append(event.cached_tokens)
             return found
+
+        cached = list[int]()
 
         found = await asyncio.gather(*(one(way) for way in [*WAYS, *WAYS]))
         journal = stack.journal()
     drafts = sum(len(member.drafts) for batch in scheduled(journal) for member in batch.members)
     events = [line.event for line in journal if isinstance(line, CoreStep)]
     right = sum(max(len(tokens) - 1, 0) for event in events for tokens in getattr(event, "made", ()))
-    return found, drafts, right
+    return found, drafts, right, cached
 
 
 async def test_streams_with_drafts_are_those_without(tmp_path: Path) -> None:
-    plain, none, _ = await streams(tmp_path / "paper", "paper")
-    mine, drafts, right = await streams(tmp_path / "ngram", "drafts=ngram")
+    plain, none, _, cached = await streams(tmp_path / "paper", "paper")
+    mine, drafts, right, _ = await streams(tmp_path / "ngram", "drafts=ngram")
     assert mine == plain
-    assert none == 0
+    assert (none, sum(cached)) == (0, 0)
     assert drafts - right > 20
     assert right > 20
+
+
+async def test_streams_behind_others_blocks_are_those_without(tmp_path: Path) -> None:
+    """With drafts, parts of prompts and blocks on demand besides. A request that asks for its prompt's logprobs begins
+    with its first position."""
+    plain, *_ = await streams(tmp_path / "paper", "paper")
+    mine, *_, cached = await streams(tmp_path / "all", "balanced,positions=40,prefix=tenant,drafts=ngram")
+    assert mine == plain
+    assert len([n for n in cached if n]) >= len(WAYS) - 1
+    assert cached.count(0) >= 2

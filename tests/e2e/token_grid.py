@@ -4,7 +4,8 @@ GPT-2 for tp x pp in {1, 2, 3} x {1, 2, 4}, run-ahead 0 and 1; the other familie
 and those with an encoder for three stages and a run-ahead too. The loop of a GPU on a CPU (`kernels=device-loop`) for
 all families without an encoder, {1, 2} x {1, 2}, run-ahead 0 and 1; where it
 runs ahead, the graphs have the all-reduces of two tensor ranks. Prompts in parts of 4 to 256 positions for all families
-that can; blocks on demand with few slots, and drafts, for all families without an encoder.
+that can; blocks on demand with few slots, drafts, and requests that begin behind others' blocks, for all families
+without an encoder.
 
     python tests/e2e/token_grid.py [--sample N] [--seed 1] [--model t5] [--kernels device-loop]
                                    [--device cuda --ranks 4] [--graphs-tp]
@@ -18,6 +19,7 @@ import random
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from functools import partial
 from itertools import accumulate, product
 from pathlib import Path
@@ -113,6 +115,26 @@ GRID = [
         )
         if (tp == 1 or model not in ONE_RANK) and ("balanced" not in policy or model not in PREFIX_LM)
     ),
+    *(
+        Case(
+            model,
+            tp,
+            pp,
+            n % 2 if "drafts" not in policy else 0,
+            8,
+            policy=policy,
+            block_size=(4, 16, 1)[n % 3],
+            slots=320,
+        )
+        for n, (model, (tp, pp), policy) in enumerate(
+            product(
+                (*MODELS, *SHAPES),
+                ((1, 1), (2, 2), (1, 2), (2, 1)),
+                ("prefix=tenant", "balanced,positions=32,prefix=tenant", "kv=on-demand,prefix=shared,drafts=ngram"),
+            )
+        )
+        if tp == 1 or model not in ONE_RANK
+    ),
     *(Case(model, 1, 2, policy="even") for model in WITH_ENCODER),
     *(
         Case(model, tp, pp, ahead, kernels="device-loop")
@@ -127,11 +149,21 @@ def make_odd(folder: Path) -> Path:
     return make_gpt2(folder, heads=6, layers=5, hidden=42, vocab=211, positions=96, seed=3, n_inner=50)
 
 
-def requests_for(reference: Reference, draw: random.Random, count: int) -> list[Asked]:
-    """Random requests at random moments."""
+def requests_for(reference: Reference, draw: random.Random, count: int, alike: bool) -> list[Asked]:
+    """Random requests at random moments. alike: prompts begin as earlier ones did and went on."""
     moments = accumulate(draw.expovariate(1 / 0.02) for _ in range(count))
-    known = reference.random(draw, (1, 40), (1, 24))
+    known = going_on(reference, draw) if alike else reference.random(draw, (1, 40), (1, 24))
     return [Asked(one, at, reference.sampling(one.prompt)) for at, one in zip(moments, known, strict=False)]
+
+
+def going_on(reference: Reference, draw: random.Random) -> Iterator[Known]:
+    texts = list[list[int]]()
+    for fresh in reference.random(draw, (1, 20), (1, 24)):
+        old = draw.choice([[], *texts[-8:]])
+        prompt = [*old[: draw.randint(0, len(old))], *fresh.prompt][:40]
+        known = Known(prompt, reference.greedy(prompt, len(fresh.tokens)))
+        texts.append([*prompt, *known.tokens])
+        yield known
 
 
 async def check(case: Case, folder: Path, seed: int, device: str = "cpu", graphs_tp: bool = False) -> None:
@@ -145,7 +177,7 @@ async def check(case: Case, folder: Path, seed: int, device: str = "cpu", graphs
         model = make_shape(folder / "model", SHAPES[case.model])
     else:
         model = make_odd(folder / "model") if case.model == "odd" else DEMO_MODEL
-    asked = requests_for(of(model), draw, case.requests)
+    asked = requests_for(of(model), draw, case.requests, alike="prefix" in case.policy)
     run = folder / "run"
     numbers: dict[str, Any] = {"max_batch_size": case.max_bs, "block_size": case.block_size}
     numbers |= {"run_ahead": case.run_ahead, "policy": case.policy, "slots": case.slots}

@@ -1,4 +1,4 @@
-"""Which requests begin behind which blocks: against a plain dictionary of what was computed, and by the issue's numbers."""
+"""Which requests begin behind which blocks: against a plain dictionary of what was computed, and in conversations."""
 
 import random
 from collections import OrderedDict

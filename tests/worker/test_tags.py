@@ -123,8 +123,8 @@ def test_tokens_are_right_while_blocks_come_and_go(folder: Path, kernels: str, b
 
 
 def damage(engine: Engine, message: worker_pb2.Iteration, draw: random.Random) -> Callable[[], None] | None:
-    """Changes the rank's tables or tags under this iteration. Returns what takes the change back; None: there was none
-    to make."""
+    """Changes the rank's tables or tags under this iteration. Returns what takes the change back; None: nothing was
+    changed."""
     kv, tags = engine.kv, engine.kv.tags._of
     begins = {admission.row for admission in message.admissions}
     shared = [block for growth in message.growths for block in list(growth.blocks)[: growth.shared]]
@@ -178,7 +178,7 @@ def found(folder: Path, wanted: int, seed: int) -> int:
         for _ in range(8):
             if (mend := damage(engine, message, draw)) is not None:
                 with pytest.raises(
-                    FailedPrecondition, match="holds the keys and values of other tokens than the row's"
+                    FailedPrecondition, match="has the keys and values of other tokens than the row's"
                 ):
                     engine.stage.run(message)
                 mend()
@@ -221,7 +221,7 @@ def test_a_foreign_root_finds_nothing(folder: Path) -> None:
         message.admissions[0].root = bytes.fromhex(root_of("b"))
         return engine.stage.run(message)
 
-    with pytest.raises(FailedPrecondition, match="block 0 holds the keys and values of other tokens"):
+    with pytest.raises(FailedPrecondition, match="block 0 has the keys and values of other tokens"):
         engine.run(actions, for_another)
 
 
@@ -264,7 +264,7 @@ def test_keys_are_those_of_the_tokens_whatever_the_drafts_were(block: int, draft
     kv.tags.begin(0, root_of("a"), text[:7])
     kv.grow(0, range(-(-120 // block)))
     kv.tags.ran(0, 0, text[:7], 0, kv._table[0])
-    at = 7
+    at = final = 7
     while at < 100:
         right = draw.randint(0, drafts)
         guessed = [*text[at + 1 : at + 1 + right], *(draw.randrange(VOCAB) for _ in range(drafts - right))]

@@ -1194,6 +1194,7 @@ type Finished struct {
 	OutputTokens  uint32                 `protobuf:"varint,2,opt,name=output_tokens,json=outputTokens,proto3" json:"output_tokens,omitempty"` // of the whole request, with those before from_index
 	Text          string                 `protobuf:"bytes,3,opt,name=text,proto3" json:"text,omitempty"`                                      // characters that no token has carried yet
 	Timings       *Timings               `protobuf:"bytes,4,opt,name=timings,proto3" json:"timings,omitempty"`
+	CachedTokens  uint32                 `protobuf:"varint,5,opt,name=cached_tokens,json=cachedTokens,proto3" json:"cached_tokens,omitempty"` // of the prompt: their keys and values were there, so they were not computed
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1254,6 +1255,13 @@ func (x *Finished) GetTimings() *Timings {
 		return x.Timings
 	}
 	return nil
+}
+
+func (x *Finished) GetCachedTokens() uint32 {
+	if x != nil {
+		return x.CachedTokens
+	}
+	return 0
 }
 
 // Durations from the moment when the request pool accepted the request, by the pool's clock. Absent: it did not happen.
@@ -1327,8 +1335,9 @@ type GenerateTextResponse struct {
 	Reason        FinishReason           `protobuf:"varint,5,opt,name=reason,proto3,enum=orca.v1.FinishReason" json:"reason,omitempty"`  // never CANCELLED, which is an error here
 	InputTokens   uint32                 `protobuf:"varint,6,opt,name=input_tokens,json=inputTokens,proto3" json:"input_tokens,omitempty"`
 	Timings       *Timings               `protobuf:"bytes,7,opt,name=timings,proto3" json:"timings,omitempty"`
-	Tokens        []*Token               `protobuf:"bytes,8,rep,name=tokens,proto3" json:"tokens,omitempty"` // the same tokens in full, with top_logprobs
-	Prompt        []*PromptToken         `protobuf:"bytes,9,rep,name=prompt,proto3" json:"prompt,omitempty"` // with prompt_logprobs
+	Tokens        []*Token               `protobuf:"bytes,8,rep,name=tokens,proto3" json:"tokens,omitempty"`                                   // the same tokens in full, with top_logprobs
+	Prompt        []*PromptToken         `protobuf:"bytes,9,rep,name=prompt,proto3" json:"prompt,omitempty"`                                   // with prompt_logprobs
+	CachedTokens  uint32                 `protobuf:"varint,10,opt,name=cached_tokens,json=cachedTokens,proto3" json:"cached_tokens,omitempty"` // of the prompt: their keys and values were there, so they were not computed
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1424,6 +1433,13 @@ func (x *GenerateTextResponse) GetPrompt() []*PromptToken {
 		return x.Prompt
 	}
 	return nil
+}
+
+func (x *GenerateTextResponse) GetCachedTokens() uint32 {
+	if x != nil {
+		return x.CachedTokens
+	}
+	return 0
 }
 
 // Which request to end.
@@ -1901,17 +1917,18 @@ const file_orca_v1_orca_proto_rawDesc = "" +
 	"\alogprob\x18\x03 \x01(\x02H\x00R\alogprob\x88\x01\x01\x12#\n" +
 	"\x03top\x18\x04 \x03(\v2\x11.orca.v1.TopTokenR\x03topB\n" +
 	"\n" +
-	"\b_logprob\"\x9e\x01\n" +
+	"\b_logprob\"\xc3\x01\n" +
 	"\bFinished\x12-\n" +
 	"\x06reason\x18\x01 \x01(\x0e2\x15.orca.v1.FinishReasonR\x06reason\x12#\n" +
 	"\routput_tokens\x18\x02 \x01(\rR\foutputTokens\x12\x12\n" +
 	"\x04text\x18\x03 \x01(\tR\x04text\x12*\n" +
-	"\atimings\x18\x04 \x01(\v2\x10.orca.v1.TimingsR\atimings\"\xb1\x01\n" +
+	"\atimings\x18\x04 \x01(\v2\x10.orca.v1.TimingsR\atimings\x12#\n" +
+	"\rcached_tokens\x18\x05 \x01(\rR\fcachedTokens\"\xb1\x01\n" +
 	"\aTimings\x123\n" +
 	"\aclaimed\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\aclaimed\x12:\n" +
 	"\vfirst_token\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\n" +
 	"firstToken\x125\n" +
-	"\bfinished\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\bfinished\"\xd6\x02\n" +
+	"\bfinished\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\bfinished\"\xfb\x02\n" +
 	"\x14GenerateTextResponse\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x12\n" +
@@ -1922,7 +1939,9 @@ const file_orca_v1_orca_proto_rawDesc = "" +
 	"\finput_tokens\x18\x06 \x01(\rR\vinputTokens\x12*\n" +
 	"\atimings\x18\a \x01(\v2\x10.orca.v1.TimingsR\atimings\x12&\n" +
 	"\x06tokens\x18\b \x03(\v2\x0e.orca.v1.TokenR\x06tokens\x12,\n" +
-	"\x06prompt\x18\t \x03(\v2\x14.orca.v1.PromptTokenR\x06prompt\".\n" +
+	"\x06prompt\x18\t \x03(\v2\x14.orca.v1.PromptTokenR\x06prompt\x12#\n" +
+	"\rcached_tokens\x18\n" +
+	" \x01(\rR\fcachedTokens\".\n" +
 	"\rCancelRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\"&\n" +

@@ -222,16 +222,18 @@ class PromptToken(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., text: _Optional[str] = ..., logprob: _Optional[float] = ..., top: _Optional[_Iterable[_Union[TopToken, _Mapping]]] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("reason", "output_tokens", "text", "timings")
+    __slots__ = ("reason", "output_tokens", "text", "timings", "cached_tokens")
     REASON_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     reason: FinishReason
     output_tokens: int
     text: str
     timings: Timings
-    def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., output_tokens: _Optional[int] = ..., text: _Optional[str] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ...) -> None: ...
+    cached_tokens: int
+    def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., output_tokens: _Optional[int] = ..., text: _Optional[str] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class Timings(_message.Message):
     __slots__ = ("claimed", "first_token", "finished")
@@ -244,7 +246,7 @@ class Timings(_message.Message):
     def __init__(self, claimed: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., first_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., finished: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class GenerateTextResponse(_message.Message):
-    __slots__ = ("request_id", "text", "token_ids", "logprobs", "reason", "input_tokens", "timings", "tokens", "prompt")
+    __slots__ = ("request_id", "text", "token_ids", "logprobs", "reason", "input_tokens", "timings", "tokens", "prompt", "cached_tokens")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -254,6 +256,7 @@ class GenerateTextResponse(_message.Message):
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     text: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -263,7 +266,8 @@ class GenerateTextResponse(_message.Message):
     timings: Timings
     tokens: _containers.RepeatedCompositeFieldContainer[Token]
     prompt: _containers.RepeatedCompositeFieldContainer[PromptToken]
-    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., reason: _Optional[_Union[FinishReason, str]] = ..., input_tokens: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., tokens: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., prompt: _Optional[_Iterable[_Union[PromptToken, _Mapping]]] = ...) -> None: ...
+    cached_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., reason: _Optional[_Union[FinishReason, str]] = ..., input_tokens: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., tokens: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., prompt: _Optional[_Iterable[_Union[PromptToken, _Mapping]]] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class CancelRequest(_message.Message):
     __slots__ = ("request_id",)

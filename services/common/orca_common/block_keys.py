@@ -1,8 +1,8 @@
 """Keys of blocks, by which requests that begin alike find each other's keys and values, and ranks know what lies where.
 
 A key stands for a block's tokens and all that come before them: it is a digest over the key of the block before and the
-tokens (vLLM's "Automatic Prefix Caching" has the same chain). The first block's parent is a root: who differ in it share
-nothing. The scheduler and each rank make keys of the tokens that they have, and never send them.
+tokens (vLLM's "Automatic Prefix Caching" has the same chain). The first block's parent is a root: requests of different
+roots share nothing. The scheduler and each rank make keys of the tokens that they have, and never send them.
 """
 
 from array import array

@@ -222,6 +222,13 @@ TABLE = (
         POSITIONS,
     ),
     Row(
+        "orca_cached_tokens_total",
+        "counter",
+        AT_SCHEDULER,
+        "Tokens with which requests began and that were not computed: others had their keys and values.",
+        {"engine": ENGINE},
+    ),
+    Row(
         "orca_preemptions_total",
         "counter",
         AT_SCHEDULER,

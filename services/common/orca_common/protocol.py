@@ -13,8 +13,8 @@ by the number in the ranks' Hello. What only older numbers have needed may go.
 PROTOCOL = 1
 
 # What a policy may need, and a rank of a model can, beyond the paper's iterations: parts of prompts; several outputs of
-# one member, one for each of its drafts and one more; rows that begin behind blocks whose keys they check; rows that get
-# blocks for each position as it comes.
+# one member, one for each of its drafts and one more; rows that begin behind blocks whose keys a rank checks; rows that
+# get blocks for each position as it comes.
 PARTS, OUTPUTS, SHARED, GROWN = "parts", "outputs", "keyed", "grown"
 NO_TOKEN = (1 << 32) - 1  # in an iteration's `tokens`, where the admission has the token
 CONTROLLER = "orca.v1.Controller"  # the service of a rank

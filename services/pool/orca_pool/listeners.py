@@ -58,7 +58,7 @@ class Listeners:
         packed: list[bytes] = []
         packets: dict[bytes, list[bytes]] = {}
         for place, row in enumerate(rows):
-            _, claim, base, tokens, finish, tops, prompt = row
+            _, claim, base, tokens, finish, tops, prompt, _ = row
             listener = known.get(claim) if len(ready) < MOST_READY else None
             # The first token is noted in the record, and an end has its times from there.
             if listener is None or not base or not tokens or finish is not None or tops or prompt:
@@ -79,8 +79,8 @@ class Listeners:
         for row in rest:
             args += (row.request_id, row.tokens)
         for n, row in enumerate(rest, len(ready) + 1):
-            if row.finish is not None or row.tops or row.prompt:
-                args += (n, "" if row.finish is None else int(row.finish), row.tops, row.prompt)
+            if row.finish is not None or row.tops or row.prompt or row.cached:
+                args += (n, "" if row.finish is None else int(row.finish), row.tops, row.prompt, row.cached)
         return args, order
 
     def answered(

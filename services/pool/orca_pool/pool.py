@@ -540,7 +540,7 @@ def _attached(answer: Any) -> Attached | Refusal:
     lines = (line.split(" ", 1) for line in engines.decode().splitlines())
     finish = None
     if int(reason):
-        finish = Finish(Reason(int(reason)), int(final), Times(*map(int, times)))
+        finish = Finish(Reason(int(reason)), int(final), Times(*map(int, times[:4])), int(times[4] or 0))
     made = [(int(i), engine) for i, engine in lines]
     tokens, starts = unpack_tokens(tokens), _seconds(starts_in)
     return Attached(record, position, tokens, made, finish, first, starts, tops, prompt, weights.decode())

@@ -53,6 +53,7 @@ class Finish:
     reason: Reason
     output_tokens: int
     times: Times
+    cached_tokens: int = 0  # of its prompt: it began behind their keys and values
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +245,7 @@ class CommitRow(NamedTuple):
     finish: Reason | None
     tops: bytes = b""
     prompt: bytes = b""
+    cached: int = 0  # tokens of the prompt that were not computed, as the pool keeps it with token 0
 
 
 class CommitAnswer(NamedTuple):

@@ -19,7 +19,7 @@ TOKEN_ID = struct.Struct("<I")
 committed_token: Callable[[tuple[int, float, int]], CommittedToken] = partial(cast(Any, tuple).__new__, CommittedToken)
 packet: Callable[[tuple[str, int, int, str, list[CommittedToken], Finish | None, bytes]], Packet]
 packet = partial(cast(Any, tuple).__new__, Packet)
-commit_row: Callable[[tuple[str, int, int, bytes, Reason | None, bytes, bytes]], CommitRow]
+commit_row: Callable[[tuple[str, int, int, bytes, Reason | None, bytes, bytes, int]], CommitRow]
 commit_row = partial(cast(Any, tuple).__new__, CommitRow)
 
 # Bytes that a request takes in Redis beside its record and its tokens: 25 fields, two keys, its places in indexes
@@ -37,8 +37,9 @@ CONTENT = struct.Struct("<IIBI")
 # A ready row of a commit: index of the first token, then key and tokens, each behind its size (which `c0` takes).
 READY = "iHc0Ic0"
 
-# The end of a request: reason, output tokens, then the moments submitted, claimed, first token, finished.
-FINISH = struct.Struct("<BIdddd")
+# The end of a request: reason, output tokens, the moments submitted, claimed, first token, finished, and cached tokens,
+# which releases before do not send.
+FINISH = struct.Struct("<BIddddI")
 
 
 def pack_tokens(tokens: Iterable[CommittedToken]) -> bytes:
@@ -72,8 +73,9 @@ def unpack_packets(data: bytes, engine: str) -> list[Packet]:
         finish_at = tokens_at + count * token_size
         finish = None
         if finish_size:
-            reason, output, *times = FINISH.unpack_from(data, finish_at)
-            finish = Finish(Reason(reason), output, Times(*map(int, times)))
+            sent = data[finish_at : finish_at + finish_size].ljust(FINISH.size, b"\0")
+            reason, output, *times, cached = FINISH.unpack_from(sent)
+            finish = Finish(Reason(reason), output, Times(*map(int, times)), cached)
         at = finish_at + finish_size + tops_size
         tops = data[at - tops_size : at] if tops_size else b""
         one = count == 1  # as most packets have

@@ -16,7 +16,7 @@ from orca_common.errors import Cancelled, DataLoss, DeadlineExceeded, ErrorReaso
 from orca_pool.keys import scoped
 from orca_pool.leases import DETACH_FLOOR_SECONDS
 from orca_pool.pool import Pool
-from orca_pool.records import Attached, Busy, Packet, QueueLimits, Reason, Refusal, Times
+from orca_pool.records import Attached, Busy, Finish, Packet, QueueLimits, Reason, Refusal, Times
 from orca_pool.retry import reached
 
 from ..requests.arrivals import Arrivals
@@ -386,19 +386,22 @@ class Call:
             )
             if said == "ok":
                 finished = self._transcript.stopped()
-                self._transcript.times = await self._times()
-                return finished._replace(times=self._transcript.times)
+                ended = await self._ended()
+                if ended is None:
+                    return finished
+                self._transcript.times = ended.times
+                return finished._replace(times=ended.times, cached_tokens=ended.cached_tokens)
             if said == "other":
                 raise self._transcript.changed()
             await self._wait_for_healing()  # 'ahead': Redis lost tokens
 
-    async def _times(self) -> Times | None:
-        """The times of a request that a stop string has ended; None when the pool does not tell them now."""
+    async def _ended(self) -> Finish | None:
+        """The end of a request that a stop string has ended, as the pool tells it; None when it does not now."""
         try:
             answer = await self._attach_once()
         except Unavailable:
             return None
-        return answer.finish.times if isinstance(answer, Attached) and answer.finish else None
+        return answer.finish if isinstance(answer, Attached) else None
 
     def _grace(self, error: BaseException | None) -> Grace:
         """How long the request that this call leaves behind may live on. The pool knows its own detach grace, which a

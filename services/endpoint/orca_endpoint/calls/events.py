@@ -65,6 +65,7 @@ class Finished(NamedTuple):
     text: str  # characters that were held back
     times: Times | None
     said: Said | None = None  # as a token's, of the text that was held back
+    cached_tokens: int = 0  # of the prompt: they were not computed
     called: bool = False  # the answer has calls, and all of them are whole
 
 

@@ -234,16 +234,16 @@ class Transcript:
             has_form = bool(self.record.sampling.grammar)
             raise end_error(finish.reason, self.request_id, trace_id_of(self.record.trace), has_form)
         self.finished = finish.reason
-        yield self._finished(finish.reason, self._text.flush(), finish.times)
+        yield self._finished(finish.reason, self._text.flush(), finish.times, finish.cached_tokens)
 
-    def _finished(self, reason: Reason, text: str, times: Times | None) -> Finished:
+    def _finished(self, reason: Reason, text: str, times: Times | None, cached: int = 0) -> Finished:
         """The event of the end. text: what was held back."""
         calls = self._calls
         if calls is None:
-            return Finished(reason, len(self._ids), text, times)
+            return Finished(reason, len(self._ids), text, times, cached_tokens=cached)
         said, rest = calls.push(text), calls.flush()
         said = Said(said.content + rest.content, said.calls)
-        return Finished(reason, len(self._ids), text, times, said, calls.called)
+        return Finished(reason, len(self._ids), text, times, said, cached, calls.called)
 
 
 def digest_of(ids: "array[int]") -> bytes:

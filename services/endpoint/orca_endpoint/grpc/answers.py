@@ -49,6 +49,7 @@ class Encoder:
             finished = response.finished
             finished.reason = reason_of(event)
             finished.output_tokens, finished.text = event.output_tokens, event.text
+            finished.cached_tokens = event.cached_tokens
             if event.times is not None:
                 finished.timings.CopyFrom(timings(event.times))
         return response.SerializeToString()
@@ -68,7 +69,7 @@ def add(event: Event, answer: GenerateTextResponse, texts: list[str], logprobs: 
     elif isinstance(event, Prompted):
         answer.prompt.extend(prompt_messages(event))
     else:
-        answer.reason = reason_of(event)
+        answer.reason, answer.cached_tokens = reason_of(event), event.cached_tokens
         texts.append(event.text)
         if event.times is not None:
             answer.timings.CopyFrom(timings(event.times))

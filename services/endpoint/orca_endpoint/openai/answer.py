@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from orca_common.errors import Cancelled
@@ -25,11 +25,14 @@ def finish_reason(event: Finished) -> str:
     return "tool_calls" if event.called else "stop"
 
 
-def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> dict[str, Any]:
+    """cached_tokens: of the prompts, which were not computed; told where there are some."""
+    details = {"prompt_tokens_details": {"cached_tokens": cached_tokens}} if cached_tokens else {}
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
+        **details,
     }
 
 
@@ -60,7 +63,7 @@ class Choice:
         self.calls: list[CallPart] = []  # of a chat's answer
         self.tokens: list[PromptToken | Token] = []  # with echo the prompt's come first
         self.offset = 0  # characters given out
-        self.input_tokens = self.output_tokens = 0
+        self.input_tokens = self.output_tokens = self.cached_tokens = 0
         self.finish: str | None = None
         self.shown_tokens = 0  # tokens that a stream has shown, and so what it resumes from
         self.seen_end = 0  # events behind them that the client has seen before
@@ -82,7 +85,8 @@ class Choice:
     def end(self, event: Finished) -> None:
         """The end of a choice that is not streamed."""
         self.add(event)
-        self.output_tokens, self.finish = event.output_tokens, finish_reason(event)
+        self.output_tokens, self.cached_tokens = event.output_tokens, event.cached_tokens
+        self.finish = finish_reason(event)
 
 
 def finite(logprob: float) -> float:

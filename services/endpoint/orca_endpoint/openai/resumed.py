@@ -50,7 +50,8 @@ class Resumed(Exchange):
                 if call.unknown and not call.accepted:  # gRPC says DATA_LOSS: its clients have surely seen tokens
                     raise NotFound(str(error)) from None
                 raise
-            await stream.end((choice.input_tokens, choice.output_tokens) if include_usage else None)
+            counts = choice.input_tokens, choice.output_tokens, choice.cached_tokens
+            await stream.end(counts if include_usage else None)
 
 
 def asked_in(request: Request) -> tuple[SeenTo, bool]:

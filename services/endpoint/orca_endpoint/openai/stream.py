@@ -36,8 +36,9 @@ class Chunks(ABC):
     def finished(self, n: int, choice: Choice, event: Finished) -> bytes:
         """The last chunk of a choice."""
 
-    def usage(self, prompt_tokens: int, completion_tokens: int) -> bytes:
-        counts = json.dumps(usage(prompt_tokens, completion_tokens))
+    def usage(self, *counted: int) -> bytes:
+        """counted: what `usage` takes."""
+        counts = json.dumps(usage(*counted))
         return f'data: {self._head},"choices":[],"usage":{counts}}}\n\n'.encode()
 
     def chunk(self, choice: Choice, body: str, end: int = 0) -> bytes:
@@ -75,13 +76,13 @@ class Stream:
             sent += self._chunks.shown(n, choice, piece)
             if isinstance(last := piece[-1], Finished):
                 check_whole(last, name)
-                choice.output_tokens = last.output_tokens
+                choice.output_tokens, choice.cached_tokens = last.output_tokens, last.cached_tokens
                 sent += self._chunks.finished(n, choice, last)
             if sent:
                 await self._answer.write(sent)
 
-    async def end(self, counts: tuple[int, int] | None) -> None:
-        """counts: tokens of the prompts and of the generations, where they are asked for."""
+    async def end(self, counts: tuple[int, int, int] | None) -> None:
+        """counts: tokens of the prompts and of the generations, and cached ones, where they are asked for."""
         if counts is not None:
             await self._answer.write(self._chunks.usage(*counts))
         await self._answer.write(b"data: [DONE]\n\n")

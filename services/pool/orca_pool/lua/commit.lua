@@ -5,8 +5,9 @@
 -- ARGV: engine, owner, term, the number of the engine's listeners that the master knows, number of rows, how many of them
 --   are ready, number of ready packets, claim numbers of all rows (doubles), bases of all rows but the ready ones (the index
 --   of the first token, i32), the ready rows (wire.READY). Then two for each endpoint of the ready rows: endpoint, their
---   packets. Then two for each other row: request id, tokens in their binary form. Then four for each row that has more to
---   say: number of the row, reason of the request's end or '', tops of its tokens, logprobs of its prompt or ''.
+--   packets. Then two for each other row: request id, tokens in their binary form. Then five for each row that has more to
+--   say: number of the row, reason of the request's end or '', tops of its tokens, logprobs of its prompt or '', and how many
+--   of its prompt's tokens were not computed (with token 0).
 -- Returns {slots that the head of the queue needs or 0, number of the listeners before, and after, listeners of the last
 --   rows (all but the ready ones, where their packets went out), the moment at which requests ended or '', then two for each row that is not COMMITTED.OK: number of
 --   the row, and COMMITTED.GONE, or how many tokens the pool has when that is not the base}; nil when the master has lost
@@ -66,7 +67,7 @@ if first > rows then
 end
 -- head
 
-local OTHERS_AT, NOTHING = ENDPOINTS_AT + 2 * endpoints, { reason = '', tops = '', prompt = '' }
+local OTHERS_AT, NOTHING = ENDPOINTS_AT + 2 * endpoints, { reason = '', tops = '', prompt = '', cached = '0' }
 local packets, ended, ending, more, pack = {}, {}, {}, {}, struct.pack
 local bases, claims = { struct.unpack('<' .. ('i4'):rep(rows - ready), ARGV[9]) }, {}
 for row, claim in ipairs({ struct.unpack('<' .. ('d'):rep(rows), ARGV[8]) }) do
@@ -78,8 +79,8 @@ if first > ready then
     packets[ARGV[i]] = { ARGV[i + 1] }
   end
 end
-for i = OTHERS_AT + 2 * (rows - ready) + 1, #ARGV, 4 do
-  more[tonumber(ARGV[i])] = { reason = ARGV[i + 1], tops = ARGV[i + 2], prompt = ARGV[i + 3] }
+for i = OTHERS_AT + 2 * (rows - ready) + 1, #ARGV, 5 do
+  more[tonumber(ARGV[i])] = { reason = ARGV[i + 1], tops = ARGV[i + 2], prompt = ARGV[i + 3], cached = ARGV[i + 4] }
 end
 local answer = { 0, before, before, listeners, '' }
 
@@ -133,6 +134,9 @@ for row = first, rows do
     end
     if base == 0 and tokens ~= '' then
       call('HSET', REQUEST .. id, 'first_token', int(now()))
+      if said.cached ~= '0' then
+        call('HSET', REQUEST .. id, 'cached', said.cached)
+      end
     end
     if base == 0 and said.prompt ~= '' then
       call('SET', PROMPT .. id, said.prompt)

@@ -296,8 +296,8 @@ local function prediction(ahead, tokens, slots, time)
 end
 
 -- The end of a request in its binary form (wire.FINISH).
-local function finish_part(reason, output, submitted, claimed, first_token, finished)
-  return struct.pack(FINISH, reason, output, submitted, claimed, first_token, finished)
+local function finish_part(reason, output, submitted, claimed, first_token, finished, cached)
+  return struct.pack(FINISH, reason, output, submitted, claimed, first_token, finished, cached)
 end
 
 -- The beginning of all packets for one call: whom they are for (wire.ADDRESS).
@@ -377,8 +377,9 @@ end
 -- Ends the record of a request with `final` tokens, wherever the request is. Returns the finish_part of its packet.
 local function end_record(id, reason, final)
   local key, time = REQUEST .. id, now()
-  local engine, claim, endpoint, submitted, claimed_at, first_token, new, tenant, deadline, detach_at = fields(key,
-    'engine', 'claim', 'endpoint', 'submitted', 'claimed_at', 'first_token', 'new', 'tenant', 'deadline', 'detach_at')
+  local engine, claim, endpoint, submitted, claimed_at, first_token, new, tenant, deadline, detach_at, cached = fields(key,
+    'engine', 'claim', 'endpoint', 'submitted', 'claimed_at', 'first_token', 'new', 'tenant', 'deadline', 'detach_at',
+    'cached')
   if engine == '' then
     dequeue(id)
   else
@@ -400,7 +401,7 @@ local function end_record(id, reason, final)
   call('ZADD', ENDED, int(time), id)
   call('HINCRBY', POOL, 'ended_bytes', size_of(id))
   forget_oldest(time, 2) -- more than one: so what is too much shrinks
-  return finish_part(reason, final, submitted, claimed_at, first_token, time)
+  return finish_part(reason, final, submitted, claimed_at, first_token, time, cached or 0)
 end
 
 -- Ends a request outside of a commit: its call gets a packet, and its engine a hint.
@@ -424,7 +425,7 @@ end
 -- Tells the older call of a request that a newer one took over.
 local function supersede(id, endpoint, attempt)
   if endpoint ~= '' then
-    deliver(endpoint, '', packet(id, attempt, 0, '', finish_part(REASON.ABORTED, 0, 0, 0, 0, 0), ''))
+    deliver(endpoint, '', packet(id, attempt, 0, '', finish_part(REASON.ABORTED, 0, 0, 0, 0, 0, 0), ''))
   end
 end
 
@@ -522,7 +523,7 @@ local function attach(id, endpoint, attempt, known, last, seen, digest)
     record, prompt = call('HGET', key, 'record'), call('GET', PROMPT .. id) or ''
   end
   return { record, position, starts_in and int(starts_in) or '', first, tokens, tops_between(id, first, count), prompt,
-    tied_to(id, weights), fields(key, 'engines', 'reason', 'final', 'submitted', 'claimed_at', 'first_token', 'finished') }
+    tied_to(id, weights), fields(key, 'engines', 'reason', 'final', 'submitted', 'claimed_at', 'first_token', 'finished', 'cached') }
 end
 
 -- A claimed request as its master hears of it:

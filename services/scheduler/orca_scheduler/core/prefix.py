@@ -10,10 +10,10 @@ from typing import Any
 
 
 class Index:
-    """Full blocks by key. Those that no row has are `unused`: they stay for as long as nobody needs the room.
+    """Full blocks by key. Those that no row has are `unused`: they stay until their room is needed.
 
-    A row has a block together with all those before it, and lets go of the last ones first. So of the unused ones, in the
-    order in which they became so, none comes before those that begin with it.
+    A row has a block together with all those before it, and lets go of the last ones first. So of the unused ones, in
+    the order in which they became so, none comes before those that begin with it.
     """
 
     def __init__(self) -> None:
@@ -34,8 +34,8 @@ class Index:
     def put(self, keys: Sequence[str], row: Sequence[int], begin: int, end: int) -> list[int]:
         """A row's blocks from `begin` on, up to `end`, are full. Returns unused ones that they replace.
 
-        Where another row has a block of the same key, that one stays, and what follows here is not taken in: who finds a
-        block here has had, before it, the very blocks that are here.
+        Where another row has a block of the same key, its block stays, and what follows here is not taken in: a row that
+        has a block of the index has all blocks before it from there, too.
         """
         replaced = list[int]()
         for n in range(begin, end):

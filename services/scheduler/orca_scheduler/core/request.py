@@ -77,10 +77,9 @@ class Request:
     preemptions: int = 0  # how often it gave up its row
     offer: tuple[int, ...] = ()  # tokens that may follow its newest one (`drafting.py`)
     depth: int = 4  # how many of them an iteration verifies
-    keys: list[str] = field(
-        default_factory=list
-    )  # as `arrived.prefix`, and of full blocks of tokens that have returned
-    tail: list[int] = field(default_factory=list)  # the tokens behind those
+    # As `arrived.prefix`, and of full blocks of tokens that have returned.
+    keys: list[str] = field(default_factory=list[str])
+    tail: list[int] = field(default_factory=list[int])  # the tokens behind those
     filled: int = 0  # of these blocks, how many its row has with keys and values
     undrafted: int = 0  # it gets no drafts until it has generated this number of tokens
     void: int = 0  # batches in flight, the next ones to return, that went on from a token that was not made

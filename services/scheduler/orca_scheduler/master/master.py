@@ -648,7 +648,7 @@ class EngineMaster:
         self._stale_rows = ()
         message.free_rows.extend(action.free_rows)
         for member in action.members[: action.admitted]:
-            held = self._ledger.outputs.admitted(member.claim)
+            held = self._ledger.outputs.admitted(member.claim, member.start)
             record, generated = held.record, held.token_ids()
             message.admissions.add(
                 row=member.row,

@@ -27,6 +27,7 @@ class EngineMetrics:
     def __init__(self, metrics: Metrics, engine: str, stages: int) -> None:
         self._batch = metrics.histogram("orca_batch_size", engine)
         self._positions = metrics.histogram("orca_iteration_positions", engine)
+        self._cached = metrics.counter("orca_cached_tokens_total", engine)
         self._preemptions = metrics.counter("orca_preemptions_total", engine)
         self._scheduler, self._control, self._data, self._compute = (
             metrics.histogram("orca_iteration_seconds", engine, part)
@@ -47,6 +48,8 @@ class EngineMetrics:
         self._batch.observe(len(action.members))
         self._positions.observe(action.positions)
         self._preemptions.add(len(action.preempted))
+        if action.admitted:
+            self._cached.add(sum(member.start for member in action.members[: action.admitted]))
         if not self._in_flight:
             self._since = now
         self._in_flight += 1

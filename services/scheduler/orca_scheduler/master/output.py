@@ -33,6 +33,7 @@ class Held:
     finish: Reason | None = None
     tops: bytearray = field(default_factory=bytearray)  # of the tokens from index len(claimed.tokens) on
     prompt: bytearray = field(default_factory=bytearray)
+    cached: int = 0  # tokens of the prompt behind whose keys and values it began
     top_size: int = 0  # bytes that the tops of one token take; 0: they were not asked for
     ngrams: Ngrams | None = None  # of its text, where drafts come from there
 
@@ -44,8 +45,9 @@ class Held:
             mine = (acked - len(self.claimed.tokens)) * size
             # Below 0 the pool has lost tokens of an earlier claim, which nobody has the tops of.
             tops = bytes(NOTHING * (-mine // TOP.size) + self.tops[max(mine, 0) :])
-        prompt, claimed = b"" if acked else bytes(self.prompt), self.claimed
-        return commit_row((claimed.request_id, claimed.claim, acked, tokens, self.finish, tops, prompt))
+        prompt, cached = (b"", 0) if acked else (bytes(self.prompt), self.cached)
+        claimed = self.claimed
+        return commit_row((claimed.request_id, claimed.claim, acked, tokens, self.finish, tops, prompt, cached))
 
     def token_ids(self) -> list[int]:
         return [token_id for token_id, _, _ in TOKEN.iter_unpack(self.tokens)]
@@ -95,11 +97,12 @@ class Outputs:
         """The held requests of these claims, without those that are gone."""
         return [self.held[claim] for claim in claims if claim in self.held]
 
-    def admitted(self, claim: int) -> Held:
-        """The request goes to the ranks, which begin with its first position."""
+    def admitted(self, claim: int, start: int) -> Held:
+        """The request goes to the ranks, which begin with position `start`."""
         held = self.held[claim]
-        if not held.tokens:  # otherwise the ranks do not score it again
+        if not held.tokens:  # otherwise the ranks do not score it again, and the pool knows how it began
             held.prompt.clear()
+            held.cached = start
         return held
 
     def offers(self, claims: Iterable[int], made: Sequence[Sequence[int]], most: int) -> tuple[tuple[int, ...], ...]:

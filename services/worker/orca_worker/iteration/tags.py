@@ -1,8 +1,8 @@
 """What is in each block of keys and values, by key, and what each row must find in its own.
 
-A row that begins behind blocks of others, or whose table was damaged, would attend to another text, and nobody would see
-it in the answer. So a rank makes the key of each full block from the tokens that it has run itself, and compares the
-tags of all blocks of a row with the row's own tokens before each of its iterations.
+A row that begins behind the wrong blocks, or whose table was damaged, would attend to another text, and its answer
+would look as any other. So a rank makes the key of each full block from the tokens that it has run itself, and compares
+the tags of all blocks of a row with the row's own tokens before each of its iterations.
 """
 
 from collections.abc import Sequence
@@ -50,8 +50,8 @@ class Tags:
         self.texts.pop(row, None)
 
     def grown(self, row: int, held: int, blocks: Sequence[int], shared: int) -> None:
-        """A row that had `held` blocks gets further ones. The first `shared` of them must hold what its tokens say; what
-        was in the others is void. Raises FailedPrecondition where it has no tokens for them."""
+        """A row that had `held` blocks gets further ones. The first `shared` of them must hold what its tokens say;
+        what was in the others is void. Raises FailedPrecondition where it has no tokens for them."""
         text = self.texts.get(row)
         if shared and (text is None or held or shared >= len(text.keys)):
             raise FailedPrecondition(f"row {row}: {shared} blocks with keys and values, and no tokens for them")
@@ -81,7 +81,7 @@ class Tags:
         if np.count_nonzero(other):
             member, i = np.argwhere(other)[0].tolist()
             raise FailedPrecondition(
-                f"row {rows[member]}: block {table[member, i]} holds the keys and values of other tokens than the row's, "
+                f"row {rows[member]}: block {table[member, i]} has the keys and values of other tokens than the row's "
                 f"from position {i * self._block_size} on"
             )
 

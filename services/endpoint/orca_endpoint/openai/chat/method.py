@@ -50,6 +50,7 @@ class Chats(Exchange):
                 await answer.whole(JSONResponse(whole, headers=headers))
 
 
-def counted(choices: list[Choice]) -> tuple[int, int]:
-    """Tokens of the prompt, counted once, and of all that was generated for it."""
-    return choices[0].input_tokens, sum(choice.output_tokens for choice in choices)
+def counted(choices: list[Choice]) -> tuple[int, int, int]:
+    """Tokens of the prompt, counted once, of all that was generated for it, and of the prompt's that were cached."""
+    first = choices[0]
+    return first.input_tokens, sum(choice.output_tokens for choice in choices), first.cached_tokens

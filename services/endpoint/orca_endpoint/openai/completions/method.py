@@ -85,6 +85,8 @@ def best(choices: Sequence[Choice], n: int, each: int) -> list[Choice]:
     return shown
 
 
-def counted(choices: Sequence[Choice], each: int) -> tuple[int, int]:
-    """Tokens of the prompts, each counted once, and of all that was generated for them."""
-    return sum(c.input_tokens for c in choices[::each]), sum(c.output_tokens for c in choices)
+def counted(choices: Sequence[Choice], each: int) -> tuple[int, int, int]:
+    """Tokens of the prompts, each counted once, of all that was generated for them, and of the prompts' cached ones."""
+    firsts = choices[::each]
+    cached = sum(c.cached_tokens for c in firsts)
+    return sum(c.input_tokens for c in firsts), sum(c.output_tokens for c in choices), cached
