@@ -177,9 +177,7 @@ def found(folder: Path, wanted: int, seed: int) -> int:
         nonlocal verdicts
         for _ in range(8):
             if (mend := damage(engine, message, draw)) is not None:
-                with pytest.raises(
-                    FailedPrecondition, match="has the keys and values of other tokens than the row's"
-                ):
+                with pytest.raises(FailedPrecondition, match="has the keys and values of other tokens than the row's"):
                     engine.stage.run(message)
                 mend()
                 verdicts += 1

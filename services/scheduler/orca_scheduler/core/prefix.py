@@ -34,8 +34,8 @@ class Index:
     def put(self, keys: Sequence[str], row: Sequence[int], begin: int, end: int) -> list[int]:
         """A row's blocks from `begin` on, up to `end`, are full. Returns unused ones that they replace.
 
-        Where another row has a block of the same key, its block stays, and what follows here is not taken in: a row that
-        has a block of the index has all blocks before it from there, too.
+        Where another row has a block of the same key, that block stays, and what follows here is not taken in: a row
+        that has a block of the index has all blocks before it from there, too.
         """
         replaced = list[int]()
         for n in range(begin, end):
