@@ -8,7 +8,9 @@ import pytest
 
 from orca_common.block_keys import key_of, keys_of, root_of
 from orca_scheduler.core.core import Arrived, BatchReturned, Core, EngineReady, ScheduleBatch
-from orca_scheduler.core.request import Arrival
+from orca_scheduler.core.on_demand import OnDemand
+from orca_scheduler.core.prefix import Index
+from orca_scheduler.core.request import Arrival, Request
 from orca_scheduler.core.sets import FirstCome, policy_named
 
 WORD = 7
@@ -133,6 +135,42 @@ def test_requests_of_one_batch_begin_apart_and_the_next_one_behind_them() -> Non
     assert isinstance(batch, ScheduleBatch)
     assert [(member.claim, member.start, member.shared) for member in batch.members[:1]] == [(3, 40, 10)]
     assert core.memory.rows()[2][:10] == core.memory.rows()[0][:10]
+
+
+def test_of_two_that_computed_the_same_each_ones_end_is_found() -> None:
+    core = Core(8, 1, 4, policy=policy_named("prefix=tenant"))
+    core.step(EngineReady(0.0, 100, 1))
+    texts = [[*range(8), *[20 + n] * 9] for n in range(2)]
+    actions = core.step(Arrived(0.0, tuple(asked(n, "a", text, 4, 4) for n, text in enumerate(texts))))
+    while core.in_flight:
+        (batch,) = [action for action in actions if isinstance(action, ScheduleBatch)]
+        actions = core.step(BatchReturned(0.0, batch.iteration, ((WORD,),) * len(batch.members)))
+    assert [serve(core, asked(2 + n, "a", [*text, 1], 4, 4)) for n, text in enumerate(texts)] == [16, 16]
+
+
+def test_a_beginning_goes_last() -> None:
+    """Rows (1, 2) and (0, 3) begin alike; block 1 stands for both beginnings, and block 0 goes with its row."""
+    index = Index()
+    for keys, row in ((["k"], [0]), (["k", "l"], [1, 2]), (["m"], [3])):
+        assert index.put(keys, row) == []
+    assert [index.let_go(block) for block in (2, 1, 3, 0)] == [True, True, True, False]
+    assert index.longest(["root", "k", "l"]) == [1, 2]
+    assert [index.evict() for _ in range(3)] == [2, 3, 1]
+    assert index.state() == Index().state()
+
+
+def test_slots_of_a_request_that_begins_in_the_same_batch_do_not_become_free() -> None:
+    memory = OnDemand(100, 4)
+    one, other = (Request.of(asked(n, "a", range(12), 4, 4), True) for n in range(2))
+    one.row = memory.admit([one])[0].row
+    one.computed, one.filled = 12, memory.fill(one, 12)
+    other.computed = memory.match(other)
+    assert other.computed == 8
+    assert list(memory.gains([one.row])) == [12]
+    assert list(memory.gains([one.row], [other])) == [4]
+    one.in_flight = 0
+    assert memory.victims(Request.of(Arrival(9, 0, 1, 1), True), 5, [one], [other]) == {}
+    assert memory.victims(Request.of(Arrival(9, 0, 1, 1), True), 4, [one], [other]) == {one: 4}
 
 
 def test_the_state_goes_through_a_journal() -> None:

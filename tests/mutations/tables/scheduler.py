@@ -12,6 +12,7 @@ MEMORY = f"{SERVICE}/core/memory.py"
 FILLS = f"{SERVICE}/core/fills.py"
 ON_DEMAND = f"{SERVICE}/core/on_demand.py"
 DRAFTING = f"{SERVICE}/core/drafting.py"
+PREFIX = f"{SERVICE}/core/prefix.py"
 LIFECYCLE = f"{SERVICE}/lifecycle/lifecycle.py"
 SCHEDULER = f"{SERVICE}/scheduler.py"
 SHARE = f"{SERVICE}/share.py"
@@ -25,6 +26,7 @@ LEDGER_TESTS = "tests/scheduler/test_ledger.py"
 OUTPUT_TESTS = "tests/scheduler/test_output.py"
 MASTER_TESTS = "tests/scheduler/test_master.py"
 CORE_TESTS = "tests/scheduler/test_algorithm1.py"
+PREFIX_TESTS = "tests/scheduler/test_prefix.py"
 POLICIES_TESTS = "tests/scheduler/test_policies.py"
 MEMORY_TESTS = "tests/scheduler/test_memory.py"
 STORIES = "tests/scheduler/test_transcripts.py"
@@ -74,9 +76,44 @@ MUTATIONS = [
     Mutation(
         "one that gave up its slots often comes back without all",
         ON_DEMAND,
-        "need",
+        "size",
         instead("request.preemptions >= PREEMPTIONS", "False"),
         f"{POLICIES_TESTS}::test_storms",
+    ),
+    Mutation(
+        "a beginning goes before what begins with it",
+        PREFIX,
+        "Index.let_go",
+        drop("move_to_end"),
+        f"{PREFIX_TESTS}::test_a_beginning_goes_last",
+    ),
+    Mutation(
+        "a request begins behind all of its prompt",
+        MEMORY,
+        "Slots.match",
+        instead("request.known - 1", "request.known"),
+        f"{PREFIX_TESTS}::test_two_tenants_never_share",
+    ),
+    Mutation(
+        "the most recently used blocks go first",
+        PREFIX,
+        "Index.evict",
+        instead("False", "True"),
+        f"{PREFIX_TESTS}::test_a_plain_dictionary_finds_the_same",
+    ),
+    Mutation(
+        "blocks that are not finite are found",
+        CORE,
+        "Core._returned",
+        drop("spoil"),
+        f"{PREFIX_TESTS}::test_what_was_not_finite_is_not_used_again",
+    ),
+    Mutation(
+        "blocks of a request that begins count as free",
+        MEMORY,
+        "Slots.gains",
+        instead("owners.get(block, self._owners.get(block, 1)) + 1", "owners.get(block, self._owners.get(block, 1))"),
+        f"{PREFIX_TESTS}::test_slots_of_a_request_that_begins_in_the_same_batch_do_not_become_free",
     ),
     Mutation(
         "drafts in large batches",

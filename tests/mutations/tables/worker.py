@@ -7,6 +7,20 @@ KEEP = "self._keep(purpose, group)"
 MEET = 'self._backend.meet(group, rank, size, sums=purpose == "tensor")'
 MUTATIONS = [
     Mutation(
+        "a block with other keys and values is used",
+        "services/worker/orca_worker/iteration/kv.py",
+        "KVManager.check",
+        never("keyed"),
+        "tests/worker/test_tags.py::test_a_block_that_is_not_what_a_rows_tokens_say",
+    ),
+    Mutation(
+        "keys of drafts",
+        "services/worker/orca_worker/iteration/tags.py",
+        "Tags.ran",
+        instead("start + len(token_ids) - drafts", "start + len(token_ids)"),
+        "tests/worker/test_tags.py::test_keys_are_those_of_the_tokens_whatever_the_drafts_were",
+    ),
+    Mutation(
         "an abort does not reach a group whose ranks meet",
         "services/worker/orca_worker/data_plane/process_groups.py",
         "",

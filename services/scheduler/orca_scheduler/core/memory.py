@@ -232,7 +232,8 @@ class Slots:
     def fill(self, request: Request, positions: int) -> int:
         assert request.row is not None
         full = min(positions // self.block_size, len(request.keys) - 1)
-        self._free_blocks += self._index.put(request.keys, self._rows[request.row], request.filled, full)
+        blocks = self._rows[request.row][request.filled : full]
+        self._free_blocks += self._index.put(request.keys[request.filled + 1 : full + 1], blocks)
         return full
 
     def spoil(self, row: int) -> None:
@@ -243,9 +244,7 @@ class Slots:
             others = self._owners.pop(block, 1) - 1
             if others > 1:
                 self._owners[block] = others
-            elif not others and block in self._index.keys:
-                self._index.unused[block] = None
-            elif not others:
+            elif not others and not self._index.let_go(block):
                 self._free_blocks.append(block)
         heapq.heappush(self._free_rows, row)
 

@@ -10,15 +10,16 @@ from typing import Any
 
 
 class Index:
-    """Full blocks by key. Those that no row has are `unused`: they stay until their room is needed.
+    """Full blocks by key: of those with the same key the last one that was filled. The `unused` ones, which no row has, stay until their room is
+    needed.
 
-    A row has a block together with all those before it, and lets go of the last ones first. So of the unused ones, in
-    the order in which they became so, none comes before those that begin with it.
+    A row lets go of its last blocks first. So of the unused ones, in the order in which they became so, none comes
+    before those that begin with it.
     """
 
     def __init__(self) -> None:
         self.blocks: dict[str, int] = {}
-        self.keys: dict[int, str] = {}
+        self.keys: dict[int, str] = {}  # also of blocks of rows whose key another block stands for
         self.unused = OrderedDict[int, None]()
 
     def longest(self, keys: Sequence[str]) -> list[int]:
@@ -31,24 +32,31 @@ class Index:
             found.append(block)
         return found
 
-    def put(self, keys: Sequence[str], row: Sequence[int], begin: int, end: int) -> list[int]:
-        """A row's blocks from `begin` on, up to `end`, are full. Returns unused ones that they replace.
-
-        Where another row has a block of the same key, that block stays, and what follows here is not taken in: a row
-        that has a block of the index has all blocks before it from there, too.
-        """
+    def put(self, keys: Sequence[str], row: Sequence[int]) -> list[int]:
+        """Blocks of a row are full, and have these keys. Returns unused ones that they replace."""
         replaced = list[int]()
-        for n in range(begin, end):
-            if n and self.blocks.get(keys[n]) != row[n - 1]:
-                break
-            block = self.blocks.get(keys[n + 1], row[n])
-            if block != row[n]:
-                if block not in self.unused:
-                    break
-                del self.unused[block], self.keys[block]
-                replaced.append(block)
-            self.blocks[keys[n + 1]], self.keys[row[n]] = row[n], keys[n + 1]
+        for key, block in zip(keys, row, strict=True):
+            self.keys[block] = key
+            other = self.blocks.get(key)
+            if other in self.unused:
+                del self.unused[other], self.keys[other]
+                replaced.append(other)
+            self.blocks[key] = block
         return replaced
+
+    def let_go(self, block: int) -> bool:
+        """No row has the block any more. Returns whether it stays, unused."""
+        key = self.keys.get(block)
+        if key is None:
+            return False
+        of_key = self.blocks.setdefault(key, block)
+        if of_key == block:
+            self.unused[block] = None
+            return True
+        del self.keys[block]
+        if of_key in self.unused:
+            self.unused.move_to_end(of_key)
+        return False
 
     def evict(self) -> int:
         """Forgets the least recently used leaf. Returns its block."""
@@ -59,13 +67,13 @@ class Index:
     def forget(self, blocks: Iterable[int]) -> None:
         """Blocks of a row whose keys and values are not to be used again."""
         for block in blocks:
-            if (key := self.keys.pop(block, None)) is not None:
+            key = self.keys.pop(block, "")
+            if self.blocks.get(key) == block:
                 del self.blocks[key]
 
     def state(self) -> dict[str, Any]:
-        return {"keys": list(self.keys.items()), "unused": list(self.unused)}
+        return {"blocks": list(self.blocks.items()), "keys": list(self.keys.items()), "unused": list(self.unused)}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.keys = dict(state["keys"])
-        self.blocks = {key: block for block, key in self.keys.items()}
+        self.blocks, self.keys = dict(state["blocks"]), dict(state["keys"])
         self.unused = OrderedDict.fromkeys(state["unused"])
