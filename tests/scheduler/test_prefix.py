@@ -134,7 +134,7 @@ def test_requests_of_one_batch_begin_apart_and_the_next_one_behind_them() -> Non
     batch, *_ = core.step(BatchReturned(0.0, batch.iteration, ((WORD,), (WORD,))))
     assert isinstance(batch, ScheduleBatch)
     assert [(member.claim, member.start, member.shared) for member in batch.members[:1]] == [(3, 40, 10)]
-    assert core.memory.rows()[2][:10] == core.memory.rows()[0][:10]
+    assert core.memory.rows()[2][:10] == core.memory.rows()[1][:10]
 
 
 def test_of_two_that_computed_the_same_each_ones_end_is_found() -> None:

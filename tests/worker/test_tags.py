@@ -164,7 +164,7 @@ def damage(engine: Engine, message: worker_pb2.Iteration, draw: random.Random) -
     if kind == "swapped":
         kv._table[row, mine.index(other)] = mine[i]
     kv._table[row, i] = other
-    return lambda: kv._table.__setitem__(row, table)
+    return lambda: kv._table.__setitem__((row, slice(len(table))), table)  # it may have grown meanwhile
 
 
 def found(folder: Path, wanted: int, seed: int) -> int:

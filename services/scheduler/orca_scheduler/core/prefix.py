@@ -10,8 +10,8 @@ from typing import Any
 
 
 class Index:
-    """Full blocks by key: of those with the same key the last one that was filled. The `unused` ones, which no row has, stay until their room is
-    needed.
+    """Full blocks by key: of those with the same key the last one that was filled. The `unused` ones, which no row has,
+    stay until their room is needed.
 
     A row lets go of its last blocks first. So of the unused ones, in the order in which they became so, none comes
     before those that begin with it.
@@ -38,7 +38,7 @@ class Index:
         for key, block in zip(keys, row, strict=True):
             self.keys[block] = key
             other = self.blocks.get(key)
-            if other in self.unused:
+            if other is not None and other in self.unused:
                 del self.unused[other], self.keys[other]
                 replaced.append(other)
             self.blocks[key] = block
