@@ -29,7 +29,6 @@ from orca_scheduler.core.core import BatchReturned, EngineLost, Room
 from orca_scheduler.discovery.candidates import Candidate
 from orca_scheduler.discovery.static import StaticDiscovery
 from orca_scheduler.lifecycle.events import Claimed, Opened
-from orca_scheduler.lifecycle.progress import Progress
 from orca_scheduler.master.journal import CoreStep, parse, read, request_names
 from orca_scheduler.master.ledger import MAX_BEHIND, RESERVE, CaughtUp, Deposed, Ledger, News
 from orca_scheduler.master.master import EngineMaster, Returned
@@ -440,27 +439,6 @@ async def test_a_stuck_device(monkeypatch: pytest.MonkeyPatch) -> None:
         rank.report(again)
         rank.report(await this.iteration())
         await this.finished("r")
-
-
-def test_a_long_initiation_is_no_stuck_device() -> None:
-    progress = Progress()
-    assert progress.stuck(1000.0, since=0.0) is None  # nothing is in flight
-    progress.sent(1, 1000.0)
-    assert progress.stuck(1030.0, since=0.0) is None
-    assert progress.stuck(1031.0, since=0.0) == 31.0
-    assert progress.stuck(1031.0, since=1020.0) is None  # this process was late itself
-    progress.sent(2, 1000.0)
-    progress.returned(1025.0)  # a long initiation
-    progress.returned(1026.0)
-    progress.sent(3, 2000.0)
-    progress.sent(4, 2010.0)
-    assert progress.stuck(2249.0, since=0.0) is None
-    assert progress.stuck(2251.0, since=0.0) == 251.0
-    assert progress.oldest == 3
-    progress.returned(2100.0)
-    assert progress.oldest == 4
-    assert progress.stuck(2251.0, since=0.0) is None
-    assert progress.stuck(3110.0, since=0.0) == 1010.0  # ten times 100 s
 
 
 async def test_a_frozen_rank_with_a_full_window() -> None:

@@ -88,6 +88,7 @@ from ..lifecycle.events import (
     Wake,
 )
 from ..lifecycle.lifecycle import Draining, Lifecycle, Running
+from ..lifecycle.progress import Durations
 from ..ranks.members import put_members
 from ..ranks.ranks import Ranks
 from ..settings import SchedulerSettings
@@ -175,6 +176,7 @@ class EngineMaster:
         self._ledger = Ledger(pool, engine, owner, term, self.core.room, self.load, self._post, self._committed)
         self._inbox: asyncio.Queue[Message] = asyncio.Queue()
         self._ranks: Ranks | None = None  # of the last life that was dialed
+        self._durations = Durations()
         self._epoch = 0  # that the ranks run in
         self._stale_rows: tuple[int, ...] = ()  # that the ranks hold from an earlier master of this epoch
         self._returned: deque[Returned] = deque()  # until the pool keeps up
@@ -454,6 +456,7 @@ class EngineMaster:
                     self._post,
                     lambda report: self._post(Returned(self._now, report)),
                     self._times_came,
+                    self._durations,
                 )
             case Identify(life, models):
                 self._vocabulary = min(model.vocab_size for model in models)
@@ -470,6 +473,7 @@ class EngineMaster:
                 self._ask(partial(self._record, action))
             case Run(_, epoch, stale_rows):
                 self._epoch, self._stale_rows = epoch, stale_rows
+                self._durations.keep(self.lifecycle.weights)
                 self._dialed.run(epoch)
             case EngineReady() | EngineLost() | Drain():
                 self._tell_core(action)

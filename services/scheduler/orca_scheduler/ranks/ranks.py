@@ -12,7 +12,7 @@ from orca_common.tls import Transport
 from .. import timers
 from ..lifecycle.events import AllAnswered, Entry, Fenced, Formation, PodAway, PodSeen, Suspected
 from ..lifecycle.places import Shape
-from ..lifecycle.progress import Progress
+from ..lifecycle.progress import Durations, Progress, Work
 from ..lifecycle.suspicions import Kind
 from .pods import Pod
 from .rank import Listener, Rank, Told
@@ -26,7 +26,7 @@ class Ranks:
     """Carries out what the lifecycle decides about ranks, and tells it what they say.
 
     `post` takes events of the lifecycle; `returned` reports with tokens; `timed` the times of all ranks of an
-    iteration, when the last of them has come.
+    iteration, when the last of them has come. `durations` outlive this life.
     """
 
     def __init__(
@@ -42,11 +42,12 @@ class Ranks:
         post: Callable[[Told | AllAnswered | PodSeen | PodAway | Fenced], None],
         returned: Callable[[pb.IterationReport], None],
         timed: Callable[[int, list[pb.StageTimes]], None],
+        durations: Durations,
     ) -> None:
         self._life, self._shape, self._pulse = life, shape, pulse
         self._spawn, self._post, self._returned, self._timed = spawn, post, returned, timed
         self._places = shape.places()
-        self._progress = Progress()
+        self._progress = Progress(durations, shape.pp)
         self._silence = timers.FORMING_SILENCE
         self._times: dict[int, dict[int, pb.StageTimes]] = {}  # by iteration and rank, until all have told theirs
         self._asked: list[int] = []  # heartbeats, one a rank, that were sent at the last complaint about a neighbour
@@ -127,7 +128,7 @@ class Ranks:
 
     def send(self, iteration: pb.Iteration) -> None:
         """Puts an iteration on the control lane of stage 0's controller."""
-        self._progress.sent(iteration.number, self._now)
+        self._progress.sent(iteration.number, Work.of(iteration.starts, iteration.counts), self._now)
         self._ranks[0].send(iteration)
 
     def wrong(self, report: str) -> None:
