@@ -215,7 +215,7 @@ class Master:
         self._run = Run(0, 0, ())
         self._lost: Verdict | None = None  # not everyone is fenced yet
         self._ranks: Ranks | None = None
-        self._durations = Durations()
+        self._durations, self._met = Durations(), dict[int, int]()
         self._wake: asyncio.TimerHandle | None = None
         self._stopped = False
         self._loop = asyncio.get_running_loop()
@@ -278,6 +278,7 @@ class Master:
                     self.returned.append,
                     self._timed,
                     self._durations,
+                    self._met,
                 )
             case Identify(life):
                 self._post(Identified(self._now, life))

@@ -370,6 +370,23 @@ async def test_a_rank_that_is_frozen_when_it_is_greeted(monkeypatch: pytest.Monk
         engine.ranks[1].frozen = False
 
 
+async def test_a_rank_that_froze_since_it_was_greeted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has answered before, so it is asked for no longer than one that runs."""
+    monkeypatch.setattr(timers, "DIAL", 600.0)
+    monkeypatch.setattr(timers, "DOUBT", 0.2)
+    async with scripted(1, 2) as engine:
+        await formed(engine)
+        engine.ranks[1].frozen = True
+        engine.ranks[0].report(4, error="no data", peer_lost=True)
+        _, pids = await engine.master.verdict()
+        assert pids == []
+        lost, pids = await engine.master.verdict()
+        assert "stage 1 rank 0" in lost
+        assert "has been silent for 2." in lost
+        assert pids == fenced_pids(engine) == [101]
+        engine.ranks[1].frozen = False
+
+
 async def test_ranks_that_nobody_killed_form_again_on_lanes_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing that the first life's lanes still say counts in the second."""
     monkeypatch.setattr(timers, "DOUBT", 0.2)

@@ -177,6 +177,7 @@ class EngineMaster:
         self._inbox: asyncio.Queue[Message] = asyncio.Queue()
         self._ranks: Ranks | None = None  # of the last life that was dialed
         self._durations = Durations()
+        self._met: dict[int, int] = {}  # pid of the process that has answered a greeting, by rank
         self._epoch = 0  # that the ranks run in
         self._stale_rows: tuple[int, ...] = ()  # that the ranks hold from an earlier master of this epoch
         self._returned: deque[Returned] = deque()  # until the pool keeps up
@@ -457,6 +458,7 @@ class EngineMaster:
                     lambda report: self._post(Returned(self._now, report)),
                     self._times_came,
                     self._durations,
+                    self._met,
                 )
             case Identify(life, models):
                 self._vocabulary = min(model.vocab_size for model in models)

@@ -61,8 +61,18 @@ class Listener:
 class Rank:
     """The connection to one rank in one life of its engine."""
 
-    def __init__(self, index: int, engine: str, term: int, life: int, transport: Transport, listener: Listener) -> None:
-        self.index, self._transport = index, transport
+    def __init__(
+        self,
+        index: int,
+        engine: str,
+        term: int,
+        life: int,
+        transport: Transport,
+        listener: Listener,
+        met: dict[int, int],
+    ) -> None:
+        """met: pid of the process that has answered a greeting, by rank, in earlier lives too."""
+        self.index, self._transport, self._met = index, transport, met
         self._engine, self._term, self._life, self._hears = engine, term, life, listener
         self._loop = asyncio.get_running_loop()
         self._connection: LaneConnection | None = None
@@ -75,7 +85,8 @@ class Rank:
         self.last_iteration = 0  # that the rank has told
         self._believed = True
         self._began = 0  # .. in its greeting: of an earlier life
-        self.last_heard: float | None = None  # on the loop's clock; None: its control lane is not open
+        self.last_heard: float | None = None  # on the loop's clock; None: nothing is expected of it
+        self.silence = timers.FORMING_SILENCE  # seconds from then on, until it is suspected
 
     async def close(self) -> None:
         if self._connection is not None:
@@ -92,6 +103,7 @@ class Rank:
                     hello = await self._greet(named)
                     break
                 except CallFailed as failed:
+                    self.last_heard = None
                     if failed.status.code is not grpc.StatusCode.UNAVAILABLE:  # it is leaving, or the connection broke
                         self._complain(failed.status)
                         return
@@ -103,7 +115,8 @@ class Rank:
         self._began = self.last_iteration = max(self.last_iteration, hello.iteration)
         assert self._connection is not None
         self._lane = self._connection.call(f"/{CONTROLLER}/Run", self._heard, [(TERM_METADATA, str(self._term))])
-        self.last_heard = self._now
+        self.last_heard, self.silence = self._now, timers.FORMING_SILENCE
+        self._met[self.index] = named.pid
         self._hears.post(_hello(self._now, self._life, self.index, hello))
         beating = self._loop.create_task(self._send_heartbeats())
         try:
@@ -118,6 +131,8 @@ class Rank:
         """Dials the process that a supervisor has named. Raises CallFailed."""
         await self.close()
         self.address = named.address
+        if self._met.get(self.index) == named.pid:  # it has no imports left that could hold it up
+            self.last_heard, self.silence = self._now, timers.SILENCE
         self._hears.post(Listens(self._now, self._life, self.index, named.address, named.pid))
         self._connection = await connect(self.address, self._transport)
         request = pb.HelloRequest(protocol=PROTOCOL, engine=self._engine, term=self._term)
@@ -125,7 +140,7 @@ class Rank:
 
     def run(self, epoch: int) -> None:
         """The engine runs: tells the rank, and counts its silence from now on, unless its lane has ended."""
-        self._epoch = epoch
+        self._epoch, self.silence = epoch, timers.SILENCE
         if self.last_heard is not None:
             self.last_heard = self._now
             self._send_heartbeat()
