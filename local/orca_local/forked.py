@@ -16,7 +16,7 @@ from orca_worker.processes.process import die_with_parent, name_process
 
 
 def modules_of(roles: Sequence[str]) -> list[str]:
-    """What the fork server imports for services of these roles."""
+    """Returns the modules that the fork server imports for services of these roles."""
     return [app_of(role) for role in roles]
 
 

@@ -47,7 +47,7 @@ class ForkedChild(Child):
 
     @property
     def _told(self) -> Mapping[str, Any]:
-        """What the process reads first."""
+        """The line of JSON that the process reads first."""
         return {"role": self.role, "environment": self._environment}
 
     async def _make(self, log: int) -> ServiceProcess:

@@ -1,6 +1,7 @@
 """The engine master with a scripted rank on a real pool: what real ranks do too seldom, or too slowly, for a test."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -425,6 +426,26 @@ async def test_requests_go_back_before_a_lost_rank_is_fenced() -> None:
         assert rank.verdicts == [], "the fence is not answered"
         rank.may_end.set()
         await this.formed()
+
+
+async def test_rows_that_wait_for_their_forms_do_not_spin() -> None:
+    """Nothing else runs: the iterations in vain are fewer and fewer, until another request comes, which waits for none
+    of them."""
+    rank = Rank()
+    async with bench(rank) as this:
+        await this.submit("r", [1, 2], 1)
+        began, iterations, last = time.monotonic(), 0, 0.0
+        while time.monotonic() < began + 1.0:
+            vain = await this.iteration()
+            iterations, last = iterations + 1, time.monotonic()
+            rank.report(vain, waiting=[0])
+        assert iterations < 25, "half of the time so far, a tenth of a second at most"
+        assert time.monotonic() - last < 0.2
+        await this.put("other", [1, 2], 1)
+        while len((iteration := await this.iteration()).rows) == 1:
+            rank.report(iteration, waiting=[0])
+        rank.report(iteration)
+        assert await this.finished("r") == await this.finished("other") == [7]
 
 
 async def test_a_stuck_device(monkeypatch: pytest.MonkeyPatch) -> None:

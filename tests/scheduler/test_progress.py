@@ -1,4 +1,4 @@
-"""What tells a stuck device from a long iteration: by recorded times, and by those of machines that are made up."""
+"""A long iteration is no stuck device: by recorded times, and by those of machines that are made up."""
 
 import gzip
 import json

@@ -40,4 +40,5 @@ UNREACHED = 20.0  # without an answer of its supervisors
 WITHDRAWN = 60.0  # for so long the one that gave it up takes nothing, and is not counted
 
 # Iterating
+VAIN = 0.1  # at most, before an iteration of rows that all wait for their forms runs again
 TICK = 0.05  # resolution of the requests' deadlines

@@ -10,7 +10,7 @@ PAIRS = 512  # attended positions that cost no more than the matrices of one pos
 
 
 class Work(NamedTuple):
-    """What an iteration computes."""
+    """The size of an iteration."""
 
     positions: int  # at least one
     size: int  # positions x PAIRS, and the positions that they attend to
@@ -26,7 +26,7 @@ class Work(NamedTuple):
 
 
 class Durations:
-    """What iterations of these weights took: from them follows how long a larger one may take.
+    """The times of iterations with these weights, from which follows how long a larger one may take.
 
     An iteration takes a + b x positions + c x attended positions, with unknown a, b and c that are not negative, and b
     at least PAIRS x c. So it takes at most as long as any other one times the larger of the ratios of their `Work`, or
