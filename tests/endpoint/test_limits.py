@@ -192,8 +192,7 @@ async def test_long_metadata_is_refused(small: World) -> None:
 
 
 async def test_bodies_in_memory_are_bounded(small: World) -> None:
-    """Half-sent bodies hold their bytes, together at most 300,000, and those of one host half of what others leave. What
-    would be more is refused."""
+    """Half-sent bodies hold their bytes, at most 300,000, and no more of one host than stays free for others."""
     writers = []
     host, _, port = small.serving.addresses["http"].rpartition(":")
     limits: Limits = small.serving.app.limits

@@ -101,7 +101,7 @@ class Limits:
 
     @contextmanager
     def body(self, host: str) -> Iterator[Held]:
-        """What the body of a host's call holds of the bytes, until it is released or the block ends."""
+        """Counts the body of a host's call against the shared bytes, until it is released or the block ends."""
         held = Held(self, host.strip("[]"))
         try:
             yield held

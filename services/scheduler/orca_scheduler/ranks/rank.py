@@ -29,6 +29,7 @@ from ..lifecycle.events import (
     Suspected,
 )
 from ..lifecycle.suspicions import Kind, Suspicion
+from .answers import MOST_SLOTS, problem_of_hello
 from .channels import connect, listens
 
 M = TypeVar("M", bound=Message)
@@ -112,6 +113,10 @@ class Rank:
             can = f"this scheduler of protocol {PROTOCOL} drives {PROTOCOL - 1} and {PROTOCOL}"
             self._refuse(f"speaks protocol {hello.protocol}, and {can}")
             return
+        if problem := problem_of_hello(hello):
+            self.last_heard = None
+            self.wrong(problem)
+            return
         self._began = self.last_iteration = max(self.last_iteration, hello.iteration)
         assert self._connection is not None
         self._lane = self._connection.call(f"/{CONTROLLER}/Run", self._heard, [(TERM_METADATA, str(self._term))])
@@ -173,7 +178,8 @@ class Rank:
         )
         formed = await self._ask("Form", request, pb.FormResponse)
         if formed is not None:
-            self._hears.post(RankFormed(self._now, self._life, epoch, self.index, formed.slots))
+            slots = min(formed.slots, MOST_SLOTS)
+            self._hears.post(RankFormed(self._now, self._life, epoch, self.index, slots))
 
     async def allocate(self, epoch: int, slots: int) -> None:
         """Has the rank allocate its K/V memory: from then on it is a member of the epoch."""
