@@ -36,7 +36,7 @@ class Refusals:
 
 
 class Held:
-    """The shared bytes that one call of a host holds."""
+    """The shared bytes that a call holds."""
 
     def __init__(self, limits: "Limits", host: str) -> None:
         self._limits, self._host, self._bytes = limits, host, 0
