@@ -8,9 +8,7 @@ from collections.abc import Iterable
 from orca.v1 import worker_pb2 as pb
 from orca_common.address import split_address
 
-LARGEST = (
-    1 << 52
-)  # of epochs and iterations: twice it is exact in Redis's Lua
+LARGEST = 1 << 52  # of epochs and iterations: twice it is exact in Redis's Lua
 MOST_SLOTS = 1 << 26  # of an engine; the core has a number for each block of them
 LONGEST = 300  # characters of a name
 MOST_WORDS = 64  # of what a model can

@@ -122,7 +122,7 @@ class Rank:
         self._lane = self._connection.call(f"/{CONTROLLER}/Run", self._heard, [(TERM_METADATA, str(self._term))])
         self.last_heard, self.silence = self._now, timers.FORMING_SILENCE
         self._met[self.index] = named.pid
-        self._hears.post(_hello(self._now, self._life, self.index, hello))
+        self._hears.post(hello_of(self._now, self._life, self.index, hello))
         beating = self._loop.create_task(self._send_heartbeats())
         try:
             status = await self._lane.over
@@ -298,7 +298,7 @@ class Rank:
         return self._loop.time()
 
 
-def _hello(now: float, life: int, rank: int, hello: pb.HelloResponse) -> Hello:
+def hello_of(now: float, life: int, rank: int, hello: pb.HelloResponse) -> Hello:
     """The answer to a greeting as the lifecycle knows it."""
     f = hello.formation
     formation = Formation(f.tensor_parallel, f.pipeline_parallel, f.stage, f.tensor_rank, f.block_size, f.return_tokens)

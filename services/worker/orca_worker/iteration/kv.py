@@ -17,6 +17,8 @@ import numpy as np
 
 from orca_common.errors import FailedPrecondition
 
+from .rows import MAX_ROWS
+
 if TYPE_CHECKING:
     import torch
 
@@ -105,6 +107,8 @@ class KVManager:
         Raises FailedPrecondition when one does not exist, or is another row's and not shared, or is to be shared and
         is no row's.
         """
+        if row >= MAX_ROWS:
+            raise FailedPrecondition(f"row {row} is larger than any engine's rows")
         held = int(self._capacity[row]) // self.block_size if row < len(self._capacity) else 0
         rows, columns = self._table.shape
         if row >= rows or held + len(blocks) > columns:
