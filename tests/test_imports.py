@@ -165,7 +165,7 @@ RULES = [
         lambda i: ours(
             i,
             *("orca_local", "orca_common", "orca.v1", "orca_pool.reach"),
-            *("orca_worker.processes.beginning", "orca_worker.processes.forks"),
+            *(f"orca_worker.processes.{name}" for name in ("beginning", "forks", "process")),
             *("orca_worker.models.families", "orca_worker.machine"),
             *(f"{service}.settings" for service in ("orca_endpoint", "orca_scheduler", "orca_worker", "orca_ui")),
         ),

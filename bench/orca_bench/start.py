@@ -51,7 +51,7 @@ def start(checkout: Path, settings: list[str]) -> Start:
                         top = psutil.Process(stack.pid)
                         below = top.children(recursive=True)
                         times = [process.cpu_times() for process in (top, *below)]
-                        pods = [process for process in below if any("orca_worker" in a for a in process.cmdline())]
+                        pods = [process for process in below if process.cmdline()[-1].startswith("orca_worker")]
                         memory = sum(process.memory_full_info().pss for process in pods) / 1e6
                         return Start(taken, sum(spent.user + spent.system for spent in times), memory, len(pods))
             finally:

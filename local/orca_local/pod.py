@@ -1,21 +1,21 @@
-"""A worker's pod of the stack: a supervisor that is forked instead of started."""
+"""Processes of the stack that are forked instead of started: services, and supervisors with their pods."""
 
 import asyncio
 import signal
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from orca_worker.processes.forks import Forked, ForkedProcess, Forks
 
 from .child import Child
 
 
-class PodProcess(ForkedProcess):
-    """A process of the fork server's which becomes a supervisor, with what asyncio's processes have."""
+class ServiceProcess(ForkedProcess):
+    """A process of a fork server's which becomes a service, with what asyncio's processes have."""
 
-    def __init__(self, forked: Forked, environment: Mapping[str, str]) -> None:
-        """environment: of its settings, besides this process's own."""
-        super().__init__(forked, environment)
+    def __init__(self, forked: Forked, told: Mapping[str, Any]) -> None:
+        super().__init__(forked, told)
         self.stdout = asyncio.StreamReader()
         self.ended.add_done_callback(lambda ended: self.stdout.feed_eof())
 
@@ -36,15 +36,33 @@ class PodProcess(ForkedProcess):
         self.stdout.feed_data(line.encode() + b"\n")
 
 
-class Pod(Child):
+class ForkedChild(Child):
+    """A service of the stack, by a fork server that has imported what it needs."""
+
+    def __init__(
+        self, role: str, name: str, forks: Forks, environment: Mapping[str, str], log: Path, batch: bool = False
+    ) -> None:
+        super().__init__(role, name, (), environment, log, batch=batch)
+        self._forks = forks
+
+    @property
+    def _told(self) -> Mapping[str, Any]:
+        """The line of JSON that the process reads first."""
+        return {"role": self.role, "environment": self._environment}
+
+    async def _make(self, log: int) -> ServiceProcess:
+        forked = await self._forks.fork(lambda why: None, log)  # the stack itself reports the fork server's ends
+        return ServiceProcess(forked, self._told)
+
+
+class Pod(ForkedChild):
     """A worker's pod: its supervisor, below which are its fork server and its ranks."""
 
     def __init__(self, name: str, address: str, forks: Forks, environment: Mapping[str, str], log: Path) -> None:
         """address: where it will listen. Schedulers know the address before."""
-        super().__init__("supervisor", name, (), environment, log)
+        super().__init__("supervisor", name, forks, environment, log)
         self.addresses = {"address": address}
-        self._forks = forks
 
-    async def _make(self, log: int) -> PodProcess:
-        forked = await self._forks.fork(lambda why: None, log)  # the stack itself reports the fork server's ends
-        return PodProcess(forked, self._environment)
+    @property
+    def _told(self) -> Mapping[str, Any]:
+        return self._environment

@@ -29,14 +29,15 @@ from orca_common.settings import variable
 from orca_common.tls import Certificates, transport_of
 from orca_worker.machine import check_gpus, compile_kernels, kernels_needed, on_gpu
 from orca_worker.models.families import check_partition, check_type, check_weights, family_of, modules_of
-from orca_worker.processes.beginning import POD, Begun, begin
+from orca_worker.processes.beginning import POD, SERVICE, Begun, begin
 from orca_worker.processes.forks import Forks
 
 from . import serve_log
-from .child import MODULE, Child, RedisChild
+from .child import Child, RedisChild
+from .forked import modules_of as modules_of_services
 from .keeping import keep
 from .log_rotation import keep_small
-from .pod import Pod
+from .pod import ForkedChild, Pod
 from .process_table import ProcessTable
 from .rank_ends import RankEnds
 from .run_folder import RunFolder, open_log
@@ -96,7 +97,8 @@ class Stack:
         self._tls_dir = Path(settings.tls_dir).absolute() if settings.tls_dir is not None else None
         self._folder: RunFolder | None = None
         self._first_forks = forks
-        self._forks: Forks | None = None
+        self._forks: Forks | None = None  # of the pods
+        self._services: Forks | None = None
         self._children: list[Child] = []
         self._table = ProcessTable(run_dir / "processes.json", settings, self._children, self._say)
         self._rank_ends = RankEnds(settings.tp, settings.pp, self._warn)
@@ -233,8 +235,8 @@ class Stack:
             await asyncio.gather(*(self._end(child, seconds) for child in children))
             if role == "endpoint":
                 self._tell_cut()
-            if role == "supervisor" and self._forks is not None:
-                await self._forks.stop()
+        for forks in filter(None, (self._forks, self._services)):
+            await forks.stop()
         self._ended()
 
     def _tell_cut(self) -> None:
@@ -259,8 +261,8 @@ class Stack:
         self._warn("killed before all was drained")
         for child in self._children:
             child.kill()
-        if self._forks is not None:
-            self._forks.kill()
+        for forks in filter(None, (self._forks, self._services)):
+            forks.kill()
         self._ended()
 
     def _ended(self) -> None:
@@ -278,8 +280,9 @@ class Stack:
     async def _start_all(self, modules: Sequence[str]) -> None:
         """modules: what a rank imports for the model."""
         settings = self._settings
-        self._forks = self._begin_forks(modules)  # first: it imports for longer than anything else takes
-        self._tasks.append(asyncio.create_task(self._forks.run(self._tell_forks_end)))
+        self._forks = self._begin_forks("pods", POD, modules, self._first_forks)  # first: it imports for the longest
+        roles = ["endpoint", "scheduler", "ui"] if self._ui else ["endpoint", "scheduler"]
+        self._services = self._begin_forks("services", SERVICE, modules_of_services(roles))
         self._tasks.append(asyncio.create_task(keep_small(self._run_dir / "logs")))
         if settings.redis_url is None:
             assert self._folder is not None
@@ -351,8 +354,8 @@ class Stack:
             self._warn(f"the live page: {error}")
         await asyncio.Event().wait()
 
-    def _begin_forks(self, modules: Sequence[str]) -> Forks:
-        """Begins the fork server of the pods. Raises FailedPrecondition."""
+    def _begin_forks(self, whose: str, becomes: str, modules: Sequence[str], begun: Begun | None = None) -> Forks:
+        """Begins a fork server, and keeps it running. Raises FailedPrecondition."""
         assert self._folder is not None
         path = self._folder.log("forks")
         try:
@@ -360,10 +363,12 @@ class Stack:
         except OSError as error:
             raise FailedPrecondition(f"run_dir: {path} cannot be made ({error.strerror})") from None
         self._kept.callback(os.close, log)
-        return Forks(partial(begin, POD, self._more), modules, "INFO", self._first_forks, log)
+        forks = Forks(partial(begin, becomes, self._more), modules, "INFO", begun, log)
+        self._tasks.append(asyncio.create_task(forks.run(partial(self._tell_forks_end, whose))))
+        return forks
 
-    def _tell_forks_end(self, why: str, lived: float, again_in: float) -> None:
-        self._warn(f"the pods' fork server: {why} (logs/forks.log), starting it again")
+    def _tell_forks_end(self, whose: str, why: str, lived: float, again_in: float) -> None:
+        self._warn(f"the {whose}' fork server: {why} (logs/forks.log), starting it again")
 
     def _keep(self, name: str, host: str, port: int) -> int:
         """A port that no other program gets until the stack has ended; 0 takes a free one. Raises FailedPrecondition.
@@ -382,9 +387,9 @@ class Stack:
         """A service with the stack's settings, and with those that are `decided` for this process."""
         assert self._folder is not None
         name = f"{role}-{number}"
-        environment = await self._environment(role, name, **decided)
-        command = [*MODULE, f"orca_{role}"]
-        return Child(role, name, command, environment, self._folder.log(name), batch=self._yields(role))
+        assert self._services is not None
+        environment, log = await self._environment(role, name, **decided), self._folder.log(name)
+        return ForkedChild(role, name, self._services, environment, log, batch=self._yields(role))
 
     async def _pod(self, number: int) -> Pod:
         """A worker's pod, which holds one stage of an engine."""

@@ -31,6 +31,27 @@ async def test_torch_is_imported_once_on_a_machine(tmp_path: Path) -> None:
             assert all(process.cmdline() == imported for process in (supervisor, *below))
 
 
+async def test_services_are_forked_too(tmp_path: Path) -> None:
+    """One that has died is there again without the imports of a start."""
+    async with running(tmp_path, DEMO_MODEL, endpoints=2) as stack:
+        services = [child for child in stack.stack.children if child.role in ("endpoint", "scheduler")]
+        imported = {tuple(psutil.Process(child.pid).cmdline()) for child in services}
+        assert len(services) == 3
+        assert len(imported) == 1
+        for child in services:
+            before = child.pid
+            assert before is not None
+            os.kill(before, signal.SIGKILL)
+            await stack.until(lambda child=child, before=before: child.pid not in (None, before))
+            again, name = psutil.Process(child.pid), f"orca-{child.role}"
+            await stack.until(lambda again=again, name=name: again.name() == name)
+            assert again.ppid() == os.getpid()
+            assert tuple(again.cmdline()) in imported
+            assert os.getsid(again.pid) == again.pid, "Ctrl-C does not reach it"
+            assert "Umask:\t0077" in Path(f"/proc/{again.pid}/status").read_text()
+        assert len(await stack.tokens(list(range(5)), 8)) == 8
+
+
 async def test_a_pod_outlives_what_forked_it_and_comes_again(tmp_path: Path) -> None:
     model = make_timed(tmp_path / "model", seconds=0.005)
     async with running(tmp_path / "run", model, pp=2) as stack:

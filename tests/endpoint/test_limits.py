@@ -54,10 +54,10 @@ async def small(redis_url: str, model: Path) -> AsyncIterator[World]:
         yield started
 
 
-async def http(orca: World, raw: bytes, *, eof: bool = False) -> bytes:
+async def http(orca: World, raw: bytes, *, eof: bool = False, source: str = "127.0.0.1") -> bytes:
     """What the HTTP door answers to these bytes until it closes the connection; empty when it resets it."""
     host, _, port = orca.serving.addresses["http"].rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
+    reader, writer = await asyncio.open_connection(host, int(port), local_addr=(source, 0))
     try:
         writer.write(raw)
         async with asyncio.timeout(10):
@@ -192,22 +192,37 @@ async def test_long_metadata_is_refused(small: World) -> None:
 
 
 async def test_bodies_in_memory_are_bounded(small: World) -> None:
-    """Half-sent bodies hold their bytes, together at most 300,000. What would be more is refused."""
+    """Half-sent bodies hold their bytes, at most 300,000, and no more of one host than stays free for others."""
     writers = []
     host, _, port = small.serving.addresses["http"].rpartition(":")
     limits: Limits = small.serving.app.limits
-    for _ in range(2):
-        _, writer = await asyncio.open_connection(host, int(port))
-        writer.write(post(b" " * 140_000, length=150_000))
+    small_body = post(b" " * 30_000, header="connection: close\r\n")
+
+    async def hold(size: int, source: str) -> None:
+        _, writer = await asyncio.open_connection(host, int(port), local_addr=(source, 0))
+        held = limits._bytes
+        writer.write(post(b" " * size, length=size + 9))
         writers.append(writer)
-    await until(lambda: limits._bytes == 280_000)
-    assert status_of(await http(small, post(b" " * 30_000, header="connection: close\r\n"))) == 429
+        await until(lambda: limits._bytes == held + size)
+
+    for _ in range(2):
+        await hold(60_000, "127.0.0.1")
+    assert status_of(await http(small, small_body)) == 400, "150,000 are half"
+    await hold(20_000, "127.0.0.1")
+    assert b"of this host" in (refused := await http(small, small_body))
+    assert status_of(refused) == 429
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await collect(small.stub.Generate(pb.GenerateRequest(text="x" * 30_000, max_new_tokens=1)))
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert status_of(await http(small, small_body, source="127.0.0.2")) == 400, "others have room"
+    await hold(140_000, "127.0.0.2")  # a host's only body may take what is there
+    refused = await http(small, small_body, source="127.0.0.3")
+    assert status_of(refused) == 429
+    assert b"of this host" not in refused
     for writer in writers:
         writer.close()
     await until(lambda: limits._bytes == 0)
+    assert not limits._host_bytes
 
 
 @pytest.mark.parametrize("method", ["Generate", "GenerateText"])

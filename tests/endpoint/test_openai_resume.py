@@ -109,6 +109,25 @@ async def test_an_end_that_was_seen_does_not_come_again(orca: World, http: httpx
             assert (await came.next())[1] == "[DONE]"
 
 
+@pytest.mark.parametrize("echo", [False, True])
+async def test_offsets_go_on_where_they_were(orca: World, http: httpx.AsyncClient, echo: bool) -> None:
+    assert orca.serving.app.vocabulary is not None
+    ids = orca.serving.app.vocabulary.encode("the pool 東京 😺 holds")
+    body = {"prompt": "café", "max_tokens": len(ids), "stream": True, "logprobs": 1, "echo": echo, "detach_grace": 60}
+    async with orca.background(lambda record: ids), http.stream("POST", "/v1/completions", json=body) as answer:
+        name, whole = answer.headers["x-orca-request"], offsets_of(await Events(answer).rest())
+    generated = whole[-len(ids) :]
+    assert generated[0] == (len("café") if echo else 0)
+    for seen in range(len(ids)):
+        async with http.stream("GET", f"/v1/completions/{name}", params={"from": seen}) as answer:
+            assert offsets_of(await Events(answer).rest()) == generated[seen:], seen
+
+
+def offsets_of(events: list[tuple[str | None, Any]]) -> list[int]:
+    logprobs = [data["choices"][0]["logprobs"] for _, data in events]
+    return [offset for part in logprobs if part is not None for offset in part["text_offset"]]
+
+
 WANTED: dict[str, tuple[dict[str, Any], dict[str, str], bool]] = {  # more of a body, headers, whether events have ids
     "nothing": ({}, {}, False),
     "a header": ({}, {"X-Stream-Ids": "on"}, True),

@@ -1,20 +1,25 @@
 """The parsers that take bytes from outside. Each takes any bytes; what it may raise is an OrcaError with a sentence."""
 
 import asyncio
+import resource
 import socket
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fuzz.doors import Door
 from google.protobuf.message import DecodeError, Message
 
 from orca.v1 import orca_pb2 as pb
+from orca.v1 import worker_pb2 as pb_worker
+from orca.v1.pool_pb2 import PoolRequest
+from orca.v1.sampling_pb2 import SamplingParams
 from orca_common.checkpoint import Checkpoint, read_checkpoint
 from orca_common.errors import Internal, OrcaError
 from orca_common.lanes.connection import Connection
 from orca_common.lanes.server import LaneCall
+from orca_common.tls import Plaintext
 from orca_endpoint.openai.chat.request import parse as parse_chat
 from orca_endpoint.openai.completions.request import parse
 from orca_endpoint.requests.chats import Chats
@@ -25,12 +30,26 @@ from orca_endpoint.requests.validation import Validator
 from orca_endpoint.settings import EndpointSettings
 from orca_endpoint.text.chat_template import CannotRender, read_chat_template
 from orca_endpoint.text.vocabulary import Vocabulary
+from orca_pool.records import Claimed
+from orca_scheduler.core.core import Member
+from orca_scheduler.lifecycle.events import Entry, Opened, PodSeen
+from orca_scheduler.lifecycle.lifecycle import Lifecycle
+from orca_scheduler.lifecycle.places import Shape
+from orca_scheduler.master.output import Held
+from orca_scheduler.master.reports import first_tokens, made_of, problem_of
+from orca_scheduler.ranks.answers import problem_of_hello, problem_of_table
+from orca_scheduler.ranks.rank import Listener, Rank, hello_of
+from orca_worker.iteration.model import Compute
 from orca_worker.models.families import check_partition, family_of
 from orca_worker.models.gpt2.configuration import GPT2Config
 from orca_worker.partition import SINGLE
+from orca_worker.rank.lane import hearer
+from orca_worker.stage.stage import Stage
 
+M = TypeVar("M", pb_worker.HelloResponse, pb_worker.RankTable)
 Target = Callable[[bytes], None]
 CORPUS = Path(__file__).parent / "corpus"
+VOCABULARY = 256  # of the engine whose reports are read
 TEXT = "some text, grüße 😀"
 
 
@@ -56,6 +75,10 @@ def targets(folder: Path, runner: asyncio.Runner) -> dict[str, Target]:
         "chat-template": _chat_template(folder / "template"),
         "http": Door(folder / "http", runner),
         "http2": _http2(runner),
+        "reports": _reports(runner),
+        "control": _control(folder / "control", runner),
+        "greetings": _answers(pb_worker.HelloResponse, _greeting),
+        "tables": _answers(pb_worker.RankTable, _table),
     }
 
 
@@ -310,3 +333,79 @@ def fitted(raw: bytes) -> bytes:
         out += size.to_bytes(3) + raw[at + 3 : at + 9 + size]
         at += 9 + size
     return bytes(out)
+
+
+# -- the lanes between a scheduler and its ranks
+
+
+def _reports(runner: asyncio.Runner) -> Target:
+    """A rank's messages on its control lane, and reports of iterations that pass for right ones."""
+    members = [
+        Member(1, 0, 0, 3, 1, (0,), None),
+        Member(2, 1, 5, 3, 3, (), 9, drafts=(10, 11)),
+        Member(3, 2, 0, 3, 0, (1,), None),
+    ]
+    record = PoolRequest(prompt_ids=[1, 2, 3], sampling=SamplingParams(top_logprobs=1, prompt_logprobs=True))
+    claimed = [Claimed("r", claim, 0, b"", [], 0, None, 0, 0, 0) for claim in (1, 3)]
+    held = {one.claim: Held(one, record, None, bytearray(), 0, top_size=8) for one in claimed}
+
+    def returned(rank: int, report: pb_worker.IterationReport) -> None:
+        if problem_of(report, members, held, VOCABULARY) is None:
+            made, *_ = made_of(report, first_tokens(report, members).values())
+            assert len(made) == 2
+            assert all(token < VOCABULARY for tokens in made for token in tokens)
+
+    async def check(raw: bytes) -> None:
+        wrong: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: wrong.append(context))
+        told = Listener(lambda event: None, lambda: None, returned, lambda *_: None, lambda: 9)
+        rank = Rank(0, "engine", 1, 1, Plaintext(), told, {})
+        rank._heard(raw)
+        await asyncio.sleep(0)
+        assert not wrong, wrong
+
+    return lambda raw: runner.run(check(raw))
+
+
+def _control(folder: Path, runner: asyncio.Runner) -> Target:
+    """A master's messages on the control lane of a rank. An iteration may fail, without taking much memory."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text('{"model_type": "orca_timed", "vocab_size": 256, "n_positions": 96}')
+    stage = Stage(read_checkpoint(folder), "float32", None, 64, Compute(1, "auto"))
+
+    def take(message: pb_worker.ControlMessage) -> None:
+        if message.HasField("iteration"):
+            stage.form(4)
+            stage.allocate(64, 4)
+            with suppress(Exception):  # the rank reports it, and ends
+                stage.run(message.iteration)
+
+    async def check(raw: bytes) -> None:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        hearer(pb_worker.ControlMessage, take, asyncio.get_running_loop().create_future())(raw)
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + (1 << 19), "half a GB for one message"
+
+    return lambda raw: runner.run(check(raw))
+
+
+def _answers(kind: type[M], take: Callable[[Lifecycle, M], None]) -> Target:
+    """Answers of ranks and supervisors, and what the life of their engine makes of those that pass for right ones."""
+
+    def target(raw: bytes) -> None:
+        with suppress(DecodeError):
+            lifecycle = Lifecycle("engine-0", Shape(1, 1, 1, block_size=4), ("pod:1",))
+            lifecycle.step(Opened(0.0, 7, (), False))
+            take(lifecycle, kind.FromString(raw))
+
+    return target
+
+
+def _greeting(lifecycle: Lifecycle, hello: pb_worker.HelloResponse) -> None:
+    if problem_of_hello(hello) is None:
+        lifecycle.step(hello_of(0.1, lifecycle.life, 0, hello))
+
+
+def _table(lifecycle: Lifecycle, table: pb_worker.RankTable) -> None:
+    if problem_of_table(table.ranks) is None:
+        entries = tuple(Entry(one.local_rank, one.address, one.pid, 0) for one in table.ranks)
+        lifecycle.step(PodSeen(0.1, lifecycle.life, 0, entries))

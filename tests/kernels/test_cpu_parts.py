@@ -4,6 +4,8 @@ Attention over fixed keys, and from a later key on, with a bias by distance; nor
 Attention of a prefix LM, whose kernels are the same.
 """
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -191,3 +193,28 @@ def test_a_table_with_a_bias_of_its_own_and_tokens_that_are_never_made(isa: str,
     finite = np.isfinite(want[0].numpy())
     close(logits[:, finite].copy(), want[:, finite], dtype)
     assert (found.kept["best_index"] == logits.argmax(1)).all()
+
+
+SHORT_OF_MEMORY = """
+import resource
+from pathlib import Path
+
+import torch
+
+from orca_kernels.cpu.program import Attention, Program
+
+program = Program(torch.float32, threads=1)
+x, out, bias = program.rows(16), program.operand(16), torch.zeros(1, (1 << 27) + 1)
+size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (size + (1 << 26), size + (1 << 26)))
+try:
+    program.attend(x, Attention(0, 1, 1, 16, torch.float32, 1.0, bias=bias), out)
+except MemoryError as error:
+    print(error)
+"""
+
+
+def test_an_exception_of_cpp_does_not_end_the_process() -> None:
+    """A table of 512 MB is copied where 64 MB are left."""
+    ran = subprocess.run([sys.executable, "-c", SHORT_OF_MEMORY], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout.strip()) == (0, "no memory for an operation of the program"), ran.stderr

@@ -41,6 +41,7 @@ from orca_scheduler.lifecycle.events import (
     Wake,
 )
 from orca_scheduler.lifecycle.lifecycle import Lifecycle, Lost
+from orca_scheduler.lifecycle.progress import Durations
 from orca_scheduler.ranks.ranks import Ranks, Spawn
 from orca_scheduler.settings import SchedulerSettings
 
@@ -214,6 +215,7 @@ class Master:
         self._run = Run(0, 0, ())
         self._lost: Verdict | None = None  # not everyone is fenced yet
         self._ranks: Ranks | None = None
+        self._durations, self._met = Durations(), dict[int, int]()
         self._wake: asyncio.TimerHandle | None = None
         self._stopped = False
         self._loop = asyncio.get_running_loop()
@@ -275,6 +277,8 @@ class Master:
                     self._post,
                     self.returned.append,
                     self._timed,
+                    self._durations,
+                    self._met,
                 )
             case Identify(life):
                 self._post(Identified(self._now, life))

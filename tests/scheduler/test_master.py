@@ -1,6 +1,7 @@
 """The engine master with a scripted rank on a real pool: what real ranks do too seldom, or too slowly, for a test."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -29,7 +30,6 @@ from orca_scheduler.core.core import BatchReturned, EngineLost, Room
 from orca_scheduler.discovery.candidates import Candidate
 from orca_scheduler.discovery.static import StaticDiscovery
 from orca_scheduler.lifecycle.events import Claimed, Opened
-from orca_scheduler.lifecycle.progress import Progress
 from orca_scheduler.master.journal import CoreStep, parse, read, request_names
 from orca_scheduler.master.ledger import MAX_BEHIND, RESERVE, CaughtUp, Deposed, Ledger, News
 from orca_scheduler.master.master import EngineMaster, Returned
@@ -428,6 +428,26 @@ async def test_requests_go_back_before_a_lost_rank_is_fenced() -> None:
         await this.formed()
 
 
+async def test_rows_that_wait_for_their_forms_do_not_spin() -> None:
+    """Nothing else runs: the iterations in vain are fewer and fewer, until another request comes, which waits for none
+    of them."""
+    rank = Rank()
+    async with bench(rank) as this:
+        await this.submit("r", [1, 2], 1)
+        began, iterations, last = time.monotonic(), 0, 0.0
+        while time.monotonic() < began + 1.0:
+            vain = await this.iteration()
+            iterations, last = iterations + 1, time.monotonic()
+            rank.report(vain, waiting=[0])
+        assert iterations < 25, "half of the time so far, a tenth of a second at most"
+        assert time.monotonic() - last < 0.2
+        await this.put("other", [1, 2], 1)
+        while len((iteration := await this.iteration()).rows) == 1:
+            rank.report(iteration, waiting=[0])
+        rank.report(iteration)
+        assert await this.finished("r") == await this.finished("other") == [7]
+
+
 async def test_a_stuck_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timers, "STUCK", 1.0)
     rank = Rank()
@@ -440,27 +460,6 @@ async def test_a_stuck_device(monkeypatch: pytest.MonkeyPatch) -> None:
         rank.report(again)
         rank.report(await this.iteration())
         await this.finished("r")
-
-
-def test_a_long_initiation_is_no_stuck_device() -> None:
-    progress = Progress()
-    assert progress.stuck(1000.0, since=0.0) is None  # nothing is in flight
-    progress.sent(1, 1000.0)
-    assert progress.stuck(1030.0, since=0.0) is None
-    assert progress.stuck(1031.0, since=0.0) == 31.0
-    assert progress.stuck(1031.0, since=1020.0) is None  # this process was late itself
-    progress.sent(2, 1000.0)
-    progress.returned(1025.0)  # a long initiation
-    progress.returned(1026.0)
-    progress.sent(3, 2000.0)
-    progress.sent(4, 2010.0)
-    assert progress.stuck(2249.0, since=0.0) is None
-    assert progress.stuck(2251.0, since=0.0) == 251.0
-    assert progress.oldest == 3
-    progress.returned(2100.0)
-    assert progress.oldest == 4
-    assert progress.stuck(2251.0, since=0.0) is None
-    assert progress.stuck(3110.0, since=0.0) == 1010.0  # ten times 100 s
 
 
 async def test_a_frozen_rank_with_a_full_window() -> None:

@@ -29,6 +29,7 @@ from orca_scheduler.lifecycle.events import (
 from orca_scheduler.lifecycle.lifecycle import Lifecycle, Running
 from orca_scheduler.lifecycle.places import Place, Shape
 from orca_scheduler.lifecycle.suspicions import Kind, Suspicion, judge
+from orca_scheduler.ranks.answers import MOST_SLOTS
 from orca_scheduler.settings import SchedulerSettings
 
 
@@ -368,6 +369,70 @@ async def test_a_rank_that_is_frozen_when_it_is_greeted(monkeypatch: pytest.Monk
         assert "listens and does not answer" in lost
         assert pids == fenced_pids(engine) == [101]
         engine.ranks[1].frozen = False
+
+
+async def test_a_rank_that_froze_since_it_was_greeted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has answered before, so it is asked for no longer than one that runs."""
+    monkeypatch.setattr(timers, "DIAL", 600.0)
+    monkeypatch.setattr(timers, "DOUBT", 0.2)
+    async with scripted(1, 2) as engine:
+        await formed(engine)
+        engine.ranks[1].frozen = True
+        engine.ranks[0].report(4, error="no data", peer_lost=True)
+        _, pids = await engine.master.verdict()
+        assert pids == []
+        lost, pids = await engine.master.verdict()
+        assert "stage 1 rank 0" in lost
+        assert "has been silent for 2." in lost
+        assert pids == fenced_pids(engine) == [101]
+        engine.ranks[1].frozen = False
+
+
+MOST = (1 << 64) - 1
+WRONG_HELLOS: list[dict[str, Any]] = [
+    {"epoch": MOST},
+    {"iteration": MOST},
+    {"slots": 1 << 40},
+    {"can": ["a"] * 1000},
+    *({name: "x" * 1000} for name in ("host", "weights", "model_digest", "incarnation")),
+]
+
+
+@pytest.mark.parametrize("fields", WRONG_HELLOS, ids=lambda fields: next(iter(fields)))
+async def test_a_greeting_that_cannot_be(monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]) -> None:
+    """It ended the scheduler, with all its engines: it is a verdict on that rank."""
+    monkeypatch.setattr(timers, "DOUBT", 0.2)
+    async with scripted(1, 2) as engine:
+        before = pb.HelloResponse.FromString(engine.ranks[1].hello.SerializeToString())
+        engine.ranks[1].hello.MergeFrom(pb.HelloResponse(**fields))
+        lost, pids = await engine.master.verdict()
+        assert "stage 1 rank 0" in lost
+        assert "failed: it reported" in lost
+        assert len(lost) < 600
+        assert pids == [101]
+        engine.ranks[1].hello = before
+        await formed(engine)
+
+
+async def test_more_slots_than_an_engine_has() -> None:
+    """The core has a number for each block."""
+    async with scripted(1, 2) as engine:
+        for rank in engine.ranks:
+            rank.slots = MOST
+        assert (await formed(engine)).slots == MOST_SLOTS
+
+
+@pytest.mark.parametrize("address", ["junk", "", "127.0.0.1:99999", "127.0.0.1:-1", "::::", "\0:5", "x" * 9999 + ":5"])
+async def test_a_table_of_ranks_that_cannot_be(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    """Its supervisor is not believed; the engine forms when it tells better."""
+    monkeypatch.setattr(timers, "DIAL", 0.5)
+    async with scripted(1, 2) as engine:
+        right, engine.ranks[1].address = engine.ranks[1].address, address
+        lost, pids = await engine.master.verdict()
+        assert "cannot be reached: its list of ranks has" in lost
+        assert pids == []
+        engine.ranks[1].address = right
+        await formed(engine)
 
 
 async def test_ranks_that_nobody_killed_form_again_on_lanes_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

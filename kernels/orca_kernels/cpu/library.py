@@ -36,6 +36,13 @@ class BatchPointers(ctypes.Structure):
     )
 
 
+def made(number: int) -> int:
+    """A result as Python takes it. Raises MemoryError for -1."""
+    if number < 0:
+        raise MemoryError("no memory for an operation of the program")
+    return number
+
+
 SIGNATURES = {
     "orca_isas": (c_char_p, ()),
     "orca_model": (c_void_p, (c_char_p, c_int)),
@@ -45,15 +52,15 @@ SIGNATURES = {
     "orca_pack_codes": (c_void_p, (c_void_p, c_void_p, c_void_p, c_int, c_int, c_void_p)),
     "orca_with_bias": (c_void_p, (c_void_p, c_void_p, c_void_p)),
     "orca_floats": (c_void_p, (c_void_p, c_void_p, c_int)),
-    "orca_buffer": (c_int, (c_void_p, c_int, c_int, c_int)),
+    "orca_buffer": (made, (c_void_p, c_int, c_int, c_int)),
     "orca_rows": (c_void_p, (c_void_p, c_int, c_int64, POINTER(c_int64))),
     "orca_steps": (c_int, (c_void_p,)),
-    "orca_embed": (None, (c_void_p, c_int, c_void_p, c_int64, c_float, c_void_p, c_int)),
-    "orca_normalize": (None, (c_void_p, c_int, c_int, c_void_p, c_void_p, c_float, c_int, c_int, c_int)),
-    "orca_linear": (None, (c_void_p, c_int, c_void_p, c_int, c_int, c_int)),
-    "orca_write_kv": (None, (c_void_p, *[c_int] * 6, c_void_p, c_void_p, c_float, c_void_p, c_void_p, c_int)),
-    "orca_attend": (None, (c_void_p, *[c_int] * 7, c_float, c_int64, c_int, c_int, c_void_p, c_int)),
-    "orca_add": (None, (c_void_p, c_int, c_int)),
+    "orca_embed": (made, (c_void_p, c_int, c_void_p, c_int64, c_float, c_void_p, c_int)),
+    "orca_normalize": (made, (c_void_p, c_int, c_int, c_void_p, c_void_p, c_float, c_int, c_int, c_int)),
+    "orca_linear": (made, (c_void_p, c_int, c_void_p, c_int, c_int, c_int)),
+    "orca_write_kv": (made, (c_void_p, *[c_int] * 6, c_void_p, c_void_p, c_float, c_void_p, c_void_p, c_int)),
+    "orca_attend": (made, (c_void_p, *[c_int] * 7, c_float, c_int64, c_int, c_int, c_void_p, c_int)),
+    "orca_add": (made, (c_void_p, c_int, c_int)),
     "orca_run": (c_int, (c_void_p, c_int, c_int, POINTER(BatchPointers))),
 }
 

@@ -14,7 +14,9 @@ SILENCE = 2.0  # of a member that answers no heartbeat, until it is suspected
 FORMING_SILENCE = 15.0  # the same while ranks load, when Python's lock is not always free
 LOOK = 0.1  # between looks at the silence of all ranks
 STUCK = 30.0  # without progress, at least, until a device is suspected
-STUCK_TIMES = 10  # and this many times the longest iteration that was seen
+STUCK_TIMES = 10  # and this many times what the iteration takes by those that were seen
+STUCK_POSITION = 0.05  # that a position takes of the first iteration, before any was seen
+STUCK_MOST = 7200.0  # at most: a rank waits no longer for the data of its neighbour
 DOUBT = SILENCE + 1.0  # how long a doubtful suspicion waits for a sure one: peers complain before a silence is found
 CUT = 0.5  # the same where a connection broke: the rank's supervisor tells within it that the process has ended
 CUTS = 3  # connections to one process that may break until it is fenced; its successor may do better
@@ -38,4 +40,5 @@ UNREACHED = 20.0  # without an answer of its supervisors
 WITHDRAWN = 60.0  # for so long the one that gave it up takes nothing, and is not counted
 
 # Iterating
+VAIN = 0.1  # at most, before an iteration of rows that all wait for their forms runs again
 TICK = 0.05  # resolution of the requests' deadlines

@@ -515,10 +515,12 @@ struct Model {
 
 using namespace orca;
 
+// An exception that crosses into the caller ends the process, so each function that may throw returns null or -1 instead, and `orca_run` 0.
+// Those that record an operation return 0, or -1.
 extern "C" {
 
 // The names of the instruction sets that this machine runs, the best first, with spaces between them.
-const char* orca_isas() {
+const char* orca_isas() try {
   static const std::string names = [] {
     std::string all;
     for (const Isa* isa : ISAS)
@@ -526,15 +528,16 @@ const char* orca_isas() {
     return all;
   }();
   return names.c_str();
+} catch (...) {
+  return "";
 }
 
 // Null when there is no such instruction set, or no more threads or memory.
-Model* orca_model(const char* isa_name, int threads) {
-  try {
-    for (const Isa* isa : ISAS)
-      if (isa->name == std::string(isa_name) && isa->runs_here()) return new Model(*isa, threads);
-  } catch (const std::exception&) {
-  }
+Model* orca_model(const char* isa_name, int threads) try {
+  for (const Isa* isa : ISAS)
+    if (isa->name == std::string(isa_name) && isa->runs_here()) return new Model(*isa, threads);
+  return nullptr;
+} catch (...) {
   return nullptr;
 }
 
@@ -544,7 +547,7 @@ int orca_multiplies_bf16(const Model* model) { return model->isa.multiplies_bf16
 
 // Packs W [n, k] in the given type; null when memory is short. The bias [n] is copied.
 Packed* orca_pack(Model* model, const void* source, int source_type, int64_t row, int64_t column, int n, int k,
-                  int type, const float* bias) {
+                  int type, const float* bias) try {
   auto packed = model->packed(Type(type), n, k, bias);
   if (!packed) return nullptr;
   auto pack = [&](auto* from) {
@@ -556,10 +559,12 @@ Packed* orca_pack(Model* model, const void* source, int source_type, int64_t row
   else pack(static_cast<const float*>(source));
   model->weights.push_back(std::move(packed));
   return model->weights.back().get();
+} catch (...) {
+  return nullptr;
 }
 
 // Packs codes [n, k] and their scales [n, groups], both contiguous; otherwise as `orca_pack`.
-Packed* orca_pack_codes(Model* model, const int8_t* codes, const float* scales, int n, int k, const float* bias) {
+Packed* orca_pack_codes(Model* model, const int8_t* codes, const float* scales, int n, int k, const float* bias) try {
   auto packed = model->packed(Type::i8, n, k, bias);
   if (!packed) return nullptr;
   PackingCodes packing;
@@ -567,59 +572,71 @@ Packed* orca_pack_codes(Model* model, const int8_t* codes, const float* scales, 
   model->pool.run(packing, 0, 1);
   model->weights.push_back(std::move(packed));
   return model->weights.back().get();
+} catch (...) {
+  return nullptr;
 }
 
 // The same weights with another bias [n]: an embedding's table as a head. Null when memory is short.
-Packed* orca_with_bias(Model* model, const Packed* of, const float* bias) {
+Packed* orca_with_bias(Model* model, const Packed* of, const float* bias) try {
   auto packed = std::make_unique<Packed>(*of);
   packed->bias = static_cast<float*>(model->arena.take(sizeof(float) * packed->panels * PANEL));
   if (!packed->bias) return nullptr;
   std::copy(bias, bias + packed->n, packed->bias);
   model->weights.push_back(std::move(packed));
   return model->weights.back().get();
+} catch (...) {
+  return nullptr;
 }
 
 // Copies n floats, for norms.
-float* orca_floats(Model* model, const float* source, int n) {
+float* orca_floats(Model* model, const float* source, int n) try {
   float* copy = static_cast<float*>(model->arena.take(sizeof(float) * n));
   if (copy) std::copy(source, source + n, copy);
   return copy;
+} catch (...) {
+  return nullptr;
 }
 
-int orca_buffer(Model* model, int width, int operand, int type) {
+int orca_buffer(Model* model, int width, int operand, int type) try {
   return model->program.buffer(width, operand, Type(type));
+} catch (...) {
+  return -1;
 }
 
 // Row 0 of a buffer that holds at least `rows`, and the elements of a row.
-void* orca_rows(Model* model, int buffer, int64_t rows, int64_t* width) {
+void* orca_rows(Model* model, int buffer, int64_t rows, int64_t* width) try {
   Buffer& found = model->program.buffers[buffer];
-  try {
-    found.hold(rows);
-  } catch (const std::bad_alloc&) {
-    return nullptr;
-  }
+  found.hold(rows);
   *width = found.width;
   return found.data();
+} catch (...) {
+  return nullptr;
 }
 
 int orca_steps(const Model* model) { return int(model->program.steps.size()); }
 
 // `positions` [n, width] stays the caller's.
-void orca_embed(Model* model, int x, const Packed* tokens, int64_t first_token, float scale, const void* positions,
-                int type) {
+int orca_embed(Model* model, int x, const Packed* tokens, int64_t first_token, float scale, const void* positions,
+               int type) try {
   Embed& step = model->add<Embed>();
   step.x = x, step.tokens = tokens, step.first_token = first_token, step.positions = positions, step.type = Type(type);
   step.scale = scale;
+  return 0;
+} catch (...) {
+  return -1;
 }
 
 // `weight` null: a copy.
-void orca_normalize(Model* model, int x, int out, const float* weight, const float* bias, float epsilon, int width,
-                    int keeps, int selects) {
+int orca_normalize(Model* model, int x, int out, const float* weight, const float* bias, float epsilon, int width,
+                   int keeps, int selects) try {
   Normalize& step = model->add<Normalize>();
   step.x = x, step.out = out, step.norm = {weight, bias, epsilon, width}, step.keeps = keeps, step.selects = selects;
+  return 0;
+} catch (...) {
+  return -1;
 }
 
-void orca_linear(Model* model, int operand, const Packed* weights, int out, int epilogue, int activation) {
+int orca_linear(Model* model, int operand, const Packed* weights, int out, int epilogue, int activation) try {
   Linear& step = model->add<Linear>();
   step.operand = operand, step.weights = weights, step.out = out;
   step.epilogue = Epilogue(epilogue), step.activation = Activation(activation);
@@ -628,24 +645,30 @@ void orca_linear(Model* model, int operand, const Packed* weights, int out, int 
   step.of_some = panels_of_a_task(weights->panels, 4 * threads, threads, 2);
   step.of_many = panels_of_a_task(weights->panels, 2 * threads, threads, 2);
   if (step.epilogue == Epilogue::operand || step.epilogue == Epilogue::gated) model->encode(out);
-  if (step.epilogue != Epilogue::greedy) return;
+  if (step.epilogue != Epilogue::greedy) return 0;
   model->program.best_of_a_row = std::max<size_t>(model->program.best_of_a_row, pieces(weights->panels, 2));
   model->add<Greediest>().head = &step;
+  return 0;
+} catch (...) {
+  return -1;
 }
 
 // `query_norm`, `key_norm` [head_size] from orca_floats, or null. `cosines`, `sines` [positions, half] stay the caller's.
-void orca_write_kv(Model* model, int qkv, int layer, int kv_heads, int group, int head_size, int type,
-                   const float* query_norm, const float* key_norm, float epsilon, const float* cosines,
-                   const float* sines, int half) {
+int orca_write_kv(Model* model, int qkv, int layer, int kv_heads, int group, int head_size, int type,
+                  const float* query_norm, const float* key_norm, float epsilon, const float* cosines,
+                  const float* sines, int half) try {
   WriteKV& step = model->add<WriteKV>();
   step.qkv = qkv, step.heads = {layer, kv_heads, group, head_size, Type(type)};
   step.query_norm = {query_norm, nullptr, epsilon, head_size}, step.key_norm = {key_norm, nullptr, epsilon, head_size};
   step.cosines = cosines, step.sines = sines, step.half = half;
+  return 0;
+} catch (...) {
+  return -1;
 }
 
 // `bias` [kv_heads * group, 2 * reach + 1], or null.
-void orca_attend(Model* model, int qkv, int out, int layer, int kv_heads, int group, int head_size, int type,
-                 float scale, int64_t window, int sees_input, int sees_prompt, const float* bias, int reach) {
+int orca_attend(Model* model, int qkv, int out, int layer, int kv_heads, int group, int head_size, int type,
+                float scale, int64_t window, int sees_input, int sees_prompt, const float* bias, int reach) try {
   Attend& step = model->add<Attend>();
   step.qkv = qkv, step.out = out, step.heads = {layer, kv_heads, group, head_size, Type(type)}, step.scale = scale;
   step.window = window ? window : UNBOUNDED, step.sees_input = sees_input, step.sees_prompt = sees_prompt;
@@ -659,20 +682,24 @@ void orca_attend(Model* model, int qkv, int out, int layer, int kv_heads, int gr
   model->program.group = std::max(model->program.group, group);
   model->program.head_size = std::max(model->program.head_size, head_size);
   model->encode(out);
+  return 0;
+} catch (...) {
+  return -1;
 }
 
-void orca_add(Model* model, int x, int y) {
+int orca_add(Model* model, int x, int y) try {
   Add& step = model->add<Add>();
   step.x = x, step.y = y;
+  return 0;
+} catch (...) {
+  return -1;
 }
 
 // 0 when memory is short; nothing has run then.
-int orca_run(Model* model, int first, int last, const orca_batch* batch) {
-  try {
-    model->program.run(first, last, *batch);
-    return 1;
-  } catch (const std::bad_alloc&) {
-    return 0;
-  }
+int orca_run(Model* model, int first, int last, const orca_batch* batch) try {
+  model->program.run(first, last, *batch);
+  return 1;
+} catch (...) {
+  return 0;
 }
 }

@@ -153,6 +153,11 @@ class Call:
         return self._submission.work.left_out
 
     @property
+    def characters_before(self) -> int:
+        """Of the text that the client was shown by earlier calls, from its first token on."""
+        return self._transcript.characters_before
+
+    @property
     def output_tokens(self) -> int:
         return self._transcript.count
 

@@ -54,6 +54,7 @@ class Transcript:
         self.finished: Reason | None = None  # the end that the client was shown
         self.times: Times | None = None  # of a request that has ended
         self.prompt_tokens = 0
+        self.characters_before = 0  # of the text before `from_index`, and of an echoed prompt
         self.last: CommittedToken | None = None  # token so far
         self._vocabulary = vocabulary
         self._from_index, self._digest = from_index, digest
@@ -94,6 +95,8 @@ class Transcript:
             position = max(attached.position - 1, 0)
             self.prompt_tokens = len(self.record.prompt_ids)
             yield Accepted(self.request_id, self.prompt_tokens, position, attached.starts_in, attached.weights)
+            if asked.prompt_logprobs and self._from_index and self._vocabulary is not None:
+                self.characters_before = sum(map(len, self._vocabulary.texts(list(self.record.prompt_ids))))
             if not self._wants_prompt:
                 self.record.ClearField("prompt_ids")  # nobody needs them any more, and a call may live for long
         tokens, finish, known = attached.tokens, attached.finish, attached.first
@@ -193,8 +196,10 @@ class Transcript:
                 top = () if places is None else self._spelled(next(places))
                 # Token(...) itself would take twice as long.
                 yield new(Token, (index, token_id, text, shown, iteration, engine, top, said))
-            elif places is not None:
-                next(places)
+            else:
+                self.characters_before += len(text)
+                if places is not None:
+                    next(places)
             if stopped:
                 return
 
@@ -211,6 +216,7 @@ class Transcript:
             raise self.data_loss("the pool lost the logprobs of its prompt")
         self._wants_prompt = False
         texts = self._vocabulary.texts(ids) if self._vocabulary is not None else [""] * len(ids)
+        self.characters_before = sum(map(len, texts))
         return Prompted(
             [
                 PromptToken(token_id, text, logprob, self._spelled(top))

@@ -49,7 +49,7 @@ class OrcaMethods:
         return grpc.method_handlers_generic_handler(ORCA, handlers)
 
     async def generate(self, _: object, on: ServerCall) -> None:
-        with self._limits.body() as held:
+        with self._limits.body(on.host) as held:
             with self._endpoint.arrivals.coming():
                 request = await self._read(on, GenerateRequest, held)
                 call = await self._call(request, on)
@@ -57,7 +57,7 @@ class OrcaMethods:
             await self._stream(call, on, held)
 
     async def generate_text(self, _: object, on: ServerCall) -> bytes:
-        with self._limits.body() as held:
+        with self._limits.body(on.host) as held:
             with self._endpoint.arrivals.coming():
                 request = await self._read(on, GenerateRequest, held)
                 logprobs = request.logprobs or request.top_logprobs > 0
@@ -80,19 +80,19 @@ class OrcaMethods:
         return answer.SerializeToString()
 
     async def resume(self, _: object, on: ServerCall) -> None:
-        with self._limits.body() as held:
+        with self._limits.body(on.host) as held:
             request = await self._read(on, ResumeRequest, held)
             call = self._endpoint.resume(request, on.deadline, on.metadata, tenant=self._tenant(on))
             await self._stream(call, on, held)
 
     async def cancel(self, _: object, on: ServerCall) -> bytes:
-        with self._limits.body() as held:
+        with self._limits.body(on.host) as held:
             request = await self._read(on, CancelRequest, held)
             alive = await self._endpoint.cancel(request, tenant=self._tenant(on))
         return CancelResponse(alive=alive).SerializeToString()
 
     async def get_model(self, _: object, on: ServerCall) -> bytes:
-        with self._limits.body() as held:
+        with self._limits.body(on.host) as held:
             await self._read(on, GetModelRequest, held)
         return (await self._endpoint.model()).SerializeToString()
 

@@ -41,7 +41,7 @@ class BodyMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            with self._limits.call(peer_of(scope)), self._limits.body() as held:
+            with self._limits.call(peer_of(scope)), self._limits.body(peer_of(scope)) as held:
                 scope["orca.body"] = Body(await self._read(Request(scope, receive), held), held)
                 await self._app(scope, receive, send)
         except ClientDisconnect:

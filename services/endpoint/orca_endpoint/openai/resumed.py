@@ -12,12 +12,13 @@ from starlette.requests import Request
 from orca.v1.orca_pb2 import ResumeRequest
 from orca_common.errors import DataLoss, InvalidArgument, NotFound
 
+from ..calls.call import Call
 from ..calls.endpoint import Endpoint
 from ..http.access import tenant_in
 from ..http.bodies import body_in
 from ..http.exchange import EVENT_ID, Answer, Exchange, deadline_of, silence_of, until
 from ..http.request_ids import labels_in
-from .answer import Choice, SeenTo, UsageIn
+from .answer import Choice, Numbered, SeenTo, UsageIn
 from .body import check_names, whole
 from .generations import Single
 from .stream import Chunks, Stream
@@ -45,13 +46,20 @@ class Resumed(Exchange):
         stream = Stream(answer, self._chunks(wanted.request_id, UsageIn(end=include_usage)), silence)
         async with Single(call, body_in(request.scope).held) as events, until(deadline):
             try:
-                await stream.write(events, [choice], wanted.request_id)
+                await stream.write(_going_on(events, call, choice), [choice], wanted.request_id)
             except DataLoss as error:
                 if call.unknown and not call.accepted:  # gRPC says DATA_LOSS: its clients have surely seen tokens
                     raise NotFound(str(error)) from None
                 raise
             counts = choice.input_tokens, choice.output_tokens, choice.cached_tokens
             await stream.end(counts if include_usage else None)
+
+
+async def _going_on(events: Numbered, call: Call, choice: Choice) -> Numbered:
+    """Puts the choice's text behind what the client has seen of it."""
+    async for n, piece in events:
+        choice.offset = max(choice.offset, call.characters_before)
+        yield n, piece
 
 
 def asked_in(request: Request) -> tuple[SeenTo, bool]:

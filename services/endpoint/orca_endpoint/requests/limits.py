@@ -36,32 +36,34 @@ class Refusals:
 
 
 class Held:
-    """What one call holds of the shared bytes."""
+    """The shared bytes that a call holds."""
 
-    def __init__(self, limits: "Limits") -> None:
-        self._limits, self._bytes = limits, 0
+    def __init__(self, limits: "Limits", host: str) -> None:
+        self._limits, self._host, self._bytes = limits, host, 0
 
     def add(self, size: int) -> None:
-        """Counts bytes of the call's body. Raises ResourceExhausted when all calls together hold too many."""
-        self._limits.take(size)
+        """Counts bytes of the call's body. Raises ResourceExhausted when all calls together, or those of the host, hold
+        too many."""
+        self._limits.take(self._host, size, self._bytes)
         self._bytes += size
 
     def release(self) -> None:
         """The body is not needed any more. Once or more often."""
         if self._bytes:
-            self._limits.give_back(self._bytes)
+            self._limits.give_back(self._host, self._bytes)
             self._bytes = 0
 
 
 class Limits:
     """Calls of each peer, calls of all, and bytes of the bodies in memory."""
 
-    PEER, ALL, BYTES = "calls of a host", "calls", "bytes of bodies"
+    PEER, ALL, BYTES, HOST_BYTES = "calls of a host", "calls", "bytes of bodies", "bytes of a host's bodies"
 
     def __init__(self, settings: EndpointSettings) -> None:
         self._peer_calls, self._all_calls = settings.max_peer_calls, settings.max_open_calls
         self._body_bytes = settings.max_body_bytes
         self._calls: Counter[str] = Counter()
+        self._host_bytes: Counter[str] = Counter()
         self._open = self._bytes = 0
         self.refusals = Refusals()
 
@@ -98,24 +100,37 @@ class Limits:
             del self._calls[peer]
 
     @contextmanager
-    def body(self) -> Iterator[Held]:
-        """What a call's body holds of the bytes, until it is released or the block ends."""
-        held = Held(self)
+    def body(self, host: str) -> Iterator[Held]:
+        """Counts the body of a host's call against the shared bytes, until it is released or the block ends."""
+        held = Held(self, host.strip("[]"))
         try:
             yield held
         finally:
             held.release()
 
-    def take(self, size: int) -> None:
-        """Counts bytes of bodies. Raises ResourceExhausted."""
-        if self._bytes + size > self._body_bytes:
+    def take(self, host: str, size: int, of_one: int) -> None:
+        """Counts bytes of a body, which has `of_one` already. Raises ResourceExhausted.
+
+        A host with several bodies has no more than stays free for others: alone it has half of all, and with k others
+        that take all that they may, a part of k + 2.
+        """
+        free = self._body_bytes - self._bytes - size
+        if free < 0:
             self.refusals.refused(self.BYTES, self._body_bytes)
             raise full(f"the requests that are being read have {self._body_bytes} bytes already")
+        if self._host_bytes[host] > of_one and self._host_bytes[host] + size > free:
+            self.refusals.refused(self.HOST_BYTES, self._body_bytes // 2, host)
+            raise full(f"the requests of this host that are being read have {self._host_bytes[host]} bytes already")
         self._bytes += size
+        self._host_bytes[host] += size
 
-    def give_back(self, size: int) -> None:
+    def give_back(self, host: str, size: int) -> None:
         self._bytes -= size
+        self._host_bytes[host] -= size
         self.refusals.used(self.BYTES, self._body_bytes, self._bytes)
+        self.refusals.used(self.HOST_BYTES, self._body_bytes // 2, self._host_bytes[host], host)
+        if not self._host_bytes[host]:
+            del self._host_bytes[host]
 
 
 def full(sentence: str) -> ResourceExhausted:

@@ -88,6 +88,7 @@ from ..lifecycle.events import (
     Wake,
 )
 from ..lifecycle.lifecycle import Draining, Lifecycle, Running
+from ..lifecycle.progress import Durations
 from ..ranks.members import put_members
 from ..ranks.ranks import Ranks
 from ..settings import SchedulerSettings
@@ -175,9 +176,13 @@ class EngineMaster:
         self._ledger = Ledger(pool, engine, owner, term, self.core.room, self.load, self._post, self._committed)
         self._inbox: asyncio.Queue[Message] = asyncio.Queue()
         self._ranks: Ranks | None = None  # of the last life that was dialed
+        self._durations = Durations()
+        self._met: dict[int, int] = {}  # pid of the process that has answered a greeting, by rank
         self._epoch = 0  # that the ranks run in
         self._stale_rows: tuple[int, ...] = ()  # that the ranks hold from an earlier master of this epoch
         self._returned: deque[Returned] = deque()  # until the pool keeps up
+        self._vain: pb.IterationReport | None = None  # of an iteration that made nothing, until its pause is over
+        self._vain_since: float | None = None  # when the first one in a row came
         self._in_flight: dict[int, tuple[Member, ...]] = {}  # iteration -> members, in the ranks' order
         self._tasks: set[asyncio.Task[None]] = set()
         self._questions: list[asyncio.Task[None]] = []  # to the pool, of this life
@@ -290,7 +295,28 @@ class EngineMaster:
             self._failed.set_exception(error)
 
     def _post(self, news: Message) -> None:
+        self._end_pause()
         self._inbox.put_nowait(news)
+
+    def _came(self, report: pb.IterationReport) -> None:
+        """Posts the report of an iteration. Where all its rows wait for the work on their forms, the next iteration
+        would be the same, and take the cores from that work: it comes after a pause of half of the time that they have
+        waited, or with other news."""
+        if len(report.waiting) < len(self._in_flight.get(report.number, ())) or not report.waiting:
+            self._vain_since = None
+            self._post(Returned(self._now, report))
+            return
+        self._end_pause()  # of the one before, if it was sent ahead
+        self._vain_since = self._now if self._vain_since is None else self._vain_since
+        self._vain = report
+        self._loop.call_later(min((self._now - self._vain_since) / 2, timers.VAIN), self._end_pause, report)
+
+    def _end_pause(self, of: pb.IterationReport | None = None) -> None:
+        """Posts the report that waits; of: only if it is this one."""
+        report = self._vain
+        if report is not None and (of is None or of is report):
+            self._vain = None
+            self._inbox.put_nowait(Returned(self._now, report))
 
     # -- the loop
 
@@ -452,8 +478,10 @@ class EngineMaster:
                     self._transport,
                     self._spawn,
                     self._post,
-                    lambda report: self._post(Returned(self._now, report)),
+                    self._came,
                     self._times_came,
+                    self._durations,
+                    self._met,
                 )
             case Identify(life, models):
                 self._vocabulary = min(model.vocab_size for model in models)
@@ -470,6 +498,7 @@ class EngineMaster:
                 self._ask(partial(self._record, action))
             case Run(_, epoch, stale_rows):
                 self._epoch, self._stale_rows = epoch, stale_rows
+                self._durations.keep(self.lifecycle.weights)
                 self._dialed.run(epoch)
             case EngineReady() | EngineLost() | Drain():
                 self._tell_core(action)

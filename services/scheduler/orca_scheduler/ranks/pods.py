@@ -11,6 +11,7 @@ from orca.v1.worker_pb2_grpc import SupervisorStub
 from orca_common.tls import Transport
 
 from .. import timers
+from .answers import problem_of_table
 from .channels import dial, reason
 
 log = logging.getLogger(__name__)
@@ -38,9 +39,14 @@ class Pod:
                 async with asyncio.timeout(timers.REACH):
                     await watch.wait_for_connection()
                 async for table in watch:
+                    if problem := problem_of_table(table.ranks):
+                        watch.cancel()
+                        self._away(f"its list of ranks has {problem}")
+                        break
                     self.table = {entry.local_rank: entry for entry in table.ranks}
                     self._seen()
-                self._away("it ended its list of ranks")
+                else:
+                    self._away("it ended its list of ranks")
             except grpc.aio.AioRpcError as error:
                 self._away(reason(error))
             except TimeoutError:  # not reached yet: a new channel shows the certificate that we have by now

@@ -29,6 +29,7 @@ from ..lifecycle.events import (
     Suspected,
 )
 from ..lifecycle.suspicions import Kind, Suspicion
+from .answers import MOST_SLOTS, problem_of_hello
 from .channels import connect, listens
 
 M = TypeVar("M", bound=Message)
@@ -61,8 +62,18 @@ class Listener:
 class Rank:
     """The connection to one rank in one life of its engine."""
 
-    def __init__(self, index: int, engine: str, term: int, life: int, transport: Transport, listener: Listener) -> None:
-        self.index, self._transport = index, transport
+    def __init__(
+        self,
+        index: int,
+        engine: str,
+        term: int,
+        life: int,
+        transport: Transport,
+        listener: Listener,
+        met: dict[int, int],
+    ) -> None:
+        """met: pid of the process that has answered a greeting, by rank, in earlier lives too."""
+        self.index, self._transport, self._met = index, transport, met
         self._engine, self._term, self._life, self._hears = engine, term, life, listener
         self._loop = asyncio.get_running_loop()
         self._connection: LaneConnection | None = None
@@ -75,7 +86,8 @@ class Rank:
         self.last_iteration = 0  # that the rank has told
         self._believed = True
         self._began = 0  # .. in its greeting: of an earlier life
-        self.last_heard: float | None = None  # on the loop's clock; None: its control lane is not open
+        self.last_heard: float | None = None  # on the loop's clock; None: nothing is expected of it
+        self.silence = timers.FORMING_SILENCE  # seconds from then on, until it is suspected
 
     async def close(self) -> None:
         if self._connection is not None:
@@ -92,6 +104,7 @@ class Rank:
                     hello = await self._greet(named)
                     break
                 except CallFailed as failed:
+                    self.last_heard = None
                     if failed.status.code is not grpc.StatusCode.UNAVAILABLE:  # it is leaving, or the connection broke
                         self._complain(failed.status)
                         return
@@ -100,11 +113,16 @@ class Rank:
             can = f"this scheduler of protocol {PROTOCOL} drives {PROTOCOL - 1} and {PROTOCOL}"
             self._refuse(f"speaks protocol {hello.protocol}, and {can}")
             return
+        if problem := problem_of_hello(hello):
+            self.last_heard = None
+            self.wrong(problem)
+            return
         self._began = self.last_iteration = max(self.last_iteration, hello.iteration)
         assert self._connection is not None
         self._lane = self._connection.call(f"/{CONTROLLER}/Run", self._heard, [(TERM_METADATA, str(self._term))])
-        self.last_heard = self._now
-        self._hears.post(_hello(self._now, self._life, self.index, hello))
+        self.last_heard, self.silence = self._now, timers.FORMING_SILENCE
+        self._met[self.index] = named.pid
+        self._hears.post(hello_of(self._now, self._life, self.index, hello))
         beating = self._loop.create_task(self._send_heartbeats())
         try:
             status = await self._lane.over
@@ -118,6 +136,8 @@ class Rank:
         """Dials the process that a supervisor has named. Raises CallFailed."""
         await self.close()
         self.address = named.address
+        if self._met.get(self.index) == named.pid:  # it has no imports left that could hold it up
+            self.last_heard, self.silence = self._now, timers.SILENCE
         self._hears.post(Listens(self._now, self._life, self.index, named.address, named.pid))
         self._connection = await connect(self.address, self._transport)
         request = pb.HelloRequest(protocol=PROTOCOL, engine=self._engine, term=self._term)
@@ -125,7 +145,7 @@ class Rank:
 
     def run(self, epoch: int) -> None:
         """The engine runs: tells the rank, and counts its silence from now on, unless its lane has ended."""
-        self._epoch = epoch
+        self._epoch, self.silence = epoch, timers.SILENCE
         if self.last_heard is not None:
             self.last_heard = self._now
             self._send_heartbeat()
@@ -158,7 +178,8 @@ class Rank:
         )
         formed = await self._ask("Form", request, pb.FormResponse)
         if formed is not None:
-            self._hears.post(RankFormed(self._now, self._life, epoch, self.index, formed.slots))
+            slots = min(formed.slots, MOST_SLOTS)
+            self._hears.post(RankFormed(self._now, self._life, epoch, self.index, slots))
 
     async def allocate(self, epoch: int, slots: int) -> None:
         """Has the rank allocate its K/V memory: from then on it is a member of the epoch."""
@@ -277,7 +298,7 @@ class Rank:
         return self._loop.time()
 
 
-def _hello(now: float, life: int, rank: int, hello: pb.HelloResponse) -> Hello:
+def hello_of(now: float, life: int, rank: int, hello: pb.HelloResponse) -> Hello:
     """The answer to a greeting as the lifecycle knows it."""
     f = hello.formation
     formation = Formation(f.tensor_parallel, f.pipeline_parallel, f.stage, f.tensor_rank, f.block_size, f.return_tokens)

@@ -12,7 +12,7 @@ from orca_common.tls import Transport
 from .. import timers
 from ..lifecycle.events import AllAnswered, Entry, Fenced, Formation, PodAway, PodSeen, Suspected
 from ..lifecycle.places import Shape
-from ..lifecycle.progress import Progress
+from ..lifecycle.progress import Durations, Progress, Work
 from ..lifecycle.suspicions import Kind
 from .pods import Pod
 from .rank import Listener, Rank, Told
@@ -26,7 +26,7 @@ class Ranks:
     """Carries out what the lifecycle decides about ranks, and tells it what they say.
 
     `post` takes events of the lifecycle; `returned` reports with tokens; `timed` the times of all ranks of an
-    iteration, when the last of them has come.
+    iteration, when the last of them has come. `durations` and `met` (see `Rank`) outlive this life.
     """
 
     def __init__(
@@ -42,19 +42,20 @@ class Ranks:
         post: Callable[[Told | AllAnswered | PodSeen | PodAway | Fenced], None],
         returned: Callable[[pb.IterationReport], None],
         timed: Callable[[int, list[pb.StageTimes]], None],
+        durations: Durations,
+        met: dict[int, int],
     ) -> None:
         self._life, self._shape, self._pulse = life, shape, pulse
         self._spawn, self._post, self._returned, self._timed = spawn, post, returned, timed
         self._places = shape.places()
-        self._progress = Progress()
-        self._silence = timers.FORMING_SILENCE
+        self._progress = Progress(durations, shape.pp)
         self._times: dict[int, dict[int, pb.StageTimes]] = {}  # by iteration and rank, until all have told theirs
         self._asked: list[int] = []  # heartbeats, one a rank, that were sent at the last complaint about a neighbour
         told = Listener(self._told, self._answered, self._tokens_came, self._times_came, lambda: self._progress.latest)
         self._pods = [
             Pod(address, transport, partial(self._seen, n), partial(self._away, n)) for n, address in enumerate(pods)
         ]
-        self._ranks = [Rank(n, engine, term, life, transport, told) for n in range(shape.ranks)]
+        self._ranks = [Rank(n, engine, term, life, transport, told, met) for n in range(shape.ranks)]
         self._fences: list[asyncio.Task[None]] = []
         self._tasks = [
             *(spawn(pod.watch()) for pod in self._pods),
@@ -121,13 +122,12 @@ class Ranks:
 
     def run(self, epoch: int) -> None:
         """The engine runs under this epoch from here on: a rank answers heartbeats at once."""
-        self._silence = timers.SILENCE
         for rank in self._ranks:
             rank.run(epoch)
 
     def send(self, iteration: pb.Iteration) -> None:
         """Puts an iteration on the control lane of stage 0's controller."""
-        self._progress.sent(iteration.number, self._now)
+        self._progress.sent(iteration.number, Work.of(iteration.starts, iteration.counts), self._now)
         self._ranks[0].send(iteration)
 
     def wrong(self, report: str) -> None:
@@ -179,7 +179,7 @@ class Ranks:
             now = self._now
             for rank in self._ranks:
                 silent = 0.0 if rank.last_heard is None else now - rank.last_heard
-                if silent > self._silence and self._pulse.on_time(self._silence):
+                if silent > rank.silence and self._pulse.on_time(rank.silence):
                     rank.last_heard = None
                     rank.suspect(Kind.SILENT, f"has been silent for {silent:.1f} s")
             standing = self._progress.stuck(now, since=self._pulse.late_at)

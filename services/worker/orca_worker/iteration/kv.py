@@ -18,6 +18,7 @@ import numpy as np
 from orca.v1 import worker_pb2
 from orca_common.errors import FailedPrecondition
 
+from .rows import MAX_ROWS
 from .tags import Tags
 
 if TYPE_CHECKING:
@@ -110,6 +111,8 @@ class KVManager:
 
         Raises FailedPrecondition when one does not exist, or is another row's and not shared.
         """
+        if row >= MAX_ROWS:
+            raise FailedPrecondition(f"row {row} is larger than any engine's rows")
         held = int(self._capacity[row]) // self.block_size if row < len(self._capacity) else 0
         rows, columns = self._table.shape
         if row >= rows or held + len(blocks) > columns:

@@ -32,6 +32,7 @@ ENVIRONMENT = {
     "GRPC_ENABLE_FORK_SUPPORT": "0",
 }
 RANK, POD = "orca_worker.rank.app", "orca_worker.pod.forked"  # what forked processes become: their `main` is called
+SERVICE = "orca_local.forked"
 
 
 class Begun(NamedTuple):
@@ -57,6 +58,6 @@ def begin(becomes: str = RANK, environment: Mapping[str, str] | None = None) -> 
     streams = [(os.POSIX_SPAWN_DUP2, its.fileno(), 0), (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
     variables = child_environment({**ENVIRONMENT, **(environment or {})})
     with its:
-        # A pod is not of the terminal from which `orca serve` was called: Ctrl-C reaches that alone.
-        pid = os.posix_spawn(command[0], command, variables, file_actions=streams, setsid=becomes == POD)
+        # Pods and services are not of the terminal from which `orca serve` was called: Ctrl-C reaches that alone.
+        pid = os.posix_spawn(command[0], command, variables, file_actions=streams, setsid=becomes != RANK)
     return Begun(pid, ours)
