@@ -43,6 +43,7 @@ SIGNATURES = {
     "orca_multiplies_bf16": (c_int, (c_void_p,)),
     "orca_pack": (c_void_p, (c_void_p, c_void_p, c_int, c_int64, c_int64, c_int, c_int, c_int, c_void_p)),
     "orca_pack_codes": (c_void_p, (c_void_p, c_void_p, c_void_p, c_int, c_int, c_void_p)),
+    "orca_pack_fours": (c_void_p, (*[c_void_p] * 4, c_int, c_int, c_void_p)),
     "orca_with_bias": (c_void_p, (c_void_p, c_void_p, c_void_p)),
     "orca_floats": (c_void_p, (c_void_p, c_void_p, c_int)),
     "orca_buffer": (c_int, (c_void_p, c_int, c_int, c_int)),

@@ -18,6 +18,7 @@ from .library import BatchPointers, instruction_sets, library
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 CODES = 128  # GROUP_OF_CODES of src/formats.h: inputs that have one scale
+PART = 32  # of src/formats.h: inputs that have one multiplier
 STORE, ADD, OPERAND, GATED, GREEDY = range(5)  # Epilogue of src/isa.h
 MAX_GROUP = 64  # QUERIES of src/isa.h
 GATED_COLUMNS = 8  # half of PANEL of src/formats.h
@@ -118,6 +119,23 @@ class Program:
         bias = bias.float().contiguous() if bias is not None else None
         pointer = bias.data_ptr() if bias is not None else None
         packed = self._library.orca_pack_codes(self._model, codes.data_ptr(), scales.data_ptr(), n, k, pointer)
+        if not packed:
+            raise MemoryError(f"no memory for packed weights of {n} x {k}")
+        return Packed(packed)
+
+    def pack_fours(self, codes: Tensor, multipliers: Tensor, scales: Tensor, bias: Tensor | None = None) -> Packed:
+        """codes [N, K] from -8 to 7 and multipliers [N, K / 32 rounded up] from -15 to 15, both int8: what
+        `pack_codes` takes is code * multiplier, one multiplier for each 32 inputs."""
+        n, k = codes.shape
+        assert codes.dtype is multipliers.dtype is torch.int8
+        assert multipliers.shape == (n, -(-k // PART))
+        assert scales.shape == (n, -(-k // CODES))
+        codes, multipliers, scales = codes.contiguous(), multipliers.contiguous(), scales.float().contiguous()
+        bias = bias.float().contiguous() if bias is not None else None
+        pointers = (part.data_ptr() for part in (codes, multipliers, scales))
+        packed = self._library.orca_pack_fours(
+            self._model, *pointers, n, k, bias.data_ptr() if bias is not None else None
+        )
         if not packed:
             raise MemoryError(f"no memory for packed weights of {n} x {k}")
         return Packed(packed)

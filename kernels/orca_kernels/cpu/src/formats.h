@@ -6,8 +6,11 @@
 //             its two values by a shift and a mask
 //   codes     [N/16][K/128]: [32][16][4] codes of eight bits, the order that AMX and VNNI multiply in, and the 16 scales of
 //             that group of 128 inputs in float32
-// K is padded with zeros to a multiple of 32, of codes to one of 128, N to one of 16. Inputs of a linear operation are operands,
-// in float32, or in bfloat16 where the instruction set multiplies it. Weights in codes multiply operands in codes (Codes).
+//   fours     [N/16][K/128]: [4][4][16][4] bytes, of 32 inputs the codes of the first 16 in the lower four bits, 8 more than they
+//             are, and those of the other 16 in the upper ones; [4][16] multipliers of eight bits, which make them codes of
+//             eight; the 16 scales
+// K is padded with zeros to a multiple of 32, of codes and fours to one of 128, N to one of 16. Inputs of a linear operation are operands,
+// in float32, or in bfloat16 where the instruction set multiplies it. Weights in codes and fours multiply operands in codes (Codes).
 // All other activations are float32, row-major.
 #pragma once
 
@@ -20,10 +23,12 @@ constexpr int PANEL = 16;  // columns of a panel
 constexpr int STEP = 32;   // columns of an operand's tile of bfloat16; K is padded to whole ones
 constexpr int TILE = 16;   // rows of such a tile, and of one of codes, which has as many bytes
 constexpr int GROUP_OF_CODES = 128;  // inputs that have one scale: two tiles of 64 codes
+constexpr int PART = 32;  // inputs that have one multiplier, in fours
+constexpr int PARTS = GROUP_OF_CODES / PART;
 
 using bf16 = uint16_t;
 
-enum class Type : int { f32 = 0, bf16 = 1, i8 = 2 };
+enum class Type : int { f32 = 0, bf16 = 1, i8 = 2, i4 = 3 };
 enum class Activation : int { none = 0, gelu, tanh_gelu, relu, silu, tanh };
 
 inline int rounded(int n, int to) { return (n + to - 1) / to * to; }
@@ -87,15 +92,17 @@ inline bf16 narrow(float x) {  // round to nearest even; NaN stays NaN
 
 // What belongs to an operand's codes. An input is code * scale, with one scale for each row and group.
 struct Codes {
-  float* scales;     // [rows][groups]
-  int32_t* offsets;  // [rows][groups]: -128 * the sum of a group's codes, where a sum of unsigned weights begins
-  int groups;        // of a row
+  float* scales;  // [rows][groups]
+  int32_t* sums;  // [rows][groups][PARTS]: of codes: what unsigned weights, which are some more than the signed ones, multiply too often
+  int groups;     // of a row
 
-  Codes from(int row) const { return {scales + size_t(row) * groups, offsets + size_t(row) * groups, groups}; }
+  Codes from(int row) const { return {scales + size_t(row) * groups, sums + size_t(row) * groups * PARTS, groups}; }
 };
 
 constexpr int SCALES = GROUP_OF_CODES * PANEL;                        // where they begin in a group of a panel
 constexpr int BYTES_OF_CODES = SCALES + PANEL * int(sizeof(float));  // of a group of a panel: whole lines
+constexpr int MULTIPLIERS = SCALES / 2, SCALES_OF_FOURS = MULTIPLIERS + PARTS * PANEL;  // the same of fours
+constexpr int BYTES_OF_FOURS = SCALES_OF_FOURS + PANEL * int(sizeof(float));
 
 struct Packed {
   Type type;
@@ -104,9 +111,11 @@ struct Packed {
   void* data;
   float* bias;  // [panels * 16], or null
 
+  bool is_codes() const { return type == Type::i8 || type == Type::i4; }
   int groups() const { return steps / (GROUP_OF_CODES / STEP); }
   size_t panel_bytes() const {
-    return type == Type::i8 ? size_t(groups()) * BYTES_OF_CODES : size_t(steps) * STEP * PANEL * bytes(type);
+    if (is_codes()) return size_t(groups()) * (type == Type::i8 ? BYTES_OF_CODES : BYTES_OF_FOURS);
+    return size_t(steps) * STEP * PANEL * bytes(type);
   }
   const char* panel(int index) const { return static_cast<const char*>(data) + index * panel_bytes(); }
 };

@@ -5,4 +5,5 @@
 static bool runs_here() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 
 const orca::Isa orca::avx2 = {"avx2", runs_here, false, Type::f32, MOST_ROWS, DEEP, nothing, nothing,
-                              gemm<true>, gemm<false>, gemm_codes, encode, norm, copy, norm_head, turn, narrow_all, attention};
+                              gemm<true>, gemm<false>, gemm_codes, gemm_fours,
+      encode, norm, copy, norm_head, turn, narrow_all, attention};

@@ -5,4 +5,5 @@
 static bool runs_here() { return true; }
 
 const orca::Isa orca::portable = {"portable", runs_here, false, Type::f32, MOST_ROWS, DEEP, nothing, nothing,
-                                  gemm<true>, gemm<false>, gemm_codes, encode, norm, copy, norm_head, turn, narrow_all, attention};
+                                  gemm<true>, gemm<false>, gemm_codes, gemm_fours,
+      encode, norm, copy, norm_head, turn, narrow_all, attention};

@@ -443,7 +443,8 @@ void gemm(const Gemm& g, int panel, int last) {
 // Weights in codes. Operands are codes, too, kept in float32: a sum of 128 products is a whole number below 2^24, so it is exact
 // in whatever order it is made, and the same as in the integers of other instruction sets. The groups' sums are added in
 // ascending order.
-[[maybe_unused]] void gemm_codes(const Gemm& g, int panel, int last) {
+template <class Open>
+void gemm_opened(const Gemm& g, int panel, int last, int group_bytes, Open open) {
   alignas(64) float weights[GROUP_OF_CODES][PANEL], sums[ROWS][PANEL];
   static_assert(DEEP % GROUP_OF_CODES == 0);
   for (int first = 0, end; first < g.rows; first = end) {
@@ -451,13 +452,10 @@ void gemm(const Gemm& g, int panel, int last) {
     for (int p = panel; p < last; p++) {
       const char* packed = g.weights->panel(p);
       std::memset(sums, 0, sizeof sums);
-      for (int group = 0; group < g.codes.groups; group++, packed += BYTES_OF_CODES) {
-        const int8_t* codes = reinterpret_cast<const int8_t*>(packed);
-        for (int k = 0; k < GROUP_OF_CODES; k += 4)
-          for (int i = 0; i < 4; i++)
-            for (int c = 0; c < PANEL; c++) weights[k + i][c] = codes[k * PANEL + 4 * c + i];
+      for (int group = 0; group < g.codes.groups; group++, packed += group_bytes) {
+        const float* scales = open(packed, weights);
         vf of_panel[VECTORS];
-        for (int v = 0; v < VECTORS; v++) of_panel[v] = load(reinterpret_cast<const float*>(packed + SCALES) + v * LANES);
+        for (int v = 0; v < VECTORS; v++) of_panel[v] = load(scales + v * LANES);
         for (int row = first; row < end;) {
           const Operand::Tile tile = g.operand.tile_of(row);
           const float* a = g.operand.row<const float>(row) + g.operand.column(group * GROUP_OF_CODES);
@@ -480,6 +478,36 @@ void gemm(const Gemm& g, int panel, int last) {
   }
 }
 
+// Both write the codes of a group as float32, and return its scales.
+inline const float* open_codes(const char* packed, float (&weights)[GROUP_OF_CODES][PANEL]) {
+  const int8_t* codes = reinterpret_cast<const int8_t*>(packed);
+  for (int k = 0; k < GROUP_OF_CODES; k += 4)
+    for (int i = 0; i < 4; i++)
+      for (int c = 0; c < PANEL; c++) weights[k + i][c] = codes[k * PANEL + 4 * c + i];
+  return reinterpret_cast<const float*>(packed + SCALES);
+}
+
+inline const float* open_fours(const char* packed, float (&weights)[GROUP_OF_CODES][PANEL]) {
+  const uint8_t* both = reinterpret_cast<const uint8_t*>(packed);
+  const int8_t* multipliers = reinterpret_cast<const int8_t*>(packed + MULTIPLIERS);
+  for (int part = 0; part < GROUP_OF_CODES; part += PART, multipliers += PANEL)
+    for (int k = 0; k < PART / 2; k += 4, both += 4 * PANEL)
+      for (int i = 0; i < 4; i++)
+        for (int c = 0; c < PANEL; c++) {
+          weights[part + k + i][c] = float(((both[4 * c + i] & 15) - 8) * multipliers[c]);
+          weights[part + PART / 2 + k + i][c] = float(((both[4 * c + i] >> 4) - 8) * multipliers[c]);
+        }
+  return reinterpret_cast<const float*>(packed + SCALES_OF_FOURS);
+}
+
+[[maybe_unused]] void gemm_codes(const Gemm& g, int panel, int last) {
+  gemm_opened(g, panel, last, BYTES_OF_CODES, open_codes);
+}
+
+[[maybe_unused]] void gemm_fours(const Gemm& g, int panel, int last) {
+  gemm_opened(g, panel, last, BYTES_OF_FOURS, open_fours);
+}
+
 // A row of float32 -> codes: in each group of 128 the integer that is nearest to x * (127 / largest), half to even, and the
 // scale largest / 127. Groups whose largest is below 1e-30 are zeros. One that is not finite makes a scale that is not.
 template <class T>
@@ -498,7 +526,7 @@ inline void encode_row(const float* x, const Operand& to, const Codes& codes, in
     std::memcpy(&largest, &found, 4);
     const bool is_zero = largest < 1e-30f;
     const float inverse = is_zero ? 0.0f : 127.0f / largest;
-    vi total{};
+    vi totals[PARTS] = {};
     for (int i = 0; i < GROUP_OF_CODES; i += LANES) {
       // The bound keeps NaN out of the integers, and the product a number of its own: it is rounded before the sum is.
       const vf shifted = smaller(load(x + i) * inverse, splat(127.0f)) + magic;
@@ -509,13 +537,15 @@ inline void encode_row(const float* x, const Operand& to, const Codes& codes, in
       } else {
         const vb narrowed = __builtin_convertvector(code, vb);
         std::memcpy(put, &narrowed, sizeof narrowed);
-        total += code;
+        totals[i / PART] += code;
       }
     }
     codes.scales[size_t(row) * codes.groups + group] = is_zero ? 0.0f : largest / 127.0f;
-    int32_t sum = 0;
-    for (int i = 0; i < LANES; i++) sum += total[i];
-    codes.offsets[size_t(row) * codes.groups + group] = -128 * sum;
+    for (int part = 0; part < PARTS; part++) {
+      int32_t sum = 0;
+      for (int i = 0; i < LANES; i++) sum += totals[part][i];
+      codes.sums[(size_t(row) * codes.groups + group) * PARTS + part] = sum;
+    }
   }
 }
 

@@ -43,7 +43,7 @@ void Buffer::hold(int64_t rows) {
     held = std::move(larger);
   };
   hold(memory, all * row_bytes());
-  hold(scales, all * groups * sizeof(float)), hold(offsets, all * groups * sizeof(int32_t));
+  hold(scales, all * groups * sizeof(float)), hold(sums, all * groups * PARTS * sizeof(int32_t));
 }
 
 int Program::buffer(int width, bool operand, Type type) {
@@ -238,6 +238,7 @@ struct Linear : Step {
       case Type::f32: return p.isa.gemm_f32(g, first, last);
       case Type::bf16: return p.isa.gemm_bf16(g, first, last);
       case Type::i8: return p.isa.gemm_codes(g, first, last);
+      case Type::i4: return p.isa.gemm_fours(g, first, last);
     }
   }
 };
@@ -458,6 +459,32 @@ struct PackingCodes final : Region {
   }
 };
 
+// Packs codes from -8 to 7 [n, k], their multipliers [n, k / 32 rounded up] and scales [n, groups]. A task is a panel.
+struct PackingFours final : Region {
+  Packed* to;
+  const int8_t *codes, *multipliers;
+  const float* scales;
+
+  uint32_t tasks(int) const override { return uint32_t(to->panels); }
+
+  void run(int, uint32_t panel, int) override {
+    const int n = std::min(PANEL, to->n - int(panel) * PANEL), groups = to->groups(), parts = rounded(to->k, PART) / PART;
+    for (int c = 0; c < n; c++) {
+      const size_t row = size_t(panel) * PANEL + c;
+      for (int k = 0; k < to->k; k++) {
+        char* into = const_cast<char*>(to->panel(int(panel))) + size_t(k / GROUP_OF_CODES) * BYTES_OF_FOURS;  // of zeros
+        const int part = k / PART % PARTS, in_half = k % (PART / 2);
+        into[((part * PART / 2 + in_half / 4 * 4) * PANEL) + c * 4 + k % 4] |= char((codes[row * to->k + k] + 8) << (k / (PART / 2) % 2 * 4));
+        into[MULTIPLIERS + part * PANEL + c] = char(multipliers[row * parts + k / PART]);
+      }
+      for (int group = 0; group < groups; group++) {
+        char* into = const_cast<char*>(to->panel(int(panel))) + size_t(group) * BYTES_OF_FOURS;
+        reinterpret_cast<float*>(into + SCALES_OF_FOURS)[c] = scales[row * groups + group];
+      }
+    }
+  }
+};
+
 const Isa* const ISAS[] = {  // those whose files were compiled (build.py), the best first
 #ifdef HAVE_AMX
     &amx,
@@ -489,7 +516,7 @@ struct Model {
   std::unique_ptr<Packed> packed(Type type, int n, int k, const float* bias) {
     auto made = std::make_unique<Packed>();
     made->type = type, made->n = n, made->k = k, made->bias = nullptr;
-    made->panels = rounded(n, PANEL) / PANEL, made->steps = rounded(k, type == Type::i8 ? GROUP_OF_CODES : STEP) / STEP;
+    made->panels = rounded(n, PANEL) / PANEL, made->steps = rounded(k, made->is_codes() ? GROUP_OF_CODES : STEP) / STEP;
     made->data = arena.take(made->panels * made->panel_bytes());
     if (bias) made->bias = static_cast<float*>(arena.take(sizeof(float) * made->panels * PANEL));
     if (!made->data || (bias && !made->bias)) return nullptr;
@@ -564,6 +591,18 @@ Packed* orca_pack_codes(Model* model, const int8_t* codes, const float* scales, 
   if (!packed) return nullptr;
   PackingCodes packing;
   packing.to = packed.get(), packing.codes = codes, packing.scales = scales;
+  model->pool.run(packing, 0, 1);
+  model->weights.push_back(std::move(packed));
+  return model->weights.back().get();
+}
+
+// The same of codes of four bits, with their multipliers [n, k / 32 rounded up].
+Packed* orca_pack_fours(Model* model, const int8_t* codes, const int8_t* multipliers, const float* scales, int n, int k,
+                        const float* bias) {
+  auto packed = model->packed(Type::i4, n, k, bias);
+  if (!packed) return nullptr;
+  PackingFours packing;
+  packing.to = packed.get(), packing.codes = codes, packing.multipliers = multipliers, packing.scales = scales;
   model->pool.run(packing, 0, 1);
   model->weights.push_back(std::move(packed));
   return model->weights.back().get();
