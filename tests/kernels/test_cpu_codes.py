@@ -1,4 +1,4 @@
-"""Weights in eight and four bits on each instruction set that this machine runs, against the arithmetic of docs/weights.md."""
+"""Weights in eight and four bits on each instruction set of this machine, against the arithmetic of docs/weights.md."""
 
 from collections.abc import Callable
 
@@ -27,7 +27,7 @@ def coded(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def fours(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """x [R, K] float32 -> codes of four bits [R, K], multipliers [R, parts] and scales [R, groups], number by number."""
+    """x [R, K] float32 -> codes of four bits [R, K], multipliers [R, parts], scales [R, groups], one by one."""
     codes, multipliers, scales = torch.zeros_like(x), torch.zeros(len(x), -(-x.shape[1] // PART)), []
     for begin in range(0, x.shape[1], GROUP):
         group = x[:, begin : begin + GROUP]

@@ -1,4 +1,4 @@
-"""Weights in eight and four bits: engines make the tokens of transformers whose matrices multiply as docs/weights.md says.
+"""Weights in eight and four bits: engines make the tokens of transformers that multiplies as docs/weights.md says.
 
 Its arithmetic is written here once more, on transformers' models. An activation in the middle between two codes may
 become the one or the other, for the last bits of an engine's float32 are not those of transformers. Of the tokens

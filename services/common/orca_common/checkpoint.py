@@ -33,7 +33,7 @@ WITH_ENCODER = ("t5", "marian")  # types of models
 START = {"t5": 0, "marian": 58100}  # their first tokens, where no file says so
 # Fields of config.json that say how the weights in the files were quantized, and what Orca reads and makes instead.
 QUANTIZED = ("quantization_config", "compression_config")
-WAYS = "Orca reads float32, float16 and bfloat16 in safetensors, and makes eight bits of them with quantize int8"
+WAYS = "Orca reads float32, float16 and bfloat16 in safetensors, and makes eight or four bits of them with quantize"
 STRETCHED = ("linear", "yarn")  # kinds of scaled rotary positions whose files give the length before
 
 
