@@ -82,7 +82,7 @@ async def test_certificates_and_keys(tmp_path: Path, settings: dict[str, str], s
     assert (await refusal(tmp_path, **settings)).startswith(sentence)
 
 
-WAYS = "Orca reads float32, float16 and bfloat16 in safetensors, and makes eight or four bits of them with quantize"
+WAYS = "Orca reads GGUF, and float32, float16 and bfloat16 in safetensors; quantize makes eight or four bits of them"
 
 
 @pytest.mark.parametrize(

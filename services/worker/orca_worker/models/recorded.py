@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from orca_common.checkpoint import PREFIX_LM, Checkpoint
 from orca_common.errors import FailedPrecondition
+from orca_common.gguf.folder import gguf_file
 
 from ..iteration.model import Compute, Loading, Model
 from ..partition import ITEM_BYTES, SINGLE, Place, RankShare, check_stages
@@ -114,6 +115,10 @@ class RecordedFamily(Generic[C]):
             from .random_weights import RandomWeights
 
             weights = RandomWeights(seed, *of)
+        elif (file := gguf_file(checkpoint.folder)) is not None:
+            from .gguf_weights import GGUFWeights
+
+            weights = GGUFWeights(file, *of)
         else:
             others = (self.tables.head, *self.tables.others) if config.tied else self.tables.others
             weights = Weights(checkpoint.folder, self.prefix, *of, {self.tables.tokens: others}, self.zero)
