@@ -145,3 +145,34 @@ def test_what_is_not_finite_stays_so_in_its_row(isa: str, quantize: Quantize, st
     found = multiplied(isa, x, weight, bias)
     assert not np.isfinite(found[7]).any()
     assert np.array_equal(np.delete(found, 7, 0), np.delete(right, 7, 0))
+
+
+@each_isa
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize(("n", "k"), [(16, 128), (97, 32), (50, 160), (40, 640)])
+def test_blocks_of_32_inputs(isa: str, bits: int, n: int, k: int) -> None:
+    """Q8_0 and Q4_0 of GGUF: a scale in float16 each, the smallest and the largest among them."""
+    torch.manual_seed(n + k)
+    least, most = (-127, 127) if bits == 8 else (-8, 7)
+    codes = torch.randint(least, most + 1, (n, k)).to(torch.int8)
+    scales = (torch.randn(n, k // PART) * 0.01).half()
+    scales[0, 0], scales[1, 0] = 6e-8, 65504
+    bias, x = torch.randn(n), torch.randn(120, k)
+
+    def multiplied(rows: int) -> np.ndarray:
+        program = Program(torch.float32, 2, isa)
+        given, out, operand = program.rows(k), program.rows(n), program.codes(k)
+        program.copy(given, k, operand)
+        program.linear(operand, program.pack_blocks(codes, scales, bias, bits=bits), out)
+        program.view(given, rows, k)[:] = x[:rows].numpy()
+        program.run(rows_alone(rows).batch)
+        return program.view(out, rows, n).copy()
+
+    (a, of_a), whole = coded(x), multiplied(120)
+    numbers = a.double() * of_a.double().repeat_interleave(GROUP, 1)[:, :k]
+    weight = codes.double() * scales.double().repeat_interleave(PART, 1)
+    wanted = numbers @ weight.t() + bias.double()
+    error = (torch.from_numpy(whole).double() - wanted).abs()
+    assert bool((error <= 4e-6 * wanted.abs().amax(0).clamp(min=1)).all())
+    for rows in (1, 2, 3, 5, 13, 16, 17, 33):
+        assert np.array_equal(multiplied(rows), whole[:rows]), rows

@@ -17,17 +17,21 @@ from fuzz.mutations import mutated
 from gguf_files import gguf, make_gguf
 from safetensors.numpy import save_file
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from torch import Tensor
 from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from worker.company import check_any_company
 from worker.driver import Sampled, TinyEngine, make_stage
 from worker.engines import in_process
+from worker.test_quantize import Oracle, check_tokens
 
 from orca_common.checkpoint import read_checkpoint, resolve_model
 from orca_common.errors import FailedPrecondition
 from orca_common.gguf.folder import made
 from orca_common.gguf.header import BY_NAME, gguf_header
 from orca_common.gguf.tokenizer import PATTERNS, SPACE
-from orca_worker.models.families import check_weights
+from orca_kernels.cpu.library import instruction_sets
+from orca_worker.models.families import check_weights, topology
 from orca_worker.models.formats.blocks import numbers
 from orca_worker.models.llama.configuration import LlamaConfig
 from orca_worker.models.weight_files import fingerprint
@@ -101,6 +105,41 @@ def test_tokens_are_those_of_the_same_numbers(tmp_path: Path, shape: str, config
     assert tokens_of(folder) == tokens_of(floats)
     assert tokens_of(folder, "int4") == tokens_of(floats, "int4")
     check_weights(read_checkpoint(folder))
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
+@pytest.mark.parametrize(("shape", "config"), SHAPES)
+def test_blocks_stay_codes(tmp_path: Path, shape: str, config: dict[str, Any], kind: str) -> None:
+    """Of a file whose matrices have one type: they multiply activations in eight bits, in the kernels as in torch."""
+    file, floats = both(tmp_path, shape, {"": kind, "token_embd": "Q8_0"}, **config)
+    folder, requests = resolve_model(str(file)), list[Sampled]()
+    for kernels in ("auto", "torch"):
+        requests += (new := requests_for(12))
+        TinyEngine(make_stage(folder, 800, 16, kernels=kernels), 800, 16).run(new)
+    check_tokens(Oracle(floats, 1, None), requests)
+    of = topology(read_checkpoint(folder), 1, 1, "float32")[0]
+    sizes = {name: part.elements for name, part in of.slices.items()}
+    matrices = sum(size for name, size in sizes.items() if name.endswith("_proj.weight"))
+    assert of.weight_bytes == matrices // 32 * BY_NAME[kind].bytes + 4 * (sum(sizes.values()) - matrices)
+
+
+async def test_blocks_on_two_tensor_ranks(tmp_path: Path) -> None:
+    file, floats = both(tmp_path, "llama, 2 K/V heads", {"": "Q8_0"}, intermediate_size=192)
+    async with in_process(resolve_model(str(file)), 2, 1, slots=600) as (master, _):
+        requests = requests_for(8)
+        await master.run(requests)
+    check_tokens(Oracle(floats, 2, None), requests)
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
+@pytest.mark.parametrize("kernels", instruction_sets())
+def test_the_same_bits_in_any_company(tmp_path: Path, logits: list[Tensor], kernels: str, kind: str) -> None:
+    sizes: dict[str, Any] = {"hidden_size": 160, "intermediate_size": 288, "head_dim": 40}
+    file, _ = both(tmp_path, "llama, 2 K/V heads", {"": kind}, **sizes)
+    chance = random.Random(2)
+    prompts = [[chance.randrange(211) for _ in range(chance.randint(1, 50))] for _ in range(24)]
+    requests = [Sampled(prompt, 4, {"logprobs": True}) for prompt in prompts]
+    check_any_company(resolve_model(str(file)), logits, kernels, "bfloat16", requests)
 
 
 @pytest.mark.parametrize(("tp", "pp"), [(2, 1), (2, 2)])

@@ -7,7 +7,7 @@ here, one in some hundreds is another one for that reason; the logits' median sa
 
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,9 @@ def fours(x: Tensor, starts: Sequence[int]) -> Tensor:
     return found
 
 
-WEIGHTS = {"int8": codes, "int4": fours}
+Quantized = Callable[[Tensor, Sequence[int]], Tensor]
+WEIGHTS: dict[str | None, Quantized] = {"int8": codes, "int4": fours}
+AS_THEY_ARE: dict[str | None, Quantized] = {None: lambda x, starts: x.double()}  # of weights that a file has in codes
 
 
 def multiply(weight: Tensor, bias: Tensor | None, starts: Sequence[int], x: Tensor) -> Tensor:
@@ -79,10 +81,10 @@ def multiply(weight: Tensor, bias: Tensor | None, starts: Sequence[int], x: Tens
 class Oracle:
     """A checkpoint in transformers, quantized as on `tp` tensor ranks, one or two."""
 
-    def __init__(self, folder: Path, tp: int, quantize: str) -> None:
+    def __init__(self, folder: Path, tp: int, quantize: str | None) -> None:
         kind = AutoModelForSeq2SeqLM if read_checkpoint(folder).has_encoder else AutoModelForCausalLM
         self.model: Any = kind.from_pretrained(folder, dtype=torch.float32).eval()
-        changed = 0
+        changed, quantized = 0, (WEIGHTS | AS_THEY_ARE)[quantize]
         for name, module in self.model.named_modules():
             if not isinstance(module, torch.nn.Linear | Conv1D) or name in HEADS:
                 continue
@@ -91,7 +93,7 @@ class Oracle:
             middle = -(-weight.shape[1] // 2)
             starts = [0, middle] if tp == 2 and CUT_ALONG_INPUTS.search(name) else [0]
             owner: Any = module
-            owner.forward = partial(multiply, WEIGHTS[quantize](weight.float(), starts), module.bias, starts)
+            owner.forward = partial(multiply, quantized(weight.float(), starts), module.bias, starts)
             changed += 1
         assert changed
 

@@ -9,8 +9,10 @@
 //   fours     [N/16][K/128]: [4][4][16][4] bytes, of 32 inputs the codes of the first 16 in the lower four bits, 8 more than they
 //             are, and those of the other 16 in the upper ones; [4][16] multipliers of eight bits, which make them codes of
 //             eight; the 16 scales
-// K is padded with zeros to a multiple of 32, of codes and fours to one of 128, N to one of 16. Inputs of a linear operation are operands,
-// in float32, or in bfloat16 where the instruction set multiplies it. Weights in codes and fours multiply operands in codes (Codes).
+//   blocks8   as codes, but for scales [4][16] in float16, of each 32 inputs
+//   blocks4   as fours, but for the same scales and no multipliers
+// K is padded with zeros to a multiple of 32, of all in codes to one of 128, N to one of 16. Inputs of a linear operation are operands,
+// in float32, or in bfloat16 where the instruction set multiplies it. Weights in codes, fours and blocks multiply operands in codes (Codes).
 // All other activations are float32, row-major.
 #pragma once
 
@@ -28,7 +30,7 @@ constexpr int PARTS = GROUP_OF_CODES / PART;
 
 using bf16 = uint16_t;
 
-enum class Type : int { f32 = 0, bf16 = 1, i8 = 2, i4 = 3 };
+enum class Type : int { f32 = 0, bf16 = 1, i8 = 2, i4 = 3, blocks8 = 4, blocks4 = 5 };
 enum class Activation : int { none = 0, gelu, tanh_gelu, relu, silu, tanh };
 
 inline int rounded(int n, int to) { return (n + to - 1) / to * to; }
@@ -104,6 +106,34 @@ constexpr int BYTES_OF_CODES = SCALES + PANEL * int(sizeof(float));  // of a gro
 constexpr int MULTIPLIERS = SCALES / 2, SCALES_OF_FOURS = MULTIPLIERS + PARTS * PANEL;  // the same of fours
 constexpr int BYTES_OF_FOURS = SCALES_OF_FOURS + PANEL * int(sizeof(float));
 
+// Bytes of a group of a panel, and where its scales begin.
+struct GroupOfPanel {
+  int bytes, scales;
+};
+constexpr GroupOfPanel group_of(Type type) {
+  constexpr int OF_BLOCKS = PARTS * PANEL * 2;
+  switch (type) {
+    case Type::i8: return {BYTES_OF_CODES, SCALES};
+    case Type::i4: return {BYTES_OF_FOURS, SCALES_OF_FOURS};
+    case Type::blocks8: return {SCALES + OF_BLOCKS, SCALES};
+    case Type::blocks4: return {MULTIPLIERS + OF_BLOCKS, MULTIPLIERS};
+    default: return {0, 0};
+  }
+}
+
+inline float widen_half(uint16_t x) {  // float16
+  const uint32_t sign = uint32_t(x & 0x8000) << 16, exponent = x >> 10 & 31, rest = x & 1023;
+  uint32_t bits = sign | (exponent + 112) << 23 | rest << 13;
+  float value;
+  if (exponent == 31) bits = sign | 0x7f800000 | rest << 13;
+  if (exponent == 0) {
+    value = float(rest) * 0x1p-24f;
+    return sign ? -value : value;
+  }
+  __builtin_memcpy(&value, &bits, 4);
+  return value;
+}
+
 struct Packed {
   Type type;
   int n, k;           // columns (outputs) and rows (inputs), without padding
@@ -111,10 +141,10 @@ struct Packed {
   void* data;
   float* bias;  // [panels * 16], or null
 
-  bool is_codes() const { return type == Type::i8 || type == Type::i4; }
+  bool is_codes() const { return group_of(type).bytes; }
   int groups() const { return steps / (GROUP_OF_CODES / STEP); }
   size_t panel_bytes() const {
-    if (is_codes()) return size_t(groups()) * (type == Type::i8 ? BYTES_OF_CODES : BYTES_OF_FOURS);
+    if (is_codes()) return size_t(groups()) * group_of(type).bytes;
     return size_t(steps) * STEP * PANEL * bytes(type);
   }
   const char* panel(int index) const { return static_cast<const char*>(data) + index * panel_bytes(); }

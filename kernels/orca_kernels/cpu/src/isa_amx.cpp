@@ -360,7 +360,7 @@ void many_codes(const Gemm& g, int panel, int last, int first_row, int last_row)
 
 template <bool FOURS>
 void gemm_tiles_of_codes(const Gemm& g, int panel, int last) {
-  if (g.rows <= 8) return gemm_vnni<FOURS>(g, panel, last);  // tiles of so few rows would wait for their sums
+  if (g.rows <= 8) return gemm_vnni<FOURS ? Type::i4 : Type::i8>(g, panel, last);  // tiles of so few rows would wait for their sums
   if (g.rows <= TILE) {
     for (; panel + 4 <= last; panel += 4) few_codes<4, FOURS>(g, panel, 0, panel + 8 <= last);
   } else {
@@ -388,5 +388,6 @@ bool runs_here() {
 }  // namespace
 
 const orca::Isa orca::amx = {"amx", runs_here, true, Type::i8, MOST_ROWS, DEEP, enter, leave, gemm_tiles, gemm<false>,
-                             gemm_tiles_of_codes<false>, gemm_tiles_of_codes<true>, encode, norm, copy, norm_head, turn, narrow_all,
+                             gemm_tiles_of_codes<false>, gemm_tiles_of_codes<true>,
+                             gemm_vnni<Type::blocks8>, gemm_vnni<Type::blocks4>, encode, norm, copy, norm_head, turn, narrow_all,
                              attention_in_pairs<OnTiles>};

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,24 +11,16 @@ import torch
 from torch import Tensor
 
 from orca_common.errors import FailedPrecondition
-from orca_common.gguf.configuration import HEAD, TOKENS
 from orca_common.gguf.header import BY_NAME, broken, gguf_header
 from orca_common.gguf.header import Tensor as Placed
 
 from ..iteration.model import Loading
 from ..partition import Slice
 from .formats import blocks
+from .gguf import LAYER, PARTS, name_in_file
 from .weights import WeightSource, read_runs
 
 CHUNK = 1 << 22  # numbers that are made of blocks at once
-LAYER = re.compile(r"layers\.(\d+)\.(.+)\.(weight|bias)")
-WHOLE = {"embed_tokens.weight": TOKENS, "norm.weight": "output_norm.weight", "lm_head.weight": HEAD}
-PARTS = {
-    **{f"self_attn.{part}_proj": f"attn_{part}" for part in "qkv"},
-    **{f"self_attn.{part}_norm": f"attn_{part}_norm" for part in "qk"},
-    **{"self_attn.o_proj": "attn_output", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"},
-    **{f"mlp.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")},
-}
 PERMUTED = "llama"  # the architecture whose heads turn neighbours, not halves
 HEADS = {"attn_q": "head_count", "attn_k": "head_count_kv"}
 
@@ -54,17 +45,11 @@ class GGUFWeights(WeightSource):
         self._loading.read = 0
         of = [(self._placed(name), part) for name, part in slices.items()]
         self._loading.whole = sum(tensor.size * part.elements // _elements(part) for tensor, part in of)
-        kinds = Counter(tensor.kind for tensor, _ in of if BY_NAME[tensor.kind].block > 1)
-        if kinds:
-            log.info("blocks of weights become numbers", extra={"model": str(file), "dtype": str(dtype), **kinds})
-
-    def _name(self, name: str) -> str:
-        found = LAYER.fullmatch(name)
-        return WHOLE[name] if found is None else f"blk.{found[1]}.{PARTS[found[2]]}.{found[3]}"
+        log.info("weights in GGUF", extra={"model": str(file), "types": dict(Counter(tensor.kind for tensor, _ in of))})
 
     def _placed(self, name: str) -> Placed:
         """The tensor of one of our names. Raises FailedPrecondition when it is missing or has another shape."""
-        part, theirs = self._slices[name], self._name(name)
+        part, theirs = self._slices[name], name_in_file(name)
         if (tensor := self._header.tensors.get(theirs)) is None:
             raise broken(self._file, f"it lacks {theirs}")
         if tensor.shape != part.shape:
@@ -84,6 +69,14 @@ class GGUFWeights(WeightSource):
             chunk = blocks.numbers(raw[first : first + rows], tensor.kind)
             found[first : first + rows] = chunk if columns is None else chunk[:, columns]
         return self._in_halves(name, part, found).view(part.size).to(self._device)
+
+    def codes(self, part: Slice) -> tuple[Tensor, Tensor, int]:
+        """A matrix in Q8_0 or Q4_0 as it is: codes [rows, inputs] int8, scales [rows, blocks] float16, bits."""
+        tensor = self._placed(part.name)
+        raw = self._raw(tensor, part)
+        codes = self._in_halves(part.name, part, blocks.CODES[tensor.kind](raw[..., 2:]).flatten(1))
+        scales = self._in_halves(part.name, part, raw[..., :2].contiguous().view(torch.float16).flatten(1))
+        return codes, scales, 8 if tensor.kind == "Q8_0" else 4
 
     def _raw(self, tensor: Placed, part: Slice) -> Tensor:
         """The blocks [rows, blocks, bytes] uint8 that have the numbers of a part."""
@@ -112,7 +105,7 @@ class GGUFWeights(WeightSource):
         fields = self._header.fields
         heads = fields.get(f"{arch}.attention.{counted}", fields.get(f"{arch}.attention.head_count"))
         if type(heads) is not int or heads < 1 or part.shape[0] % (2 * heads) or len(rows) % (part.shape[0] // heads):
-            raise broken(self._file, f"{self._name(name)} has {part.shape[0]} rows for {heads} heads")
+            raise broken(self._file, f"{name_in_file(name)} has {part.shape[0]} rows for {heads} heads")
         return rows.unflatten(0, (-1, part.shape[0] // heads // 2, 2)).transpose(1, 2).reshape(rows.shape)
 
 

@@ -6,6 +6,7 @@ A block has a float16 scale, or two, for its 32 or 256 numbers; those of 256 hav
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -30,13 +31,15 @@ def _halves(raw: Tensor) -> Tensor:
     return torch.stack([raw & 15, raw >> 4], -2)
 
 
-def _q8_0(raw: Tensor) -> Tensor:
-    return raw[..., 2:].contiguous().view(torch.int8).float() * _scale(raw, 0)
+# The codes, int8, of what is behind a block's scale.
+CODES: dict[str, Callable[[Tensor], Tensor]] = {
+    "Q8_0": lambda raw: raw.contiguous().view(torch.int8),
+    "Q4_0": lambda raw: _halves(raw).flatten(-2).to(torch.int8) - 8,
+}
 
 
-def _q4_0(raw: Tensor) -> Tensor:
-    codes = _halves(raw[..., 2:]).flatten(-2).to(torch.int8) - 8
-    return codes.float() * _scale(raw, 0)
+def _coded(raw: Tensor, kind: str) -> Tensor:
+    return CODES[kind](raw[..., 2:]).float() * _scale(raw, 0)
 
 
 def _q4_k(raw: Tensor) -> Tensor:
@@ -61,8 +64,8 @@ OF: dict[str, Callable[[Tensor], Tensor]] = {
     "F32": lambda raw: _floats(raw, torch.float32),
     "F16": lambda raw: _floats(raw, torch.float16),
     "BF16": lambda raw: _floats(raw, torch.bfloat16),
-    "Q8_0": _q8_0,
-    "Q4_0": _q4_0,
+    "Q8_0": partial(_coded, kind="Q8_0"),
+    "Q4_0": partial(_coded, kind="Q4_0"),
     "Q4_K": _q4_k,
     "Q6_K": _q6_k,
 }

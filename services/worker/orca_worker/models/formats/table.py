@@ -70,3 +70,8 @@ FORMATS = {
         "int4", lambda outputs, inputs, _: outputs * (-(-inputs // 2) + -(-inputs // 32) + 4 * -(-inputs // 128))
     ),
 }
+# Those in which a rank keeps the blocks of a GGUF file (`gguf.py`), by the name of their type.
+KEPT = {
+    "Q8_0": Format("gguf", lambda outputs, inputs, _: outputs * inputs // 32 * 34),
+    "Q4_0": Format("gguf", lambda outputs, inputs, _: outputs * inputs // 32 * 18),
+}
