@@ -50,8 +50,9 @@ Quantized = tuple[Tensor, ...]
 
 def pack(program: Program, weight: Quantized, bias: Tensor | None = None) -> Packed:
     codes, *multipliers, scales = weight
-    of_eight = [each.to(torch.int8) for each in (codes, *multipliers)]
-    return (program.pack_fours if multipliers else program.pack_codes)(*of_eight, scales, bias)
+    if multipliers:
+        return program.pack_fours(codes.to(torch.int8), multipliers[0].to(torch.int8), scales, bias)
+    return program.pack_codes(codes.to(torch.int8), scales, bias)
 
 
 def in_eight(weight: Quantized) -> tuple[Tensor, Tensor]:

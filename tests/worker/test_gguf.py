@@ -272,7 +272,7 @@ def test_sentencepieces_vocabulary(tmp_path: Path) -> None:
     fields["tokenizer.ggml.scores"] = [-float(order.get(token, 0)) for token in fields["tokenizer.ggml.tokens"]]
     fields |= {"tokenizer.ggml.model": "llama", "tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2}
     found, _ = read_back(tmp_path, fields | {"tokenizer.ggml.unknown_token_id": 0})
-    # The trainer made the bytes special, so that they are cut from a text; they are none in a file.
+    # The trainer made the bytes special, so that they are cut from a text; in a file they are plain tokens.
     plain = json.loads(whole.to_str())
     plain["added_tokens"] = plain["added_tokens"][:3]
     whole = Tokenizer.from_str(json.dumps(plain))

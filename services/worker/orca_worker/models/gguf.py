@@ -1,4 +1,4 @@
-"""What a rank's tensors are called in a GGUF file, and whether their blocks can stay as they are; without torch."""
+"""The names of a rank's tensors in a GGUF file, and whether their blocks can stay as they are; without torch."""
 
 import re
 from pathlib import Path
