@@ -196,7 +196,7 @@ def test_llama3s_positions(tmp_path: Path) -> None:
         resolve_model(str(whole))
 
 
-def rewritten(file: Path, change: Callable[[dict[str, Any]], None], **fields: Any) -> Path:
+def rewritten(file: Path, change: Callable[[dict[str, Any]], object], **fields: Any) -> Path:
     """Another file with other tensors or fields; None takes a field away."""
     header, raw = gguf_header(file), file.read_bytes()
     kinds = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 8, "BF16": 30}

@@ -81,7 +81,7 @@ class GGUFWeights(WeightSource):
     def _raw(self, tensor: Placed, part: Slice) -> Tensor:
         """The blocks [rows, blocks, bytes] uint8 that have the numbers of a part."""
         kind = BY_NAME[tensor.kind]
-        rows, inputs = (part.shape[0], part.shape[1]) if len(part.shape) > 1 else (part.shape[0], 1)
+        rows, inputs = (*part.shape, 1)[:2]
         ranges = part.ranges
         if part.axis == 1:
             ranges = tuple(
