@@ -28,7 +28,9 @@ Model = Annotated[
     str | None, typer.Option(help="Checkpoint folder, hub name, or gpt3-13b and the like; the demo model if not given.")
 ]
 Dtype = Annotated[str, typer.Option(help="Type of the weights: float32 or bfloat16.")]
-Quantize = Annotated[str | None, typer.Option(help="Format that the matrices of layers get: int8; dtype if not given.")]
+Quantize = Annotated[
+    str | None, typer.Option(help="Format of the matrices of layers: int8 or int4; dtype if not given.")
+]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Threads = Annotated[int, typer.Option(min=0, help="Threads of a CPU's operations; 0: one for each core.")]
 Kernels = Annotated[str, typer.Option(help="Kernels of a CPU, by instruction set; torch: plain torch, none of them.")]

@@ -174,7 +174,7 @@ def topology(
     pp: Annotated[int | None, typer.Option(help="Pipeline stages: how many share the layers of the model.")] = None,
     dtype: Annotated[str | None, typer.Option(help="Type of the weights: auto, float32, bfloat16 or float16.")] = None,
     quantize: Annotated[
-        str | None, typer.Option(help="Format that the matrices of layers get: int8; dtype if not given.")
+        str | None, typer.Option(help="Format of the matrices of layers: int8 or int4; dtype if not given.")
     ] = None,
     slices: Annotated[bool, typer.Option("--slices", help="Also shows each tensor's slice on each rank.")] = False,
     values: Annotated[

@@ -1,6 +1,7 @@
 """The parsers that take bytes from outside. Each takes any bytes; what it may raise is an OrcaError with a sentence."""
 
 import asyncio
+import json
 import resource
 import socket
 from collections.abc import Callable
@@ -17,6 +18,8 @@ from orca.v1.pool_pb2 import PoolRequest
 from orca.v1.sampling_pb2 import SamplingParams
 from orca_common.checkpoint import Checkpoint, read_checkpoint
 from orca_common.errors import Internal, OrcaError
+from orca_common.gguf.folder import made
+from orca_common.gguf.header import gguf_header
 from orca_common.lanes.connection import Connection
 from orca_common.lanes.server import LaneCall
 from orca_common.tls import Plaintext
@@ -67,6 +70,7 @@ def targets(folder: Path, runner: asyncio.Runner) -> dict[str, Target]:
         "tokenizer": _tokenizer(folder / "tokenizer"),
         "safetensors": _safetensors(folder / "safetensors"),
         "index": _index(folder / "index"),
+        "gguf": _gguf(folder / "gguf"),
         "generate": _message(doors, pb.GenerateRequest, lambda check, request: runner.run(check.generate(request))),
         "resume": _message(doors, pb.ResumeRequest, lambda check, request: check.resume(request)),
         "cancel": _message(doors, pb.CancelRequest, lambda check, request: check.cancel(request)),
@@ -146,6 +150,21 @@ def _chat_template(folder: Path) -> Target:
             template = read_chat_template(folder)
             if template is not None:
                 template.render(messages, {}, 1 << 16, seconds=0.1)
+
+    return target
+
+
+def _gguf(folder: Path) -> Target:
+    folder.mkdir(parents=True)
+    path = folder / "model.gguf"
+
+    def target(raw: bytes) -> None:
+        path.unlink(missing_ok=True)  # a file that is cut to nothing is flushed by some file systems
+        path.write_bytes(raw)
+        with suppress(OrcaError):
+            header = gguf_header(path)
+            assert all(0 <= one.start <= one.start + one.size <= len(raw) for one in header.tensors.values())
+            json.dumps(made(path, header), allow_nan=False)
 
     return target
 

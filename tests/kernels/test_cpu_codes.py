@@ -1,4 +1,6 @@
-"""Weights in eight bits on each instruction set that this machine runs, against the arithmetic of docs/weights.md."""
+"""Weights in eight and four bits on each instruction set of this machine, against the arithmetic of docs/weights.md."""
+
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -6,9 +8,9 @@ import torch
 from kernels.test_cpu import ROWS, each_isa, rows_alone
 from torch import Tensor
 
-from orca_kernels.cpu.program import Program, in_turn
+from orca_kernels.cpu.program import Packed, Program, in_turn
 
-GROUP = 128
+GROUP, PART = 128, 32
 SHAPES = ((1, 1), (16, 128), (97, 24), (50, 129), (144, 300), (256, 70), (40, 640))
 
 
@@ -24,10 +26,46 @@ def coded(x: Tensor) -> tuple[Tensor, Tensor]:
     return codes, torch.cat(scales, 1)
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def fours(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """x [R, K] float32 -> codes of four bits [R, K], multipliers [R, parts], scales [R, groups], one by one."""
+    codes, multipliers, scales = torch.zeros_like(x), torch.zeros(len(x), -(-x.shape[1] // PART)), []
+    for begin in range(0, x.shape[1], GROUP):
+        group = x[:, begin : begin + GROUP]
+        largest = group.abs().amax(1, keepdim=True)
+        zero = largest < 1e-30
+        scaled = group * (120 / largest).masked_fill(zero, 0)
+        scales.append((largest / 120).masked_fill(zero, 0))
+        for first in range(0, scaled.shape[1], PART):
+            for row, part in enumerate(scaled[:, first : first + PART]):
+                farthest = max(part.tolist(), key=lambda number: (abs(number), number < 0))
+                multiplier = round(farthest / -8) or 1
+                multipliers[row, (begin + first) // PART] = multiplier
+                nearest = (part / multiplier).round().clamp(-8, 7)
+                codes[row, begin + first : begin + first + PART] = nearest
+    return codes, multipliers, torch.cat(scales, 1)
+
+
+Quantized = tuple[Tensor, ...]
+
+
+def pack(program: Program, weight: Quantized, bias: Tensor | None = None) -> Packed:
+    codes, *multipliers, scales = weight
+    if multipliers:
+        return program.pack_fours(codes.to(torch.int8), multipliers[0].to(torch.int8), scales, bias)
+    return program.pack_codes(codes.to(torch.int8), scales, bias)
+
+
+def in_eight(weight: Quantized) -> tuple[Tensor, Tensor]:
+    codes, *multipliers, scales = weight
+    for each in multipliers:
+        codes = codes * each.repeat_interleave(PART, 1)[:, : codes.shape[1]]
+    return codes, scales
+
+
+def product(x: Tensor, weight: Quantized, bias: Tensor | None) -> Tensor:
     """[R, N] float64"""
-    (a, of_a), (w, of_w) = coded(x), coded(weight)
-    total = torch.zeros(len(x), len(weight), dtype=torch.float64)
+    (a, of_a), (w, of_w) = coded(x), in_eight(weight)
+    total = torch.zeros(len(x), len(weight[0]), dtype=torch.float64)
     for group, begin in enumerate(range(0, x.shape[1], GROUP)):
         both = slice(begin, begin + GROUP)
         integers = a[:, both].double() @ w[:, both].double().t()
@@ -42,23 +80,28 @@ def matrix(n: int, k: int) -> tuple[Tensor, Tensor]:
     return weight, torch.randn(n)
 
 
-def multiplied(isa: str, x: Tensor, weight: Tensor, bias: Tensor | None, threads: int = 1) -> np.ndarray:
-    n, k = weight.shape
+def multiplied(isa: str, x: Tensor, weight: Quantized, bias: Tensor | None, threads: int = 1) -> np.ndarray:
+    n, k = weight[0].shape
     program = Program(torch.float32, threads, isa)
     rows, out, operand = program.rows(k), program.rows(n), program.codes(k)
     program.copy(rows, k, operand)
-    codes, scales = coded(weight)
-    program.linear(operand, program.pack_codes(codes.to(torch.int8), scales, bias), out)
+    program.linear(operand, pack(program, weight, bias), out)
     program.view(rows, len(x), k)[:] = x.numpy()
     program.run(rows_alone(len(x)).batch)
     return program.view(out, len(x), n).copy()
 
 
+each_format = pytest.mark.parametrize("quantize", [coded, fours], ids=["int8", "int4"])
+Quantize = Callable[[Tensor], Quantized]
+
+
 @each_isa
+@each_format
 @pytest.mark.parametrize(("n", "k"), SHAPES)
-def test_products_are_exact_but_for_the_sum_of_groups(isa: str, n: int, k: int) -> None:
+def test_products_are_exact_but_for_the_sum_of_groups(isa: str, quantize: Quantize, n: int, k: int) -> None:
     """Float32 rounds once a group. A row's bits are the same beside any other rows, and with any number of threads."""
-    weight, bias = matrix(n, k)
+    floats, bias = matrix(n, k)
+    weight = quantize(floats)
     x = torch.randn(600, k) * torch.logspace(-3, 3, 600)[:, None]
     x[3] = 0
     whole = multiplied(isa, x, weight, bias, threads=2)
@@ -70,34 +113,67 @@ def test_products_are_exact_but_for_the_sum_of_groups(isa: str, n: int, k: int) 
 
 
 @each_isa
-def test_what_an_operation_writes_becomes_codes(isa: str) -> None:
+@each_format
+def test_what_an_operation_writes_becomes_codes(isa: str, quantize: Quantize) -> None:
     """By activations, gates and norms; the residual is added to what is there."""
     torch.manual_seed(5)
     x, (up, _), (gate, _), (down, bias) = torch.randn(19, 70), matrix(200, 70), matrix(200, 70), matrix(70, 200)
     program = Program(torch.bfloat16, 2, isa)
     rows, normed, middle = program.rows(70), program.codes(70), program.codes(200)
-    halves = [coded(each) for each in (gate, up)]
-    both = [in_turn(*pair) for pair in zip(*halves, strict=True)]
+    of_gate, of_up, of_down = (quantize(each) for each in (gate, up, down))
+    both = tuple(in_turn(*pair) for pair in zip(of_gate, of_up, strict=True))
     program.normalize(rows, program.norm(torch.ones(70), None, 0.0), normed)
-    program.linear_gated(normed, program.pack_codes(both[0].to(torch.int8), both[1]), middle, "relu")
-    codes, scales = coded(down)
-    program.linear_add(middle, program.pack_codes(codes.to(torch.int8), scales, bias), rows)
+    program.linear_gated(normed, pack(program, both), middle, "relu")
+    program.linear_add(middle, pack(program, of_down, bias), rows)
     program.view(rows, 19, 70)[:] = x.numpy()
     program.run(rows_alone(19).batch)
     inside = x / x.square().mean(1, keepdim=True).sqrt()
-    inside = (product(inside, gate, None).relu() * product(inside, up, None)).float()
+    inside = (product(inside, of_gate, None).relu() * product(inside, of_up, None)).float()
     found = torch.from_numpy(program.view(rows, 19, 70).copy()).double()
     # An element at the middle of two codes may become the other one.
-    assert (found - (x.double() + product(inside, down, bias))).abs().max() < 0.02 * found.abs().max()
+    assert (found - (x.double() + product(inside, of_down, bias))).abs().max() < 0.02 * found.abs().max()
 
 
 @each_isa
+@each_format
 @pytest.mark.parametrize("strange", [float("nan"), float("inf"), float("-inf")])
-def test_what_is_not_finite_stays_so_in_its_row(isa: str, strange: float) -> None:
-    weight, bias = matrix(40, 300)
+def test_what_is_not_finite_stays_so_in_its_row(isa: str, quantize: Quantize, strange: float) -> None:
+    floats, bias = matrix(40, 300)
+    weight = quantize(floats)
     x = torch.randn(20, 300)
     right = multiplied(isa, x, weight, bias)
     x[7, 290] = strange
     found = multiplied(isa, x, weight, bias)
     assert not np.isfinite(found[7]).any()
     assert np.array_equal(np.delete(found, 7, 0), np.delete(right, 7, 0))
+
+
+@each_isa
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize(("n", "k"), [(16, 128), (97, 32), (50, 160), (40, 640)])
+def test_blocks_of_32_inputs(isa: str, bits: int, n: int, k: int) -> None:
+    """Q8_0 and Q4_0 of GGUF: a scale in float16 each, the smallest and the largest among them."""
+    torch.manual_seed(n + k)
+    least, most = (-127, 127) if bits == 8 else (-8, 7)
+    codes = torch.randint(least, most + 1, (n, k)).to(torch.int8)
+    scales = (torch.randn(n, k // PART) * 0.01).half()
+    scales[0, 0], scales[1, 0] = 6e-8, 65504
+    bias, x = torch.randn(n), torch.randn(120, k)
+
+    def multiplied(rows: int) -> np.ndarray:
+        program = Program(torch.float32, 2, isa)
+        given, out, operand = program.rows(k), program.rows(n), program.codes(k)
+        program.copy(given, k, operand)
+        program.linear(operand, program.pack_blocks(codes, scales, bias, bits=bits), out)
+        program.view(given, rows, k)[:] = x[:rows].numpy()
+        program.run(rows_alone(rows).batch)
+        return program.view(out, rows, n).copy()
+
+    (a, of_a), whole = coded(x), multiplied(120)
+    numbers = a.double() * of_a.double().repeat_interleave(GROUP, 1)[:, :k]
+    weight = codes.double() * scales.double().repeat_interleave(PART, 1)
+    wanted = numbers @ weight.t() + bias.double()
+    error = (torch.from_numpy(whole).double() - wanted).abs()
+    assert bool((error <= 4e-6 * wanted.abs().amax(0).clamp(min=1)).all())
+    for rows in (1, 2, 3, 5, 13, 16, 17, 33):
+        assert np.array_equal(multiplied(rows), whole[:rows]), rows

@@ -82,7 +82,7 @@ async def test_certificates_and_keys(tmp_path: Path, settings: dict[str, str], s
     assert (await refusal(tmp_path, **settings)).startswith(sentence)
 
 
-WAYS = "Orca reads float32, float16 and bfloat16 in safetensors, and makes eight bits of them with quantize int8"
+WAYS = "Orca reads GGUF, and float32, float16 and bfloat16 in safetensors; quantize makes eight or four bits of them"
 
 
 @pytest.mark.parametrize(
@@ -104,16 +104,17 @@ async def test_weights_that_were_quantized_otherwise(tmp_path: Path, config: dic
     assert sentence.endswith(f"; {WAYS}")
 
 
-async def test_weights_in_gguf(tmp_path: Path) -> None:
+async def test_a_file_in_gguf_that_is_none(tmp_path: Path) -> None:
     """Alone, and beside a config.json."""
     (tmp_path / "model").mkdir()
     file = tmp_path / "model" / "q8_0.gguf"
     file.write_bytes(b"GGUF")
+    problem = f"model: {file} cannot be read (the file ends within 'a number')"
     for model in (file, file.parent):
-        assert await refusal(tmp_path / "run", model=str(model)) == f"model: {file} has weights in GGUF; {WAYS}"
+        assert await refusal(tmp_path / "run", model=str(model)) == problem
     folder = make_gpt2(file.parent, heads=2, layers=1, hidden=8, vocab=97, positions=32, seed=1)
     (folder / "model.safetensors").unlink()
-    assert await refusal(tmp_path / "run", model=str(folder)) == f"model: {file} has weights in GGUF; {WAYS}"
+    assert await refusal(tmp_path / "run", model=str(folder)) == problem
 
 
 @pytest.mark.skipif(gpus() > 0, reason="this machine has a GPU")
@@ -135,7 +136,7 @@ async def test_another_architecture(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "content", "part"),
     [
-        ("m.gguf", "", "has weights in GGUF"),
+        ("m.gguf", "", "cannot be read .the file ends within 'its first bytes'"),
         ("adapter_config.json", "{}", "is a LoRA adapter and no whole model"),
         (
             "config.json",

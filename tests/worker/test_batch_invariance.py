@@ -70,8 +70,9 @@ def test_other_families(tmp_path: Path, logits: list[Tensor], kernels: str, dtyp
     check_company(make_shape(tmp_path, shape), logits, kernels, dtype, some_requests(40, seed=2))
 
 
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
 @pytest.mark.parametrize("kernels", instruction_sets())
-def test_weights_in_codes(tmp_path: Path, logits: list[Tensor], kernels: str) -> None:
+def test_weights_in_codes(tmp_path: Path, logits: list[Tensor], kernels: str, quantize: str) -> None:
     """With groups that are not whole, and half of a head in one of them."""
     sizes: dict[str, Any] = {
         "hidden_size": 144,
@@ -80,4 +81,4 @@ def test_weights_in_codes(tmp_path: Path, logits: list[Tensor], kernels: str) ->
         "num_key_value_heads": 1,
     }
     folder = make_shape(tmp_path, "llama, 2 K/V heads", **sizes)
-    check_company(folder, logits, kernels, "bfloat16", some_requests(40, seed=2), quantize="int8")
+    check_company(folder, logits, kernels, "bfloat16", some_requests(40, seed=2), quantize=quantize)

@@ -72,14 +72,14 @@ def test_training_is_seen_in_every_large_tensor(tmp_path: Path) -> None:
 
 
 def test_the_configuration_and_the_types_count(model: Path) -> None:
-    seen = {fingerprint(model), fingerprint(model, "int8")}
+    seen = {fingerprint(model), fingerprint(model, "int8"), fingerprint(model, "int4")}
     weights = load_file(model / WEIGHTS)
     save_file({name: tensor.to(torch.bfloat16) for name, tensor in weights.items()}, model / WEIGHTS)
     seen.add(fingerprint(model))
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"layer_norm_epsilon": 1e-4}))
     seen.add(fingerprint(model))
-    assert len(seen) == 4
+    assert len(seen) == 5
 
 
 def test_a_copy_has_the_same(model: Path, tmp_path: Path) -> None:

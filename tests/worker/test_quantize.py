@@ -1,4 +1,4 @@
-"""Weights in eight bits: engines make the tokens of transformers whose matrices multiply as docs/weights.md says.
+"""Weights in eight and four bits: engines make the tokens of transformers that multiplies as docs/weights.md says.
 
 Its arithmetic is written here once more, on transformers' models. An activation in the middle between two codes may
 become the one or the other, for the last bits of an engine's float32 are not those of transformers. Of the tokens
@@ -7,7 +7,7 @@ here, one in some hundreds is another one for that reason; the logits' median sa
 
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,30 @@ def codes(x: Tensor, starts: Sequence[int]) -> Tensor:
     return found
 
 
+def fours(x: Tensor, starts: Sequence[int]) -> Tensor:
+    """The same for weights in four bits: each 32 numbers of a group have a multiplier."""
+    found = x.double()
+    for start, end in zip(starts, [*starts[1:], x.shape[1]], strict=True):
+        for first in range(start, end, 128):
+            largest = x[:, first : min(first + 128, end)].abs().max(1, keepdim=True).values
+            inverse = torch.where(largest < 1e-30, torch.zeros(()), 120.0 / largest)
+            scale = torch.where(largest < 1e-30, torch.zeros(()), largest / 120.0)
+            for begin in range(first, min(first + 128, end), 32):
+                columns = slice(begin, min(begin + 32, first + 128, end))
+                part = x[:, columns] * inverse
+                below, above = part.min(1, keepdim=True).values, part.max(1, keepdim=True).values
+                multiplier = torch.round(torch.where(below.abs() < above.abs(), above, below) / -8)
+                multiplier[multiplier == 0] = 1
+                code = torch.round(part / multiplier).clip(-8, 7)
+                found[:, columns] = code.double() * multiplier.double() * scale.double()
+    return found
+
+
+Quantized = Callable[[Tensor, Sequence[int]], Tensor]
+WEIGHTS: dict[str | None, Quantized] = {"int8": codes, "int4": fours}
+AS_THEY_ARE: dict[str | None, Quantized] = {None: lambda x, starts: x.double()}  # of weights that a file has in codes
+
+
 def multiply(weight: Tensor, bias: Tensor | None, starts: Sequence[int], x: Tensor) -> Tensor:
     y = codes(x.reshape(-1, x.shape[-1]).float(), starts) @ weight.t()
     return (y if bias is None else y + bias.double()).float().view(*x.shape[:-1], -1)
@@ -57,10 +81,10 @@ def multiply(weight: Tensor, bias: Tensor | None, starts: Sequence[int], x: Tens
 class Oracle:
     """A checkpoint in transformers, quantized as on `tp` tensor ranks, one or two."""
 
-    def __init__(self, folder: Path, tp: int) -> None:
+    def __init__(self, folder: Path, tp: int, quantize: str | None) -> None:
         kind = AutoModelForSeq2SeqLM if read_checkpoint(folder).has_encoder else AutoModelForCausalLM
         self.model: Any = kind.from_pretrained(folder, dtype=torch.float32).eval()
-        changed = 0
+        changed, quantized = 0, (WEIGHTS | AS_THEY_ARE)[quantize]
         for name, module in self.model.named_modules():
             if not isinstance(module, torch.nn.Linear | Conv1D) or name in HEADS:
                 continue
@@ -69,7 +93,7 @@ class Oracle:
             middle = -(-weight.shape[1] // 2)
             starts = [0, middle] if tp == 2 and CUT_ALONG_INPUTS.search(name) else [0]
             owner: Any = module
-            owner.forward = partial(multiply, codes(weight.float(), starts), module.bias, starts)
+            owner.forward = partial(multiply, quantized(weight.float(), starts), module.bias, starts)
             changed += 1
         assert changed
 
@@ -127,49 +151,61 @@ FAMILIES = (
 )
 
 
+each_format = pytest.mark.parametrize("quantize", WEIGHTS)
+
+
+@each_format
 @pytest.mark.parametrize("shape", FAMILIES)
-def test_tokens_equal_an_independent_implementation(tmp_path: Path, shape: str) -> None:
+def test_tokens_equal_an_independent_implementation(tmp_path: Path, shape: str, quantize: str) -> None:
     """By the kernels of this machine and in plain torch; batches of 1, 3, 8 and 40 requests in one stage."""
     folder, vocabulary = make(tmp_path, shape)
     requests = list[Sampled]()
     for kernels, counts in ("auto", (1, 3, 8, 40)), ("torch", (8,)):
-        engine = TinyEngine(make_stage(folder, 40 * 48, 16, kernels=kernels, quantize="int8"), 40 * 48, 16)
+        engine = TinyEngine(make_stage(folder, 40 * 48, 16, kernels=kernels, quantize=quantize), 40 * 48, 16)
         for count in counts:
             requests += (new := requests_for(vocabulary, count, seed=count))
             engine.run(new)
-    check_tokens(Oracle(folder, 1), requests)
+    check_tokens(Oracle(folder, 1, quantize), requests)
 
 
+@each_format
 @pytest.mark.parametrize("kernels", [*instruction_sets(), "torch"])
-def test_the_codes_are_the_same(tmp_path: Path, kernels: str) -> None:
+def test_the_codes_are_the_same(tmp_path: Path, kernels: str, quantize: str) -> None:
     """Another rounding, or groups that begin elsewhere, would move each logit by about 0.02."""
     folder, vocabulary = make(tmp_path, "llama, 2 K/V heads")
-    oracle = Oracle(folder, 1)
+    oracle = Oracle(folder, 1, quantize)
     requests = [Sampled(one.prompt, 4, {"logprobs": True}) for one in requests_for(vocabulary, 12)]
-    stage = make_stage(folder, 400, 16, kernels=kernels, quantize="int8")
+    stage = make_stage(folder, 400, 16, kernels=kernels, quantize=quantize)
     errors = [(logits - oracle.logits(tokens, [0])[0]).abs().max() for tokens, logits in seen_by(stage, requests)]
     assert torch.stack(errors).median() < 1e-4
 
 
 @pytest.mark.parametrize(("tp", "pp"), [(2, 1), (1, 2), (2, 2)])
-@pytest.mark.parametrize("shape", ["gpt2", "llama, 2 K/V heads", "t5"])
-async def test_several_ranks(tmp_path: Path, shape: str, tp: int, pp: int) -> None:
+@pytest.mark.parametrize(("shape", "quantize"), [("gpt2", "int8"), ("llama, 2 K/V heads", "int4"), ("t5", "int8")])
+async def test_several_ranks(tmp_path: Path, shape: str, quantize: str, tp: int, pp: int) -> None:
     folder, vocabulary = make(tmp_path, shape)
-    async with in_process(folder, tp, pp, slots=600, quantize="int8") as (master, _):
+    async with in_process(folder, tp, pp, slots=600, quantize=quantize) as (master, _):
         requests = requests_for(vocabulary, 8)
         await master.run(requests)
-    check_tokens(Oracle(folder, tp), requests)
+    check_tokens(Oracle(folder, tp, quantize), requests)
 
 
+@each_format
 @pytest.mark.parametrize("tp", [1, 2])
-def test_the_plan_counts_codes_and_scales(tmp_path: Path, tp: int) -> None:
+def test_the_plan_counts_codes_and_scales(tmp_path: Path, tp: int, quantize: str) -> None:
     folder = make_shape(tmp_path, "llama, 2 K/V heads", **WIDE)
-    shares = topology(read_checkpoint(folder, "int8"), tp, 1, "bfloat16")
+    shares = topology(read_checkpoint(folder, quantize), tp, 1, "bfloat16")
+
+    def row(inputs: int) -> int:
+        """Bytes of an output: codes, multipliers, scales."""
+        codes = inputs if quantize == "int8" else -(-inputs // 2) + -(-inputs // 32)
+        return codes + -(-inputs // 128) * 4
+
     inner = [301] if tp == 1 else [151, 150]
     for share, mine in zip(shares, inner, strict=True):
         heads, vocabulary = 192 // tp, len(share.slices["embed_tokens.weight"].ranges[0])
-        along_outputs = (heads + 2 * 64 // tp + 2 * mine) * (192 + 2 * 4)  # q, k, v, gate, up: two groups each
-        along_inputs = 192 * (heads + -(-heads // 128) * 4 + mine + -(-mine // 128) * 4)
+        along_outputs = (heads + 2 * 64 // tp + 2 * mine) * row(192)  # q, k, v, gate, up
+        along_inputs = 192 * (row(heads) + row(mine))
         assert share.weight_bytes == 2 * (along_outputs + along_inputs) + 2 * (2 * vocabulary * 192 + 5 * 192)
         assert share.slot_bytes == 2 * 2 * 2 * 64 // tp
 

@@ -49,7 +49,7 @@ SIGNATURES = {
     "orca_free": (None, (c_void_p,)),
     "orca_multiplies_bf16": (c_int, (c_void_p,)),
     "orca_pack": (c_void_p, (c_void_p, c_void_p, c_int, c_int64, c_int64, c_int, c_int, c_int, c_void_p)),
-    "orca_pack_codes": (c_void_p, (c_void_p, c_void_p, c_void_p, c_int, c_int, c_void_p)),
+    "orca_pack_codes": (c_void_p, (*[c_void_p] * 4, *[c_int] * 3, c_void_p)),
     "orca_with_bias": (c_void_p, (c_void_p, c_void_p, c_void_p)),
     "orca_floats": (c_void_p, (c_void_p, c_void_p, c_int)),
     "orca_buffer": (made, (c_void_p, c_int, c_int, c_int)),

@@ -17,7 +17,9 @@ from .cores import cores
 from .library import BatchPointers, instruction_sets, library
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+IN_CODES = {"i8": 2, "i4": 3, "blocks8": 4, "blocks4": 5}  # Type of src/formats.h
 CODES = 128  # GROUP_OF_CODES of src/formats.h: inputs that have one scale
+PART = 32  # of src/formats.h: inputs that have one multiplier
 STORE, ADD, OPERAND, GATED, GREEDY = range(5)  # Epilogue of src/isa.h
 MAX_GROUP = 64  # QUERIES of src/isa.h
 GATED_COLUMNS = 8  # half of PANEL of src/formats.h
@@ -111,13 +113,31 @@ class Program:
     def pack_codes(self, codes: Tensor, scales: Tensor, bias: Tensor | None = None) -> Packed:
         """codes [N, K] int8 and scales [N, K / 128 rounded up] float32: weights code * scale, one scale for each 128
         inputs. bias [N]."""
+        return self._pack_codes("i8", codes, None, scales.float(), bias, CODES)
+
+    def pack_fours(self, codes: Tensor, multipliers: Tensor, scales: Tensor, bias: Tensor | None = None) -> Packed:
+        """codes [N, K] from -8 to 7 and multipliers [N, K / 32 rounded up] from -15 to 15, both int8: what
+        `pack_codes` takes is code * multiplier, one multiplier for each 32 inputs."""
+        assert multipliers.dtype is torch.int8
+        assert multipliers.shape == (len(codes), -(-codes.shape[1] // PART))
+        return self._pack_codes("i4", codes, multipliers.contiguous(), scales.float(), bias, CODES)
+
+    def pack_blocks(self, codes: Tensor, scales: Tensor, bias: Tensor | None = None, *, bits: int) -> Packed:
+        """codes [N, K] int8, of 4 bits from -8 to 7, and scales [N, K / 32 rounded up] float16, one for each 32
+        inputs: what GGUF's Q8_0 and Q4_0 hold."""
+        assert scales.dtype is torch.float16
+        return self._pack_codes(f"blocks{bits}", codes, None, scales, bias, PART)
+
+    def _pack_codes(
+        self, kind: str, codes: Tensor, multipliers: Tensor | None, scales: Tensor, bias: Tensor | None, group: int
+    ) -> Packed:
         n, k = codes.shape
         assert codes.dtype is torch.int8
-        assert scales.shape == (n, -(-k // CODES))
-        codes, scales = codes.contiguous(), scales.float().contiguous()
+        assert scales.shape == (n, -(-k // group))
+        codes, scales = codes.contiguous(), scales.contiguous()
         bias = bias.float().contiguous() if bias is not None else None
-        pointer = bias.data_ptr() if bias is not None else None
-        packed = self._library.orca_pack_codes(self._model, codes.data_ptr(), scales.data_ptr(), n, k, pointer)
+        pointers = [None if part is None else part.data_ptr() for part in (codes, multipliers, scales, bias)]
+        packed = self._library.orca_pack_codes(self._model, *pointers[:3], n, k, IN_CODES[kind], pointers[3])
         if not packed:
             raise MemoryError(f"no memory for packed weights of {n} x {k}")
         return Packed(packed)

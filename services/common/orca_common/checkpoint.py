@@ -10,6 +10,7 @@ from typing import Any
 
 from .bounded_file import SHOWN, json_object, read_bounded, shown
 from .errors import FailedPrecondition
+from .gguf.folder import gguf_file, unpacked
 from .protocol import GROWN, OUTPUTS, PARTS, SHARED
 
 INDEX = "model.safetensors.index.json"
@@ -33,7 +34,7 @@ WITH_ENCODER = ("t5", "marian")  # types of models
 START = {"t5": 0, "marian": 58100}  # their first tokens, where no file says so
 # Fields of config.json that say how the weights in the files were quantized, and what Orca reads and makes instead.
 QUANTIZED = ("quantization_config", "compression_config")
-WAYS = "Orca reads float32, float16 and bfloat16 in safetensors, and makes eight bits of them with quantize int8"
+WAYS = "Orca reads GGUF, and float32, float16 and bfloat16 in safetensors; quantize makes eight or four bits of them"
 STRETCHED = ("linear", "yarn")  # kinds of scaled rotary positions whose files give the length before
 
 
@@ -173,7 +174,7 @@ def what_it_is(path: Path) -> str:
     if any(file.name == "adapter_config.json" for file in files):
         return "is a LoRA adapter and no whole model: merge it into its base model (`merge_and_unload` of peft)"
     if path.is_file():
-        return "is a file; a checkpoint is a folder with a config.json"
+        return "is a file; a checkpoint is a folder with a config.json, or a GGUF file"
     return "is not a checkpoint folder (it holds no config.json)"
 
 
@@ -210,12 +211,6 @@ def _check_quantized(config: Mapping[str, Any], path: Path) -> None:
         detail = next((f" ({key} {shown(says[key])})" for key in ("format", "bits") if says.get(key)), "")
         way = shown(says.get("quant_method", given)) + detail
         raise FailedPrecondition(f"model: {path} says that the weights were quantized by {way}; {WAYS}")
-
-
-def gguf_refused(path: Path) -> FailedPrecondition | None:
-    """Refuses a file of llama.cpp's format, or a folder with one. None where there is no such file."""
-    files = [path] if path.is_file() and path.suffix == ".gguf" else sorted(path.glob("*.gguf"))
-    return FailedPrecondition(f"model: {files[0]} has weights in GGUF; {WAYS}") if files else None
 
 
 def _type(config: Mapping[str, Any], path: Path) -> str:
@@ -280,7 +275,7 @@ def _end_tokens(folder: Path, config: Mapping[str, Any], vocab_size: int) -> tup
 
 def resolve_model(model: str, accept: Callable[[Path], None] = lambda folder: None) -> Path:
     """The folder of a model. `model` is that folder, one of `shape_names`, or a name on the hub; then its files are
-    downloaded first.
+    downloaded first. It may also be a GGUF file, or a folder with one alone: its fields become files first.
 
     accept: raises FailedPrecondition for a model that is not wanted. It is given a folder with config.json, before
     gigabytes of weights are downloaded. Raises FailedPrecondition also for any other `model`.
@@ -297,8 +292,12 @@ def resolve_model(model: str, accept: Callable[[Path], None] = lambda folder: No
         return SHAPES / model
     if not there and model.startswith((".", "/")):
         raise FailedPrecondition(f"model: {model}: there is no such folder")
+    if there and (file := gguf_file(Path(model))) is not None:
+        folder = unpacked(file)
+        accept(folder)
+        return folder
     if there:
-        raise gguf_refused(Path(model)) or FailedPrecondition(f"model: {model} {what_it_is(Path(model))}")
+        raise FailedPrecondition(f"model: {model} {what_it_is(Path(model))}")
     try:
         config = download_from_hub(model, ("config.json",))
     except FailedPrecondition as error:

@@ -19,7 +19,7 @@ class WorkerSettings(ServiceSettings):
     """Checkpoint folder, hub name, or gpt3-13b and the like for random weights."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of the weights, and of keys and values; auto: the fastest on this machine."""
-    quantize: Literal["int8"] | None = None
+    quantize: Literal["int8", "int4"] | None = None
     """Format that a layer's matrices get when they are loaded, on a CPU; they stay in dtype if not given."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: the GPU when there is one."""

@@ -6,8 +6,13 @@
 //             its two values by a shift and a mask
 //   codes     [N/16][K/128]: [32][16][4] codes of eight bits, the order that AMX and VNNI multiply in, and the 16 scales of
 //             that group of 128 inputs in float32
-// K is padded with zeros to a multiple of 32, of codes to one of 128, N to one of 16. Inputs of a linear operation are operands,
-// in float32, or in bfloat16 where the instruction set multiplies it. Weights in codes multiply operands in codes (Codes).
+//   fours     [N/16][K/128]: [4][4][16][4] bytes, of 32 inputs the codes of the first 16 in the lower four bits, 8 more than they
+//             are, and those of the other 16 in the upper ones; [4][16] multipliers of eight bits, which make them codes of
+//             eight; the 16 scales
+//   blocks8   as codes, but for scales [4][16] in float16, of each 32 inputs
+//   blocks4   as fours, but for the same scales and no multipliers
+// K is padded with zeros to a multiple of 32, of all in codes to one of 128, N to one of 16. Inputs of a linear operation are operands,
+// in float32, or in bfloat16 where the instruction set multiplies it. Weights in codes, fours and blocks multiply operands in codes (Codes).
 // All other activations are float32, row-major.
 #pragma once
 
@@ -20,10 +25,12 @@ constexpr int PANEL = 16;  // columns of a panel
 constexpr int STEP = 32;   // columns of an operand's tile of bfloat16; K is padded to whole ones
 constexpr int TILE = 16;   // rows of such a tile, and of one of codes, which has as many bytes
 constexpr int GROUP_OF_CODES = 128;  // inputs that have one scale: two tiles of 64 codes
+constexpr int PART = 32;  // inputs that have one multiplier, in fours
+constexpr int PARTS = GROUP_OF_CODES / PART;
 
 using bf16 = uint16_t;
 
-enum class Type : int { f32 = 0, bf16 = 1, i8 = 2 };
+enum class Type : int { f32 = 0, bf16 = 1, i8 = 2, i4 = 3, blocks8 = 4, blocks4 = 5 };
 enum class Activation : int { none = 0, gelu, tanh_gelu, relu, silu, tanh };
 
 inline int rounded(int n, int to) { return (n + to - 1) / to * to; }
@@ -87,15 +94,45 @@ inline bf16 narrow(float x) {  // round to nearest even; NaN stays NaN
 
 // What belongs to an operand's codes. An input is code * scale, with one scale for each row and group.
 struct Codes {
-  float* scales;     // [rows][groups]
-  int32_t* offsets;  // [rows][groups]: -128 * the sum of a group's codes, where a sum of unsigned weights begins
-  int groups;        // of a row
+  float* scales;  // [rows][groups]
+  int32_t* sums;  // [rows][groups][PARTS]: of codes: what unsigned weights, which are some more than the signed ones, multiply too often
+  int groups;     // of a row
 
-  Codes from(int row) const { return {scales + size_t(row) * groups, offsets + size_t(row) * groups, groups}; }
+  Codes from(int row) const { return {scales + size_t(row) * groups, sums + size_t(row) * groups * PARTS, groups}; }
 };
 
 constexpr int SCALES = GROUP_OF_CODES * PANEL;                        // where they begin in a group of a panel
 constexpr int BYTES_OF_CODES = SCALES + PANEL * int(sizeof(float));  // of a group of a panel: whole lines
+constexpr int MULTIPLIERS = SCALES / 2, SCALES_OF_FOURS = MULTIPLIERS + PARTS * PANEL;  // the same of fours
+constexpr int BYTES_OF_FOURS = SCALES_OF_FOURS + PANEL * int(sizeof(float));
+
+// Bytes of a group of a panel, and where its scales begin.
+struct GroupOfPanel {
+  int bytes, scales;
+};
+constexpr GroupOfPanel group_of(Type type) {
+  constexpr int OF_BLOCKS = PARTS * PANEL * 2;
+  switch (type) {
+    case Type::i8: return {BYTES_OF_CODES, SCALES};
+    case Type::i4: return {BYTES_OF_FOURS, SCALES_OF_FOURS};
+    case Type::blocks8: return {SCALES + OF_BLOCKS, SCALES};
+    case Type::blocks4: return {MULTIPLIERS + OF_BLOCKS, MULTIPLIERS};
+    default: return {0, 0};
+  }
+}
+
+inline float widen_half(uint16_t x) {  // float16
+  const uint32_t sign = uint32_t(x & 0x8000) << 16, exponent = x >> 10 & 31, rest = x & 1023;
+  uint32_t bits = sign | (exponent + 112) << 23 | rest << 13;
+  float value;
+  if (exponent == 31) bits = sign | 0x7f800000 | rest << 13;
+  if (exponent == 0) {
+    value = float(rest) * 0x1p-24f;
+    return sign ? -value : value;
+  }
+  __builtin_memcpy(&value, &bits, 4);
+  return value;
+}
 
 struct Packed {
   Type type;
@@ -104,9 +141,11 @@ struct Packed {
   void* data;
   float* bias;  // [panels * 16], or null
 
+  bool is_codes() const { return group_of(type).bytes; }
   int groups() const { return steps / (GROUP_OF_CODES / STEP); }
   size_t panel_bytes() const {
-    return type == Type::i8 ? size_t(groups()) * BYTES_OF_CODES : size_t(steps) * STEP * PANEL * bytes(type);
+    if (is_codes()) return size_t(groups()) * group_of(type).bytes;
+    return size_t(steps) * STEP * PANEL * bytes(type);
   }
   const char* panel(int index) const { return static_cast<const char*>(data) + index * panel_bytes(); }
 };

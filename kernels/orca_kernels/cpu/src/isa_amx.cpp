@@ -197,49 +197,81 @@ inline void add_group(const Gemm& g, int first, int rows, int group, const float
   }
 }
 
-// Asks for one half of a group of a panel.
+// Asks for one half of a group of a panel, of BYTES in all.
+template <int BYTES>
 inline void ask_half(const char* group, int half) {
-  for (int line = half * TILE_BYTES; line < TILE_BYTES + half * (BYTES_OF_CODES - TILE_BYTES); line += 64)
-    _mm_prefetch(group + line, _MM_HINT_T1);
+  constexpr int MIDDLE = BYTES / 128 * 64;
+  for (int line = half * MIDDLE; line < MIDDLE + half * (BYTES - MIDDLE); line += 64) _mm_prefetch(group + line, _MM_HINT_T1);
+}
+
+// A group of a panel of fours as one of codes. Bytes are multiplied in words, the even ones and the odd ones: what is above a
+// byte falls out.
+inline void open_group(const char* fours, char* codes) {
+  const __m512i low = _mm512_set1_epi8(15), even = _mm512_set1_epi16(255);
+  for (int part = 0; part < PARTS; part++, codes += PART * PANEL) {
+    const __m512i lanes = _mm512_cvtepu8_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(fours + MULTIPLIERS) + part));
+    const __m512i words = _mm512_or_si512(lanes, _mm512_slli_epi32(lanes, 16));
+    const __m512i bytes = _mm512_or_si512(words, _mm512_slli_epi16(words, 8));
+    const __m512i eight = _mm512_and_si512(_mm512_slli_epi16(bytes, 3), _mm512_set1_epi8(char(0xf8)));  // times 8
+    for (int v = 0; v < 4; v++) {
+      const __m512i both = _mm512_load_si512(fours + (part * 4 + v) * 64);
+      const __m512i halves[2] = {_mm512_and_si512(both, low), _mm512_and_si512(_mm512_srli_epi16(both, 4), low)};
+      for (int half = 0; half < 2; half++) {
+        const __m512i of_even = _mm512_mullo_epi16(_mm512_and_si512(halves[half], even), words);
+        const __m512i of_odd = _mm512_mullo_epi16(_mm512_andnot_si512(even, halves[half]), words);
+        const __m512i product = _mm512_or_si512(_mm512_and_si512(of_even, even), of_odd);
+        _mm512_store_si512(codes + (half * 4 + v) * 64, _mm512_sub_epi8(product, eight));
+      }
+    }
+  }
+  _mm512_store_si512(codes, _mm512_load_si512(fours + SCALES_OF_FOURS));  // behind the last part: SCALES
 }
 
 // Up to 16 rows from `first` on, times P panels (1 or 4): tiles 0-3 are sums of a group. While a group is multiplied, the group
 // before is added and the group after is asked for, across the end of the panels.
-template <int P>
+template <int P, bool FOURS>
 void few_codes(const Gemm& g, int panel, int first, bool more) {
+  constexpr int BYTES = FOURS ? BYTES_OF_FOURS : BYTES_OF_CODES;
   alignas(64) int32_t counted[2][P][16 * 16];
   alignas(64) float sums[P][16 * 16] = {};
+  alignas(64) char opened[2][FOURS ? P : 1][BYTES_OF_CODES];
   const int groups = g.codes.groups, rows = std::min(16, g.rows - first);
   const size_t apart = g.weights->panel_bytes();
   const char *a = g.operand.data + g.operand.at(first), *w = g.weights->panel(panel);
-  auto add = [&](int group) {
-    const char* of_group = g.weights->panel(panel) + size_t(group) * BYTES_OF_CODES + SCALES;
-    for (int p = 0; p < P; p++)
-      add_group(g, first, rows, group, reinterpret_cast<const float*>(of_group + p * apart), counted[group % 2][p], sums[p], 16);
+  auto codes = [&](int group, int p) {
+    return FOURS ? opened[group % 2][p] : g.weights->panel(panel) + size_t(group) * BYTES_OF_CODES + p * apart;
   };
-  for (int group = 0; group < groups; group++, w += BYTES_OF_CODES) {
+  auto add = [&](int group) {
+    for (int p = 0; p < P; p++) {
+      const float* scales = reinterpret_cast<const float*>(codes(group, p) + SCALES);
+      add_group(g, first, rows, group, scales, counted[group % 2][p], sums[p], 16);
+    }
+  };
+  for (int group = 0; group < groups; group++, w += BYTES) {
+    if constexpr (FOURS)
+      for (int p = 0; p < P; p++) open_group(w + p * apart, opened[group % 2][p]);
     _tile_zero(0);
     if constexpr (P > 1) {
       _tile_zero(1);
       _tile_zero(2);
       _tile_zero(3);
     }
-    const char* next = group + 1 < groups ? w + BYTES_OF_CODES : more ? g.weights->panel(panel + P) : w;
+    const char* next = group + 1 < groups ? w + BYTES : more ? g.weights->panel(panel + P) : w;
     for (int half = 0; half < 2; half++, a += TILE_BYTES) {
-      const char* tile = w + half * TILE_BYTES;
+      auto tile = [&](int p) { return codes(group, p) + half * TILE_BYTES; };
       _tile_loadd(4, a, 64);
-      _tile_loadd(5, tile, 64);
+      _tile_loadd(5, tile(0), 64);
       _tile_dpbssd(0, 4, 5);
-      ask_half(next, half);
+      ask_half<BYTES>(next, half);
       if constexpr (P > 1) {
-        _tile_loadd(6, tile + apart, 64);
+        _tile_loadd(6, tile(1), 64);
         _tile_dpbssd(1, 4, 6);
-        ask_half(next + apart, half);
-        _tile_loadd(7, tile + 2 * apart, 64);
+        ask_half<BYTES>(next + apart, half);
+        _tile_loadd(7, tile(2), 64);
         _tile_dpbssd(2, 4, 7);
-        ask_half(next + 2 * apart, half);
-        _tile_loadd(5, tile + 3 * apart, 64);
-        ask_half(next + 3 * apart, half);
+        ask_half<BYTES>(next + 2 * apart, half);
+        _tile_loadd(5, tile(3), 64);
+        ask_half<BYTES>(next + 3 * apart, half);
         _tile_dpbssd(3, 4, 5);
       }
     }
@@ -256,19 +288,17 @@ void few_codes(const Gemm& g, int panel, int first, bool more) {
   for (int p = 0; p < P; p++) finish(g, panel + p, first, rows, sums[p], 16);
 }
 
-// 32 rows from `first` on times 2 panels, groups [from, to), added to sums [32][32]. Asks for `lines` lines of both panels a
-// tile, from `next` on.
-inline void block_of_codes(const Gemm& g, int panel, int first, int from, int to, float* sums, const char* next,
-                           int lines) {
+// 32 rows from `first` on times groups [from, to) of 2 panels, which lie at w0 and w1, added to sums [32][32]. Asks for `lines`
+// lines of both panels a tile, from `next` on.
+inline void block_of_codes(const Gemm& g, int first, int from, int to, const char* w0, const char* w1, float* sums,
+                           const char* next, int lines) {
   alignas(64) int32_t counted[2][32 * 32];
   const size_t across = size_t(g.operand.width) * TILE;  // bytes of 16 rows
   const char *a0 = g.operand.data + g.operand.at(first) + size_t(from) * 2 * TILE_BYTES, *a1 = a0 + across;
-  const char* w0 = g.weights->panel(panel) + size_t(from) * BYTES_OF_CODES;
-  const char* w1 = g.weights->panel(panel + 1) + size_t(from) * BYTES_OF_CODES;
-  auto add = [&](int group, const char* of_columns) {
-    const float* scales = reinterpret_cast<const float*>(of_columns + SCALES);
+  auto add = [&](int group) {  // the one before w0 and w1
+    const float* scales = reinterpret_cast<const float*>(w0 - BYTES_OF_CODES + SCALES);
     add_group(g, first, 32, group, scales, counted[group % 2], sums, 32);
-    scales = reinterpret_cast<const float*>(of_columns + SCALES + g.weights->panel_bytes());
+    scales = reinterpret_cast<const float*>(w1 - BYTES_OF_CODES + SCALES);
     add_group(g, first, 32, group, scales, counted[group % 2] + 16, sums + 16, 32);
   };
   for (int group = from; group < to; group++, w0 += BYTES_OF_CODES, w1 += BYTES_OF_CODES) {
@@ -288,31 +318,38 @@ inline void block_of_codes(const Gemm& g, int panel, int first, int from, int to
       _tile_dpbssd(2, 5, 6);
       _tile_dpbssd(3, 5, 7);
     }
-    if (group > from) add(group - 1, w0 - BYTES_OF_CODES);
+    if (group > from) add(group - 1);
     int32_t* into = counted[group % 2];
     _tile_stored(0, into, 128);
     _tile_stored(1, into + 16, 128);
     _tile_stored(2, into + 16 * 32, 128);
     _tile_stored(3, into + 16 * 32 + 16, 128);
   }
-  add(to - 1, w0 - BYTES_OF_CODES);
+  add(to - 1);
 }
 
 // Rows [first_row, last_row), BLOCKS * 32 at most, times panels [panel, last), in pairs: as `many_rows`, 4 groups (17 KB of
 // weights) in the level-1 cache while all rows pass them, and the groups after them fetched meanwhile.
+template <bool FOURS>
 void many_codes(const Gemm& g, int panel, int last, int first_row, int last_row) {
-  constexpr int GROUPS = 4;
+  constexpr int GROUPS = 4, BYTES = FOURS ? BYTES_OF_FOURS : BYTES_OF_CODES;
   alignas(64) float sums[BLOCKS][32 * 32];
+  alignas(64) char opened[2][FOURS ? GROUPS : 1][BYTES_OF_CODES];
   const int groups = g.codes.groups, blocks = (last_row - first_row + 31) / 32;
-  const int lines = (BYTES_OF_CODES / 64 + 2 * blocks - 1) / (2 * blocks);
+  const int lines = (BYTES / 64 + 2 * blocks - 1) / (2 * blocks);
   for (; panel < last; panel += 2) {
     std::memset(sums, 0, sizeof sums[0] * blocks);
     for (int from = 0; from < groups; from += GROUPS) {
       const int to = std::min(groups, from + GROUPS);
-      const char* next = to < groups ? g.weights->panel(panel) + size_t(to) * BYTES_OF_CODES
+      const char *w0 = g.weights->panel(panel) + size_t(from) * BYTES, *w1 = w0 + g.weights->panel_bytes();
+      if constexpr (FOURS) {
+        for (int i = 0; i < to - from; i++) open_group(w0 + i * BYTES, opened[0][i]), open_group(w1 + i * BYTES, opened[1][i]);
+        w0 = opened[0][0], w1 = opened[1][0];
+      }
+      const char* next = to < groups ? g.weights->panel(panel) + size_t(to) * BYTES
                                      : g.weights->panel(panel + 2 < last ? panel + 2 : panel);
       for (int b = 0; b < blocks; b++, next += size_t(to - from) * 2 * lines * 64)
-        block_of_codes(g, panel, first_row + b * 32, from, to, sums[b], next, lines);
+        block_of_codes(g, first_row + b * 32, from, to, w0, w1, sums[b], next, lines);
     }
     for (int b = 0; b < blocks; b++) {
       const int row = first_row + b * 32;
@@ -321,18 +358,19 @@ void many_codes(const Gemm& g, int panel, int last, int first_row, int last_row)
   }
 }
 
+template <bool FOURS>
 void gemm_tiles_of_codes(const Gemm& g, int panel, int last) {
-  if (g.rows <= 8) return gemm_vnni(g, panel, last);  // tiles of so few rows would wait for their sums
+  if (g.rows <= 8) return gemm_vnni<FOURS ? Type::i4 : Type::i8>(g, panel, last);  // tiles of so few rows would wait for their sums
   if (g.rows <= TILE) {
-    for (; panel + 4 <= last; panel += 4) few_codes<4>(g, panel, 0, panel + 8 <= last);
+    for (; panel + 4 <= last; panel += 4) few_codes<4, FOURS>(g, panel, 0, panel + 8 <= last);
   } else {
     const int even = panel + (last - panel) / 2 * 2;
     for (int row = 0; row < g.rows; row += BLOCKS * 32)
-      if (panel < even) many_codes(g, panel, even, row, std::min(g.rows, row + BLOCKS * 32));
+      if (panel < even) many_codes<FOURS>(g, panel, even, row, std::min(g.rows, row + BLOCKS * 32));
     panel = even;
   }
   for (; panel < last; panel++)
-    for (int row = 0; row < g.rows; row += TILE) few_codes<1>(g, panel, row, panel + 1 < last);
+    for (int row = 0; row < g.rows; row += TILE) few_codes<1, FOURS>(g, panel, row, panel + 1 < last);
 }
 
 // Linux lets a process use the tiles once it has asked.
@@ -350,5 +388,6 @@ bool runs_here() {
 }  // namespace
 
 const orca::Isa orca::amx = {"amx", runs_here, true, Type::i8, MOST_ROWS, DEEP, enter, leave, gemm_tiles, gemm<false>,
-                             gemm_tiles_of_codes, encode, norm, copy, norm_head, turn, narrow_all,
+                             gemm_tiles_of_codes<false>, gemm_tiles_of_codes<true>,
+                             gemm_vnni<Type::blocks8>, gemm_vnni<Type::blocks4>, encode, norm, copy, norm_head, turn, narrow_all,
                              attention_in_pairs<OnTiles>};

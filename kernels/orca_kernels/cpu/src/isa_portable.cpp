@@ -5,4 +5,6 @@
 static bool runs_here() { return true; }
 
 const orca::Isa orca::portable = {"portable", runs_here, false, Type::f32, MOST_ROWS, DEEP, nothing, nothing,
-                                  gemm<true>, gemm<false>, gemm_codes, encode, norm, copy, norm_head, turn, narrow_all, attention};
+                                  gemm<true>, gemm<false>, gemm_opened<Type::i8>, gemm_opened<Type::i4>,
+      gemm_opened<Type::blocks8>, gemm_opened<Type::blocks4>,
+      encode, norm, copy, norm_head, turn, narrow_all, attention};

@@ -440,36 +440,64 @@ void gemm(const Gemm& g, int panel, int last) {
   });
 }
 
+// The codes of a group as float32.
+inline void open_codes(const char* packed, float (&weights)[GROUP_OF_CODES][PANEL]) {
+  const int8_t* codes = reinterpret_cast<const int8_t*>(packed);
+  for (int k = 0; k < GROUP_OF_CODES; k += 4)
+    for (int i = 0; i < 4; i++)
+      for (int c = 0; c < PANEL; c++) weights[k + i][c] = codes[k * PANEL + 4 * c + i];
+}
+
+// The same of four bits, with their multipliers or none.
+inline void open_fours(const char* packed, const char* multipliers, float (&weights)[GROUP_OF_CODES][PANEL]) {
+  const uint8_t* both = reinterpret_cast<const uint8_t*>(packed);
+  for (int part = 0; part < GROUP_OF_CODES; part += PART) {
+    int times[PANEL];
+    for (int c = 0; c < PANEL; c++) times[c] = multipliers ? int8_t(multipliers[part / PART * PANEL + c]) : 1;
+    for (int k = 0; k < PART / 2; k += 4, both += 4 * PANEL)
+      for (int i = 0; i < 4; i++)
+        for (int c = 0; c < PANEL; c++) {
+          weights[part + k + i][c] = float(((both[4 * c + i] & 15) - 8) * times[c]);
+          weights[part + PART / 2 + k + i][c] = float(((both[4 * c + i] >> 4) - 8) * times[c]);
+        }
+  }
+}
+
 // Weights in codes. Operands are codes, too, kept in float32: a sum of 128 products is a whole number below 2^24, so it is exact
-// in whatever order it is made, and the same as in the integers of other instruction sets. The groups' sums are added in
-// ascending order.
-[[maybe_unused]] void gemm_codes(const Gemm& g, int panel, int last) {
-  alignas(64) float weights[GROUP_OF_CODES][PANEL], sums[ROWS][PANEL];
+// in whatever order it is made, and the same as in the integers of other instruction sets. The sums of what has one scale are
+// added in ascending order.
+template <Type TYPE>
+void gemm_opened(const Gemm& g, int panel, int last) {
+  constexpr GroupOfPanel OF = group_of(TYPE);
+  constexpr bool OF_PARTS = TYPE == Type::blocks8 || TYPE == Type::blocks4;
+  constexpr int DEPTH = OF_PARTS ? PART : GROUP_OF_CODES;  // inputs that have one scale
+  alignas(64) float weights[GROUP_OF_CODES][PANEL], scales[GROUP_OF_CODES / DEPTH][PANEL], sums[ROWS][PANEL];
   static_assert(DEEP % GROUP_OF_CODES == 0);
   for (int first = 0, end; first < g.rows; first = end) {
     end = g.rows - first <= ROWS ? g.rows : g.operand.tile_of(first + ROWS).first;
     for (int p = panel; p < last; p++) {
       const char* packed = g.weights->panel(p);
       std::memset(sums, 0, sizeof sums);
-      for (int group = 0; group < g.codes.groups; group++, packed += BYTES_OF_CODES) {
-        const int8_t* codes = reinterpret_cast<const int8_t*>(packed);
-        for (int k = 0; k < GROUP_OF_CODES; k += 4)
-          for (int i = 0; i < 4; i++)
-            for (int c = 0; c < PANEL; c++) weights[k + i][c] = codes[k * PANEL + 4 * c + i];
-        vf of_panel[VECTORS];
-        for (int v = 0; v < VECTORS; v++) of_panel[v] = load(reinterpret_cast<const float*>(packed + SCALES) + v * LANES);
+      for (int group = 0; group < g.codes.groups; group++, packed += OF.bytes) {
+        if constexpr (TYPE == Type::i8 || TYPE == Type::blocks8) open_codes(packed, weights);
+        else open_fours(packed, TYPE == Type::i4 ? packed + MULTIPLIERS : nullptr, weights);
+        if constexpr (OF_PARTS)
+          for (int i = 0; i < PARTS * PANEL; i++) scales[i / PANEL][i % PANEL] = widen_half(reinterpret_cast<const uint16_t*>(packed + OF.scales)[i]);
+        else std::memcpy(scales, packed + OF.scales, sizeof scales);
         for (int row = first; row < end;) {
           const Operand::Tile tile = g.operand.tile_of(row);
           const float* a = g.operand.row<const float>(row) + g.operand.column(group * GROUP_OF_CODES);
           with_rows<MOST_ROWS>(tile.rows, [&](auto constant) {
             constexpr int R = constant;
-            vf counted[R][1][VECTORS] = {};
-            multiply<R, 1, float>(a, weights[0], 0, GROUP_OF_CODES, counted, [](int) {});
-            for (int r = 0; r < R; r++) {
-              const float scale = g.codes.scales[size_t(row + r) * g.codes.groups + group];
-              float* to = sums[row - first + r];
-              for (int v = 0; v < VECTORS; v++)
-                save(to + v * LANES, load(to + v * LANES) + counted[r][0][v] * (scale * of_panel[v]));
+            for (int from = 0; from < GROUP_OF_CODES; from += DEPTH) {
+              vf counted[R][1][VECTORS] = {};
+              multiply<R, 1, float>(a + from, weights[from], 0, DEPTH, counted, [](int) {});
+              for (int r = 0; r < R; r++) {
+                const float scale = g.codes.scales[size_t(row + r) * g.codes.groups + group];
+                float* to = sums[row - first + r];
+                for (int v = 0; v < VECTORS; v++)
+                  save(to + v * LANES, load(to + v * LANES) + counted[r][0][v] * (scale * load(scales[from / DEPTH] + v * LANES)));
+              }
             }
           });
           row += tile.rows;
@@ -498,7 +526,7 @@ inline void encode_row(const float* x, const Operand& to, const Codes& codes, in
     std::memcpy(&largest, &found, 4);
     const bool is_zero = largest < 1e-30f;
     const float inverse = is_zero ? 0.0f : 127.0f / largest;
-    vi total{};
+    vi totals[PARTS] = {};
     for (int i = 0; i < GROUP_OF_CODES; i += LANES) {
       // The bound keeps NaN out of the integers, and the product a number of its own: it is rounded before the sum is.
       const vf shifted = smaller(load(x + i) * inverse, splat(127.0f)) + magic;
@@ -509,13 +537,15 @@ inline void encode_row(const float* x, const Operand& to, const Codes& codes, in
       } else {
         const vb narrowed = __builtin_convertvector(code, vb);
         std::memcpy(put, &narrowed, sizeof narrowed);
-        total += code;
+        totals[i / PART] += code;
       }
     }
     codes.scales[size_t(row) * codes.groups + group] = is_zero ? 0.0f : largest / 127.0f;
-    int32_t sum = 0;
-    for (int i = 0; i < LANES; i++) sum += total[i];
-    codes.offsets[size_t(row) * codes.groups + group] = -128 * sum;
+    for (int part = 0; part < PARTS; part++) {
+      int32_t sum = 0;
+      for (int i = 0; i < LANES; i++) sum += totals[part][i];
+      codes.sums[(size_t(row) * codes.groups + group) * PARTS + part] = sum;
+    }
   }
 }
 

@@ -43,7 +43,7 @@ void Buffer::hold(int64_t rows) {
     held = std::move(larger);
   };
   hold(memory, all * row_bytes());
-  hold(scales, all * groups * sizeof(float)), hold(offsets, all * groups * sizeof(int32_t));
+  hold(scales, all * groups * sizeof(float)), hold(sums, all * groups * PARTS * sizeof(int32_t));
 }
 
 int Program::buffer(int width, bool operand, Type type) {
@@ -238,6 +238,9 @@ struct Linear : Step {
       case Type::f32: return p.isa.gemm_f32(g, first, last);
       case Type::bf16: return p.isa.gemm_bf16(g, first, last);
       case Type::i8: return p.isa.gemm_codes(g, first, last);
+      case Type::i4: return p.isa.gemm_fours(g, first, last);
+      case Type::blocks8: return p.isa.gemm_blocks8(g, first, last);
+      case Type::blocks4: return p.isa.gemm_blocks4(g, first, last);
     }
   }
 };
@@ -435,27 +438,49 @@ struct Packing final : Region {
   static float as_float(float x) { return x; }
 };
 
-// Packs codes [n, k] and their scales [n, groups]. A task is a panel.
+// Packs codes [n, k], of four bits their multipliers [n, k / 32 rounded up], and scales: float32 [n, groups], of blocks float16
+// [n, k / 32 rounded up]. A task is a panel.
 struct PackingCodes final : Region {
   Packed* to;
-  const int8_t* codes;
-  const float* scales;
+  const int8_t *codes, *multipliers;
+  const void* scales;
 
   uint32_t tasks(int) const override { return uint32_t(to->panels); }
 
   void run(int, uint32_t panel, int) override {
-    const int n = std::min(PANEL, to->n - int(panel) * PANEL), groups = to->groups();
+    const int n = std::min(PANEL, to->n - int(panel) * PANEL), parts = rounded(to->k, PART) / PART;
     for (int c = 0; c < n; c++) {
       const size_t row = size_t(panel) * PANEL + c;
-      const int8_t* from = codes + row * to->k;
-      for (int group = 0; group < groups; group++) {
-        char* into = const_cast<char*>(to->panel(int(panel))) + size_t(group) * BYTES_OF_CODES;  // of zeros
-        for (int k = 0; k < std::min(GROUP_OF_CODES, to->k - group * GROUP_OF_CODES); k++)
-          into[(k / 4 * PANEL + c) * 4 + k % 4] = char(from[group * GROUP_OF_CODES + k]);
-        reinterpret_cast<float*>(into + SCALES)[c] = scales[row * groups + group];
+      for (int k = 0; k < to->k; k++) put(panel, c, k, codes[row * to->k + k]);
+      for (int part = 0; multipliers && part < parts; part++)
+        group(panel, part / PARTS)[MULTIPLIERS + part % PARTS * PANEL + c] = char(multipliers[row * parts + part]);
+      if (to->type == Type::i8 || to->type == Type::i4) {
+        for (int i = 0; i < to->groups(); i++)
+          scales_of<float>(panel, i)[c] = static_cast<const float*>(scales)[row * to->groups() + i];
+      } else {
+        for (int part = 0; part < parts; part++)
+          scales_of<uint16_t>(panel, part / PARTS)[part % PARTS * PANEL + c] = static_cast<const uint16_t*>(scales)[row * parts + part];
       }
     }
   }
+
+  void put(uint32_t panel, int c, int k, int8_t code) const {
+    char* into = group(panel, k / GROUP_OF_CODES);  // of zeros
+    const int in_group = k % GROUP_OF_CODES, in_half = k % (PART / 2);
+    if (to->type == Type::i8 || to->type == Type::blocks8) {
+      into[(in_group / 4 * PANEL + c) * 4 + k % 4] = char(code);
+    } else {
+      const int line = in_group / PART * PART / 2 + in_half / 4 * 4;
+      into[line * PANEL + c * 4 + k % 4] |= char((code + 8) << (k % PART / (PART / 2) * 4));
+    }
+  }
+
+  char* group(uint32_t panel, int index) const {
+    return const_cast<char*>(to->panel(int(panel))) + size_t(index) * group_of(to->type).bytes;
+  }
+
+  template <class T>
+  T* scales_of(uint32_t panel, int index) const { return reinterpret_cast<T*>(group(panel, index) + group_of(to->type).scales); }
 };
 
 const Isa* const ISAS[] = {  // those whose files were compiled (build.py), the best first
@@ -489,7 +514,7 @@ struct Model {
   std::unique_ptr<Packed> packed(Type type, int n, int k, const float* bias) {
     auto made = std::make_unique<Packed>();
     made->type = type, made->n = n, made->k = k, made->bias = nullptr;
-    made->panels = rounded(n, PANEL) / PANEL, made->steps = rounded(k, type == Type::i8 ? GROUP_OF_CODES : STEP) / STEP;
+    made->panels = rounded(n, PANEL) / PANEL, made->steps = rounded(k, made->is_codes() ? GROUP_OF_CODES : STEP) / STEP;
     made->data = arena.take(made->panels * made->panel_bytes());
     if (bias) made->bias = static_cast<float*>(arena.take(sizeof(float) * made->panels * PANEL));
     if (!made->data || (bias && !made->bias)) return nullptr;
@@ -563,12 +588,13 @@ Packed* orca_pack(Model* model, const void* source, int source_type, int64_t row
   return nullptr;
 }
 
-// Packs codes [n, k] and their scales [n, groups], both contiguous; otherwise as `orca_pack`.
-Packed* orca_pack_codes(Model* model, const int8_t* codes, const float* scales, int n, int k, const float* bias) try {
-  auto packed = model->packed(Type::i8, n, k, bias);
+// Packs codes of a type (PackingCodes), all contiguous, with multipliers or null; otherwise as `orca_pack`.
+Packed* orca_pack_codes(Model* model, const int8_t* codes, const int8_t* multipliers, const void* scales, int n, int k,
+                        int type, const float* bias) try {
+  auto packed = model->packed(Type(type), n, k, bias);
   if (!packed) return nullptr;
   PackingCodes packing;
-  packing.to = packed.get(), packing.codes = codes, packing.scales = scales;
+  packing.to = packed.get(), packing.codes = codes, packing.multipliers = multipliers, packing.scales = scales;
   model->pool.run(packing, 0, 1);
   model->weights.push_back(std::move(packed));
   return model->weights.back().get();

@@ -64,12 +64,12 @@ struct Buffer {
   int groups = 0;    // of a row of codes; 0: it is no buffer of codes
   int written = -1;  // of codes: the buffer of rows that they are made of
   HugePages memory;
-  HugePages scales, offsets;  // of codes: [rows][groups]
+  HugePages scales, sums;  // of codes: as Codes has them
 
   char* data() const { return memory.data(); }
   size_t row_bytes() const { return size_t(width) * bytes(type); }
   Codes codes() const {
-    return {reinterpret_cast<float*>(scales.data()), reinterpret_cast<int32_t*>(offsets.data()), groups};
+    return {reinterpret_cast<float*>(scales.data()), reinterpret_cast<int32_t*>(sums.data()), groups};
   }
   void hold(int64_t rows);  // throws std::bad_alloc
 };

@@ -8,16 +8,25 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from orca_common.checkpoint import PREFIX_LM, Checkpoint
 from orca_common.errors import FailedPrecondition
+from orca_common.gguf.folder import gguf_file
 
 from ..iteration.model import Compute, Loading, Model
 from ..partition import ITEM_BYTES, SINGLE, Place, RankShare, check_stages
 from .dtype import kernels_are_used
-from .formats.table import FORMATS
+from .formats.table import FORMATS, KEPT, Format
+from .gguf import kept
 from .recording import Attend, Recording
 from .tables import Tables, has_own_head
 
 if TYPE_CHECKING:
     import torch
+
+
+def format_of(checkpoint: Checkpoint, recording: Recording) -> Format:
+    """The format of a rank's matrices: that of `quantize`, or that of their blocks in a GGUF file, or numbers."""
+    file = gguf_file(checkpoint.folder) if checkpoint.random_weights is None else None
+    found = kept(file, recording) if file is not None and checkpoint.quantize is None else None
+    return FORMATS[checkpoint.quantize] if found is None else KEPT[found]
 
 
 class Configuration(Protocol):
@@ -80,7 +89,8 @@ class RecordedFamily(Generic[C]):
 
     def share(self, checkpoint: Checkpoint, place: Place, dtype: str) -> RankShare:
         config, item = self.read(checkpoint), ITEM_BYTES[dtype]
-        of, form = self._recording(checkpoint, config, place), FORMATS[checkpoint.quantize]
+        of = self._recording(checkpoint, config, place)
+        form = format_of(checkpoint, of)
         return RankShare(
             place.stage,
             place.tensor_rank,
@@ -108,12 +118,16 @@ class RecordedFamily(Generic[C]):
         assert device is not None
         config = self.read(checkpoint)
         recording, kind = self._recording(checkpoint, config, place), getattr(torch, dtype)
-        form = FORMATS[checkpoint.quantize]
+        form = format_of(checkpoint, recording) if device.type == "cpu" else FORMATS[checkpoint.quantize]
         of = recording.slices, kind, device, loading
         if (seed := checkpoint.random_weights) is not None:
             from .random_weights import RandomWeights
 
             weights = RandomWeights(seed, *of)
+        elif (file := gguf_file(checkpoint.folder)) is not None:
+            from .gguf_weights import GGUFWeights
+
+            weights = GGUFWeights(file, *of)
         else:
             others = (self.tables.head, *self.tables.others) if config.tied else self.tables.others
             weights = Weights(checkpoint.folder, self.prefix, *of, {self.tables.tokens: others}, self.zero)

@@ -1,4 +1,4 @@
-"""The safetensors files of a checkpoint, without torch: one, or several with an index.
+"""The files of a checkpoint's weights, without torch: safetensors, one or several with an index, or one GGUF file.
 
 The fingerprint of a checkpoint's weights: engines with the same one make the same model's tokens.
 
@@ -17,10 +17,12 @@ from functools import partial
 from pathlib import Path
 
 from orca_common.bounded_file import json_object, open_regular, read_bounded, shown
-from orca_common.checkpoint import CONFIG_BYTES, WEIGHT_NAMES, gguf_refused
+from orca_common.checkpoint import CONFIG_BYTES, WEIGHT_NAMES
 from orca_common.errors import FailedPrecondition
+from orca_common.gguf.folder import SUFFIX, gguf_file
+from orca_common.gguf.header import Gguf, gguf_header
 
-from .header import header_of
+from .header import Header, header_of
 
 # Bounds of what a stranger's index may make a rank read. Those of published models are below 2 MB.
 INDEX_BYTES, MAX_SHARDS = 16 << 20, 1024
@@ -51,7 +53,7 @@ def missing(folder: Path, name: str) -> FailedPrecondition:
             command = shlex.join(["python", "-c", f"{load}.save_pretrained({str(folder)!r})"])
             why = f"{folder} has its weights in {pickled}, a pickle, which may run any code"
             return FailedPrecondition(f"model: {why}; this writes them as safetensors: {command}")
-    return gguf_refused(folder) or FailedPrecondition(f"model: {folder} lacks weights in safetensors ({name})")
+    return FailedPrecondition(f"model: {folder} lacks weights in safetensors ({name})")
 
 
 def shard_names(index: Path) -> list[str]:
@@ -70,11 +72,20 @@ def shard_names(index: Path) -> list[str]:
 
 def check_files(folder: Path) -> None:
     """Reads the headers of a checkpoint's files alone. Raises FailedPrecondition for one that is missing or wrong."""
-    for file in weight_files(folder):
+    for file in _files(folder):
         try:
-            header_of(file)
+            _read_header(file)
         except FileNotFoundError:
             raise missing(folder, file.name) from None
+
+
+def _files(folder: Path) -> list[Path]:
+    found = gguf_file(folder)
+    return [found] if found is not None else weight_files(folder)
+
+
+def _read_header(file: Path) -> Header | Gguf:
+    return gguf_header(file) if file.suffix == SUFFIX else header_of(file)
 
 
 def fingerprint(folder: Path, quantize: str | None = None) -> str:
@@ -84,7 +95,7 @@ def fingerprint(folder: Path, quantize: str | None = None) -> str:
     """
     whole = hashlib.sha256(read_bounded(folder / "config.json", CONFIG_BYTES))
     try:
-        files = weight_files(folder)
+        files = _files(folder)
     except FailedPrecondition:
         files = []
     with ThreadPoolExecutor(READERS) as readers:
@@ -102,7 +113,7 @@ def _of_file(file: Path, most: int) -> bytes:
         found.update(real.name.encode())
         return found.digest()
     try:
-        header = header_of(file)
+        header = _read_header(file)
         descriptor = open_regular(file)
     except (FailedPrecondition, OSError):
         return b""

@@ -4,7 +4,7 @@ Only the bytes of the slices are read: one range for a slice of rows, a range in
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
@@ -147,19 +147,28 @@ class Weights(WeightSource):
         tensor = torch.empty(part.size, dtype=entry.dtype)
         if not part.elements:
             return tensor
-        item, filled = entry.dtype.itemsize, 0
+        item = entry.dtype.itemsize
         into = tensor.view(-1).view(torch.uint8).numpy().data
-        file = open_regular(entry.file)
-        try:
-            for first, count in part.runs():
-                start, end = entry.start + first * item, filled + count * item
-                while filled < end:  # one read returns at most 2 GiB on Linux
-                    got = os.preadv(file, [into[filled:end]], start)
-                    if not got:
-                        raise FailedPrecondition(f"model: {entry.file} ends within {part.name}")
-                    filled, start = filled + got, start + got
-        finally:
-            os.close(file)
-        self.bytes_read += filled
+        runs = ((first * item, count * item) for first, count in part.runs())
+        read_runs(entry.file, part.name, runs, entry.start, into)
+        self.bytes_read += len(into)
         self._loading.read = self.bytes_read
         return tensor
+
+
+def read_runs(path: Path, name: str, runs: Iterable[tuple[int, int]], start: int, into: memoryview) -> None:
+    """Reads runs of bytes of a tensor (first byte, count), which begins at byte `start`, one behind the other.
+
+    Raises FailedPrecondition where the file ends within them.
+    """
+    file, filled = open_regular(path), 0
+    try:
+        for first, count in runs:
+            at, end = start + first, filled + count
+            while filled < end:  # one read returns at most 2 GiB on Linux
+                got = os.preadv(file, [into[filled:end]], at)
+                if not got:
+                    raise FailedPrecondition(f"model: {path} ends within {name}")
+                filled, at = filled + got, at + got
+    finally:
+        os.close(file)

@@ -63,6 +63,15 @@ class Format:
 
 FORMATS = {
     None: Format("floats", lambda outputs, inputs, item: outputs * inputs * item),
-    # 128 inputs have a scale of four bytes: CODES of orca_kernels.cpu.program, which imports torch.
+    # 128 inputs have a scale of four bytes, 32 a multiplier of one: CODES and PART of orca_kernels.cpu.program, which
+    # imports torch.
     "int8": Format("int8", lambda outputs, inputs, _: outputs * (inputs + 4 * -(-inputs // 128))),
+    "int4": Format(
+        "int4", lambda outputs, inputs, _: outputs * (-(-inputs // 2) + -(-inputs // 32) + 4 * -(-inputs // 128))
+    ),
+}
+# Those in which a rank keeps the blocks of a GGUF file (`gguf.py`), by the name of their type.
+KEPT = {
+    "Q8_0": Format("gguf", lambda outputs, inputs, _: outputs * inputs // 32 * 34),
+    "Q4_0": Format("gguf", lambda outputs, inputs, _: outputs * inputs // 32 * 18),
 }
