@@ -48,6 +48,7 @@ ENDPOINT_ROOMS = {
     "grpc": (("settings", "requests", "calls"), HTTP),
     "http": (("settings", "requests", "calls"), GRPC),
     "openai": (("text", "requests", "calls", "http"), GRPC),
+    "api": (("calls", "http", "openai"), GRPC),
 }
 READERS = ("settings.py", "environment.py")  # what may read the environment
 

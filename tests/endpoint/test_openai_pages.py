@@ -11,17 +11,20 @@ from endpoint.harness import World, serving, until, world
 from openai.types import chat, completion_create_params
 from openai.types.chat import ChatCompletionStreamOptionsParam
 from openai.types.chat import completion_create_params as chat_create_params
+from openai.types.responses import response_create_params
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from orca_common.release import VERSION
+from orca_endpoint.api.openapi import PATHS
 from orca_endpoint.openai.chat import messages
 from orca_endpoint.openai.chat.fields import FIELDS as CHAT_FIELDS
 from orca_endpoint.openai.chat.messages import MEMBER_OF, MEMBERS, NO_MEMBERS
 from orca_endpoint.openai.completions.request import FIELDS
 from orca_endpoint.openai.fields import Field, markdown
-from orca_endpoint.openai.openapi import PATHS
+from orca_endpoint.openai.responses import items
+from orca_endpoint.openai.responses.fields import FIELDS as RESPONSE_FIELDS
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,6 +40,11 @@ METHODS: dict[str, tuple[Sequence[Field], Any, Any]] = {  # our list of fields, 
         chat_create_params.CompletionCreateParamsNonStreaming,
         chat_create_params.CompletionCreateParamsStreaming,
     ),
+    "responses": (
+        RESPONSE_FIELDS,
+        response_create_params.ResponseCreateParamsNonStreaming,
+        response_create_params.ResponseCreateParamsStreaming,
+    ),
 }
 
 
@@ -47,8 +55,15 @@ def test_every_field_of_openai_is_supported_or_refused(method: str) -> None:
     assert {field.name for field in fields if field.support != "ours"} == documented
     assert {field.name for field in fields if field.support == "ours"}.isdisjoint(documented)
     assert len({field.name for field in fields}) == len(fields)
-    options = next(field for field in fields if field.name == "stream_options").schema["properties"]
-    assert set(options) == {*get_type_hints(ChatCompletionStreamOptionsParam), "continuous_usage_stats"}
+
+
+def test_every_option_of_a_stream_is_supported_or_refused() -> None:
+    for fields, known in (
+        (CHAT_FIELDS, {*get_type_hints(ChatCompletionStreamOptionsParam), "continuous_usage_stats"}),
+        (RESPONSE_FIELDS, set(get_type_hints(response_create_params.StreamOptions))),
+    ):
+        options = next(field for field in fields if field.name == "stream_options").schema["properties"]
+        assert set(options) == known
 
 
 def test_every_member_of_a_message_is_supported_or_refused() -> None:
@@ -70,6 +85,7 @@ async def test_every_field_is_read(orca: World, http: httpx.AsyncClient) -> None
     for path, body, fields in (
         ("/v1/completions", {"prompt": "a"}, FIELDS),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}, CHAT_FIELDS),
+        ("/v1/responses", {"input": "a"}, RESPONSE_FIELDS),
     ):
         for field in fields:
             wrong = {"stream": True} if field.name == "stream_options" else {}
@@ -86,7 +102,8 @@ def test_the_table_of_the_documentation_is_this_one(method: str) -> None:
 
 
 def test_the_table_of_ignored_members_is_this_one() -> None:
-    assert messages.markdown() in (ROOT / "docs/openai.md").read_text(), "put `messages.markdown` there"
+    for table in (messages.markdown(), items.markdown()):
+        assert table in (ROOT / "docs/openai.md").read_text(), f"put there:\n{table}"
 
 
 def test_the_version_is_that_of_the_package() -> None:
@@ -98,7 +115,11 @@ async def test_pages(orca: World, http: httpx.AsyncClient) -> None:
     assert (await http.get("/version")).json() == {"version": VERSION}
     document = (await http.get("/openapi.json")).json()
     assert set(document["paths"]) == set(PATHS)
-    for name, fields in {"CompletionRequest": FIELDS, "ChatRequest": CHAT_FIELDS}.items():
+    for name, fields in {
+        "CompletionRequest": FIELDS,
+        "ChatRequest": CHAT_FIELDS,
+        "ResponseRequest": RESPONSE_FIELDS,
+    }.items():
         schema = document["components"]["schemas"][name]
         assert set(schema["properties"]) == {field.name for field in fields}
     refs = [part.split('"')[0] for part in (await http.get("/openapi.json")).text.split("#/components/")[1:]]
@@ -156,7 +177,6 @@ async def test_what_other_servers_have_elsewhere(http: httpx.AsyncClient) -> Non
     for path, part in {
         "/metrics": "at /metrics of its status port",
         "/v1/embeddings": "no model here makes embeddings",
-        "/v1/responses": "not built yet",
         "/v1/messages": "not built yet",
         "/v2": "there is no such path; Orca serves chats",
     }.items():

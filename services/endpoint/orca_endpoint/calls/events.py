@@ -19,6 +19,7 @@ class Accepted(NamedTuple):
     queue_position: int  # requests before this one in the queue
     starts_in: float | None = None  # seconds until it leaves the queue, as predicted; None: it left, or nobody knows
     weights: str = ""  # fingerprint of those that made its tokens; "" while it has none
+    kept: bytes = b""  # what was kept beside the request; empty: nothing
 
 
 class TopToken(NamedTuple):

@@ -93,7 +93,9 @@ class Transcript:
             self._wants_prompt = asked.prompt_logprobs and not self._from_index
             position = max(attached.position - 1, 0)
             self.prompt_tokens = len(self.record.prompt_ids)
-            yield Accepted(self.request_id, self.prompt_tokens, position, attached.starts_in, attached.weights)
+            kept, starts_in = self.record.kept, attached.starts_in
+            yield Accepted(self.request_id, self.prompt_tokens, position, starts_in, attached.weights, kept)
+            self.record.ClearField("kept")
             if not self._wants_prompt:
                 self.record.ClearField("prompt_ids")  # nobody needs them any more, and a call may live for long
         tokens, finish, known = attached.tokens, attached.finish, attached.first

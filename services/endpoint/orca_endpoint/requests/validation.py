@@ -108,7 +108,7 @@ class Validator:
         fields with schemas of which an answer need only follow what can be enforced.
         """
         check = Fields(names or {})
-        request_id = self._request_id(request.request_id) if request.request_id else f"req-{secrets.token_hex(12)}"
+        request_id = self.request_id(request.request_id) if request.request_id else f"req-{secrets.token_hex(12)}"
         attempt = self._attempt(request.attempt)
         grace = self._grace(request, check)
         if request.prompt_logprobs and (self._model.has_encoder or self._model.prefix_lm):
@@ -152,7 +152,7 @@ class Validator:
 
     def resume(self, request: ResumeRequest) -> int:
         """Checks a ResumeRequest and returns its attempt. Raises InvalidArgument."""
-        self._request_id(request.request_id)
+        self.request_id(request.request_id)
         if request.from_index > self._model.max_positions:
             raise InvalidArgument("from_index", f"must be at most {self._model.max_positions}")
         if len(request.digest) not in {0, hashlib.sha1().digest_size}:
@@ -162,7 +162,7 @@ class Validator:
 
     def cancel(self, request: CancelRequest) -> None:
         """Checks a CancelRequest. Raises InvalidArgument."""
-        self._request_id(request.request_id)
+        self.request_id(request.request_id)
 
     async def close(self) -> None:
         """Ends the processes that compile forms and render chats."""
@@ -170,7 +170,8 @@ class Validator:
         await self._chats.close()
 
     # -- the parts
-    def _request_id(self, request_id: str) -> str:
+    def request_id(self, request_id: str) -> str:
+        """Checks the id of a request and returns it. Raises InvalidArgument."""
         if not request_id:
             raise InvalidArgument("request_id", "is missing")
         if len(request_id) > MAX_ID:
