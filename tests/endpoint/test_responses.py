@@ -31,7 +31,7 @@ AS_CHAT = [
     {"type": "function", "function": {"name": "weather", "description": "é <b>", "parameters": SCHEMA, "strict": None}},
     {"type": "function", "function": {"name": "time"}},
 ]
-USER = {"role": "user", "content": "Bern?"}
+USER: Any = {"role": "user", "content": "Bern?"}
 
 
 @pytest.fixture(scope="session")
@@ -203,7 +203,7 @@ async def test_which_calls_a_request_allows(orca: World, client: AsyncOpenAI) ->
 
 
 async def test_a_response_while_and_after_it_runs(orca: World, client: AsyncOpenAI) -> None:
-    """Whoever reads it disturbs nobody. Its stream is taken up at another endpoint, behind any event."""
+    """A read changes nothing. Its stream is taken up at another endpoint, behind any event."""
     ids = [*encode(orca, CALLS), 0]
     asked: dict[str, Any] = {"model": "tiny", "input": "Bern?", "tools": [WEATHER, TIME]}
     async with (

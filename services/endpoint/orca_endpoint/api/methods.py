@@ -11,6 +11,7 @@ from starlette.routing import Route
 from orca_common.errors import Unavailable
 from orca_common.release import VERSION
 
+from ..anthropic.method import CountTokens, Messages
 from ..calls.endpoint import Endpoint
 from ..http.routing import MethodRoute, application
 from ..openai.answer import UsageIn
@@ -27,7 +28,6 @@ from .openapi import described, page
 ELSEWHERE = {  # what clients of other servers call, and what there is instead
     "/metrics": "an endpoint's metrics are at /metrics of its status port (the setting status_port)",
     "/v1/embeddings": "no model here makes embeddings: Orca generates text",
-    "/v1/messages": "Anthropic's messages are not built yet; chats are, at /v1/chat/completions",
 }
 NOTHING_ELSE = "default-src 'none'; style-src 'unsafe-inline'"  # the page loads nothing
 
@@ -49,6 +49,8 @@ def methods(endpoint: Endpoint) -> Starlette:
         MethodRoute("/v1/chat/completions/{id}", Resumed(endpoint, of_chats), "GET", query=True),
         MethodRoute("/v1/responses", Responses(endpoint, library), "POST"),
         MethodRoute("/v1/responses/{id}", KeptResponses(endpoint, library), "GET", query=True),
+        MethodRoute("/v1/messages", Messages(endpoint), "POST", query=True),
+        MethodRoute("/v1/messages/count_tokens", CountTokens(endpoint).count, "POST", query=True),
         MethodRoute("/tokenize", tokens.tokenize, "POST"),
         MethodRoute("/tokenizer_info", tokens.info, "GET", "HEAD"),
         MethodRoute("/detokenize", tokens.detokenize, "POST"),

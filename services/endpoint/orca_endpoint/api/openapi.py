@@ -6,6 +6,8 @@ from typing import Any
 
 from orca_common.release import VERSION
 
+from ..anthropic.fields import FIELDS as MESSAGE_FIELDS
+from ..anthropic.fields import OF_PROMPTS
 from ..openai.chat.fields import FIELDS as CHAT_FIELDS
 from ..openai.chat.tools import CALL
 from ..openai.completions.request import FIELDS
@@ -156,6 +158,19 @@ PATHS: dict[str, Schema] = {
             parameters=[RESPONSE_ID, STREAMS, AFTER, MODEL, REQUEST_ID, TIMEOUT, COMMENTS],
         )
     },
+    "/v1/messages": {
+        "post": operation(
+            "Answers a conversation by a message, as Anthropic's API does.",
+            {"200": answer("The message; with `stream` its events.", "AnswerMessage")},
+            "MessageRequest",
+            parameters=[REQUEST_ID, TIMEOUT, COMMENTS],
+        )
+    },
+    "/v1/messages/count_tokens": {
+        "post": operation(
+            "The number of a prompt's tokens.", {"200": answer("The number.", "TokenCount")}, "CountRequest"
+        )
+    },
     "/v1/models": {
         "get": operation("The models that are served at this address.", {"200": answer("The list.", "Models")})
     },
@@ -242,6 +257,34 @@ SCHEMAS: dict[str, Schema] = {
         model=STRING,
         output={"type": "array", "items": {"oneOf": [reference("OutputMessage"), reference("FunctionCall")]}},
         usage={"anyOf": [reference("ResponseUsage"), {"type": "null"}]},
+    ),
+    "MessageRequest": body_of(MESSAGE_FIELDS, "messages"),
+    "CountRequest": body_of(OF_PROMPTS, "messages"),
+    "TokenCount": thing(("input_tokens",), input_tokens=INTEGER),
+    "AnswerMessage": thing(
+        ("id", "type", "role", "model", "content", "stop_reason", "stop_sequence", "usage"),
+        id=STRING,
+        type={"const": "message"},
+        role={"const": "assistant"},
+        model=STRING,
+        content={
+            "type": "array",
+            "items": {
+                "oneOf": [
+                    thing(("type", "text"), type={"const": "text"}, text=STRING),
+                    thing(
+                        ("type", "id", "name", "input"),
+                        type={"const": "tool_use"},
+                        id=STRING,
+                        name=STRING,
+                        input={"type": "object"},
+                    ),
+                ]
+            },
+        },
+        stop_reason={"enum": ["end_turn", "max_tokens", "stop_sequence", "tool_use"]},
+        stop_sequence={"type": ["string", "null"]},
+        usage=thing(("input_tokens", "output_tokens"), input_tokens=INTEGER, output_tokens=INTEGER),
     ),
     "OutputMessage": thing(
         ("id", "type", "status", "role", "content"),
@@ -339,8 +382,8 @@ td:first-child {{ white-space: nowrap; }}
 </head>
 <body>
 <h1>Orca serves <code>{name}</code></h1>
-<p>The chat, responses and completions APIs are OpenAI's. What is not supported is refused by name, never ignored.
-The whole description is <a href="openapi.json">openapi.json</a>.</p>
+<p>The chat, responses and completions APIs are OpenAI's, that of messages Anthropic's. What is not supported is
+refused by name, never ignored. The whole description is <a href="openapi.json">openapi.json</a>.</p>
 <pre>curl {base}/v1/chat/completions -H "Content-Type: application/json" \\
   -d '{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
 curl {base}/v1/completions -H "Content-Type: application/json" \\
@@ -351,6 +394,8 @@ curl {base}/v1/completions -H "Content-Type: application/json" \\
 <table><tr><th>field</th><th></th><th>how</th></tr>{chat_fields}</table>
 <h2>Fields of <code>POST /v1/responses</code></h2>
 <table><tr><th>field</th><th></th><th>how</th></tr>{response_fields}</table>
+<h2>Fields of <code>POST /v1/messages</code></h2>
+<table><tr><th>field</th><th></th><th>how</th></tr>{message_fields}</table>
 <h2>Fields of <code>POST /v1/completions</code></h2>
 <table><tr><th>field</th><th></th><th>how</th></tr>{fields}</table>
 </body>
@@ -371,6 +416,7 @@ def page(name: str, base: str) -> str:
         paths=paths,
         chat_fields=rows(CHAT_FIELDS),
         response_fields=rows(RESPONSE_FIELDS),
+        message_fields=rows(MESSAGE_FIELDS),
         fields=rows(FIELDS),
     )
 

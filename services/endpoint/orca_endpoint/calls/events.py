@@ -67,6 +67,7 @@ class Finished(NamedTuple):
     times: Times | None
     said: Said | None = None  # as a token's, of the text that was held back
     called: bool = False  # the answer has calls, and all of them are whole
+    stop: str | None = None  # the stop string that has ended the text
 
 
 Event = Accepted | Prompted | Token | Finished

@@ -240,12 +240,12 @@ class Transcript:
 
     def _finished(self, reason: Reason, text: str, times: Times | None) -> Finished:
         """The event of the end. text: what was held back."""
-        calls = self._calls
+        calls, stop = self._calls, self._text.stopped_by
         if calls is None:
-            return Finished(reason, len(self._ids), text, times)
+            return Finished(reason, len(self._ids), text, times, stop=stop)
         said, rest = calls.push(text), calls.flush()
         said = Said(said.content + rest.content, said.calls)
-        return Finished(reason, len(self._ids), text, times, said, calls.called)
+        return Finished(reason, len(self._ids), text, times, said, calls.called, stop)
 
 
 def digest_of(ids: "array[int]") -> bytes:

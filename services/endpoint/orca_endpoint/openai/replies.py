@@ -2,7 +2,7 @@
 
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -12,9 +12,11 @@ from starlette.responses import JSONResponse
 from orca_common.errors import InvalidArgument
 
 from ..calls.endpoint import Endpoint
+from ..calls.events import Event, Finished, Token
 from ..http.access import caller_in, tenant_in
 from ..http.bodies import body_in, parsed
 from ..http.exchange import Answer, Exchange, deadline_of, silence_of, until
+from ..text.tool_calls import CallPart
 from .answer import Choice, headers_of, relaxed_header
 from .generations import calls_of, together
 from .request import Asked
@@ -22,11 +24,41 @@ from .stream import Chunks, Stream, told
 
 
 class Reply(Chunks):
-    """An answer that keeps what came of it, beside making its events."""
+    """An answer in parts, a text and calls, one after the other. It keeps what has come, beside making its events."""
 
     @abstractmethod
     def whole(self) -> dict[str, Any]:
         """The answer's object, as far as it has come."""
+
+    def shown(self, n: int, choice: Choice, piece: Sequence[Event]) -> bytes:
+        return b"".join(self._said(event) for event in piece if type(event) is Token)
+
+    def _said(self, event: Token | Finished) -> bytes:
+        """The events of a piece of the answer."""
+        content, calls = (event.text, ()) if event.said is None else event.said
+        sent = self._text(content, event) if content or self._shows(event) else b""
+        for part in calls:
+            if part.id:
+                sent += self._open_call(part)
+            if part.arguments:
+                sent += self._arguments(part.arguments)
+        return sent
+
+    def _shows(self, event: Token | Finished) -> bool:
+        """Whether an event without a text is shown in the text."""
+        return False
+
+    @abstractmethod
+    def _text(self, content: str, event: Token | Finished) -> bytes:
+        """The events of a piece of text, of which the first one begins the part."""
+
+    @abstractmethod
+    def _open_call(self, part: CallPart) -> bytes:
+        """The events of a call that begins, and of the end of the part before it."""
+
+    @abstractmethod
+    def _arguments(self, piece: str) -> bytes:
+        """The events of a piece of a call's arguments."""
 
 
 @dataclass(frozen=True)

@@ -58,11 +58,8 @@ class ResponseReply(Reply):
         created = self._event("response.created", response=self.whole())
         return created + self._event("response.in_progress", response=self.whole())
 
-    def shown(self, n: int, choice: Choice, piece: Sequence[Event]) -> bytes:
-        return b"".join(self._token(event) for event in piece if type(event) is Token)
-
     def finished(self, n: int, choice: Choice, event: Finished) -> bytes:
-        sent = self._said(event, [])
+        sent = self._said(event)
         if self._open is None and not self._items:
             sent += self._open_message()
         cut = event.reason is Reason.LENGTH
@@ -120,42 +117,38 @@ class ResponseReply(Reply):
             return b""
         return named_event(kind, json.dumps({"type": kind, "sequence_number": self._number, **body}))
 
-    def _token(self, token: Token) -> bytes:
+    def _shows(self, event: Token | Finished) -> bool:
+        """With logprobs each token of a text is shown."""
         assert self._kept is not None
+        if not self._kept.logprobs or isinstance(event, Finished) or event.logprob is None:
+            return False
         in_text = self._open is None or self._open["type"] == "message"
-        scored = self._kept.logprobs and in_text and token.logprob is not None and not (token.said and token.said.calls)
-        return self._said(token, self._logprobs.of([token])["content"] if scored else [])
+        return in_text and not (event.said is not None and event.said.calls)
 
-    def _said(self, event: Token | Finished, scores: list[dict[str, Any]]) -> bytes:
-        """The events of a piece of text, and of parts of calls."""
-        sent, content = b"", event.text if event.said is None else event.said.content
-        if content or scores:
-            if self._open is None:
-                sent += self._open_message()
-            self._texts.append(content)
-            self._scores += scores
-            sent += self._of_part("response.output_text.delta", delta=content, logprobs=scores)
-        for part in event.said.calls if event.said is not None else ():
-            sent += self._called(part)
-        return sent
+    def _text(self, content: str, event: Token | Finished) -> bytes:
+        sent = self._open_message() if self._open is None else b""
+        scores = list[dict[str, Any]]()
+        if isinstance(event, Token) and self._shows(event):
+            scores = self._logprobs.of([event])["content"]
+        self._texts.append(content)
+        self._scores += scores
+        return sent + self._of_part("response.output_text.delta", delta=content, logprobs=scores)
 
-    def _called(self, part: CallPart) -> bytes:
-        sent = b""
-        if part.id:
-            sent += self._close("completed")
-            self._open = {
-                "id": f"fc_{self._key}_{part.at}",
-                "type": "function_call",
-                "status": "in_progress",
-                "call_id": part.id,
-                "name": part.name,
-                "arguments": "",
-            }
-            sent += self._event("response.output_item.added", output_index=len(self._items), item=self._open)
-        if part.arguments:
-            self._texts.append(part.arguments)
-            sent += self._of_item("response.function_call_arguments.delta", delta=part.arguments)
-        return sent
+    def _open_call(self, part: CallPart) -> bytes:
+        sent = self._close("completed")
+        self._open = {
+            "id": f"fc_{self._key}_{part.at}",
+            "type": "function_call",
+            "status": "in_progress",
+            "call_id": part.id,
+            "name": part.name,
+            "arguments": "",
+        }
+        return sent + self._event("response.output_item.added", output_index=len(self._items), item=self._open)
+
+    def _arguments(self, piece: str) -> bytes:
+        self._texts.append(piece)
+        return self._of_item("response.function_call_arguments.delta", delta=piece)
 
     def _open_message(self) -> bytes:
         self._open = {
