@@ -1,4 +1,4 @@
-"""The part of a response that is kept beside its request: its object without the answer, and the conversation before it."""
+"""The part of a response that is kept beside its request: its object without the answer, and what it answers."""
 
 import json
 from collections.abc import Sequence

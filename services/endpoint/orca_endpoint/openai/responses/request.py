@@ -31,7 +31,7 @@ OF_OTHERS = {
 OUR_NAMES = {**OF_CHATS, "chat.messages": "input", "max_new_tokens": "max_output_tokens"}
 IN_CHAT = re.compile(r"input\[(\d+)\]")  # a message of the chat that the input became
 IN_TOOLS = re.compile(r"(tools\[\d+\])\.function")
-TOOL = {"description": None, "parameters": None, "strict": None}  # members of a tool in a response, where the caller does not say
+TOOL = {"description": None, "parameters": None, "strict": None}  # of a response, where the caller does not say
 
 
 @dataclass(frozen=True)
