@@ -186,8 +186,10 @@ async def test_keys(redis_url: str, model: Path) -> None:
         assert (await claude.messages.create(**asked)).stop_reason == "end_turn"
         with pytest.raises(anthropic.AuthenticationError, match="authentication_error"):
             await stranger.messages.create(**asked)
-        with pytest.raises(anthropic.BadRequestError, match="another key"):
-            await claude.messages.create(**asked, extra_headers={"Authorization": "Bearer other"})
+        both = {"x-api-key": key, "authorization": "Bearer other"}
+        async with httpx.AsyncClient(base_url=orca.serving.http, headers=both) as http:
+            refused = await http.post("/v1/messages", json=asked)
+        assert (refused.status_code, refused.json()["error"]["type"]) == (400, "invalid_request_error")
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {

@@ -1,6 +1,7 @@
 """A message of Anthropic's API as it grows: its events, and its object."""
 
 import json
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from orca_common.errors import OrcaError
@@ -17,9 +18,10 @@ from ..text.tool_calls import CallPart
 class MessageReply(Reply):
     """One message."""
 
-    def __init__(self, name: str, model: str, streams: bool) -> None:
-        """name: its id. streams: its events are wanted."""
-        self._name, self._model, self._streams = name, model, streams
+    def __init__(self, name: str, model: str, streams: bool, spell: Callable[[int], str]) -> None:
+        """name: its id. streams: its events are wanted. spell: gives the text of one token alone."""
+        self._name, self._model, self._streams, self._spell = name, model, streams, spell
+        self._last: int | None = None  # token
         self._blocks = list[dict[str, Any]]()  # those that are whole
         self._open: dict[str, Any] | None = None  # the block that grows
         self._pieces = list[str]()  # of its text, or of its arguments
@@ -31,9 +33,15 @@ class MessageReply(Reply):
         self._input_tokens = accepted.input_tokens
         return self._event("message_start", message=self.whole())
 
+    def shown(self, n: int, choice: Choice, piece: Sequence[Event]) -> bytes:
+        self._last = next((event.token_id for event in reversed(piece) if isinstance(event, Token)), self._last)
+        return super().shown(n, choice, piece)
+
     def finished(self, n: int, choice: Choice, event: Finished) -> bytes:
         sent = self._said(event) + self._close()
         self._output_tokens, self._stop = event.output_tokens, event.stop
+        if event.reason is Reason.STOP_TOKEN and self._last is not None:  # a stop sequence that is a special token
+            self._stop = self._spell(self._last)
         self._reason = stop_reason(event)
         delta = {"stop_reason": self._reason, "stop_sequence": self._stop}
         sent += self._event("message_delta", delta=delta, usage=self._usage())

@@ -1,7 +1,7 @@
 """The fields of Anthropic's `POST /v1/messages`, and which of them Orca honours: the one list of them."""
 
 from ..openai.chat.fields import TEMPLATE_KWARGS
-from ..openai.fields import BOOLEAN, MODEL, OURS, SAMPLED, STRING, UNCHANGING, Field, Fixed, closed
+from ..openai.fields import BOOLEAN, MODEL, OURS, SAMPLED, STRING, Field, Fixed, closed
 
 REFUSED = (
     Fixed("container", (), "no code runs here"),
@@ -13,7 +13,7 @@ REFUSED = (
     Fixed("user_profile_id", (), "no profiles are kept"),
     Fixed("workspace_id", (), "there is one workspace, which is the tenant's"),
 )
-FIXED = {one.name: (one.values, one.why) for one in (*REFUSED, *UNCHANGING)}
+FIXED = {one.name: (one.values, one.why) for one in REFUSED}
 TEXT = closed(["type", "text"], type={"const": "text"}, text=STRING)
 BLOCK = {"type": "object", "required": ["type"], "properties": {"type": STRING}}
 MESSAGE = closed(

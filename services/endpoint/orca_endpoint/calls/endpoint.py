@@ -164,7 +164,8 @@ class Endpoint:
         answer need only follow what can be enforced. kept: what is kept beside the request, as long
         as the pool keeps it. Raises what the validation raises, and when no call is admitted.
         """
-        span = self._span("orca.request", "orca.submit", carrier)
+        operation = "chat" if request.WhichOneof("prompt") == "chat" else "text_completion"
+        span = self._span("orca.request", "orca.submit", carrier, operation)
         with refused(span):
             self._admit(deadline, self.settings.max_calls)
             self.check_model(request.model)
@@ -336,11 +337,13 @@ class Endpoint:
         line = current_line()
         return Meter(self.metrics, tenant, line.arrived if line is not None else time.monotonic())
 
-    def _span(self, request: str, submit: str, carrier: Mapping[str, str]) -> RequestSpan | None:
+    def _span(
+        self, request: str, submit: str, carrier: Mapping[str, str], operation: str | None = None
+    ) -> RequestSpan | None:
         """The request's spans, from the arrival of its call on; None when nothing is traced."""
         if not self.telemetry.enabled:
             return None
-        return RequestSpan(self.telemetry.tracer, (request, submit), carrier, current_line(), self.name)
+        return RequestSpan(self.telemetry.tracer, (request, submit), carrier, current_line(), self.name, operation)
 
 
 @contextmanager

@@ -86,6 +86,8 @@ class Transcript:
             syntax = SYNTAXES.get(self.record.tool_syntax)
             before = self.record.prompt_ids if self._vocabulary is not None and self._vocabulary.follows else ()
             marks = syntax.marks if syntax is not None else ()
+            if self.record.show_special_tokens and self._vocabulary is not None:
+                marks = self._vocabulary.special_but(self.record.end_token_ids)
             self._text = TextStream(self._vocabulary, self.record.stop, marks, before)
             self._calls = CallReader(syntax, self.request_id) if syntax is not None else None
             asked = self.record.sampling

@@ -17,7 +17,6 @@ from orca_common.sampling import SAMPLING, Kind
 
 from .answer import UsageIn
 from .body import as_number, check_names, get, load, number, strings, text, whole
-from .fields import UNCHANGING
 from .forms import Wanted
 
 UINT32 = (1 << 32) - 1
@@ -27,7 +26,7 @@ METADATA_PAIRS, METADATA_NAME, METADATA_VALUE = 16, 64, 512  # OpenAI's limits
 STREAM_OPTIONS = frozenset({"include_usage", "continuous_usage_stats", "include_obfuscation"})
 COPIES = 32 << 20  # bytes of all generations of one body, each with its prompt
 Values = Mapping[str, tuple[Sequence[Any], str]]  # fields that are accepted at some values only: these, and why
-FIXED: Values = {"store": ((False,), "nothing is stored"), **{one.name: (one.values, one.why) for one in UNCHANGING}}
+FIXED: Values = {"store": ((False,), "nothing is stored")}
 
 
 @dataclass(frozen=True)
@@ -133,7 +132,12 @@ def request_of(
         raise InvalidArgument("detach_grace", f"must be a number of seconds from 0 on; it is {grace}")
     duration = Duration()
     duration.FromMilliseconds(round(grace * 1000))
+    least = get(body, "min_tokens", int, "an integer", 0)
+    if least < 0:
+        raise InvalidArgument("min_tokens", f"must be at least 0; it is {least}")
     return GenerateRequest(
+        min_new_tokens=min(least, UINT32),
+        show_special_tokens=not get(body, "skip_special_tokens", bool, "true or false", True),
         max_new_tokens=min(max_tokens, UINT32),
         sampling=sampling_of(body, defaults),
         stop=strings(body.get("stop", []), "stop"),

@@ -137,15 +137,21 @@ class Validator:
         eos = () if request.ignore_eos else self._model.eos_token_ids
         if is_chat and eos and self._vocabulary is not None and self._vocabulary.end is not None:
             eos = (*eos, self._vocabulary.end)  # templates end an answer with the tokenizer's
+        ends = sorted({*stops, *eos})
+        if least := self._least(request, new, form is not None or bool(request.chat.tools), check):
+            sampling = sampling if sampling is not None else SamplingParams()
+            sampling.not_before.min_new_tokens = least
+            sampling.not_before.token_ids.extend(ends)
         record = PoolRequest(
             request_id=request_id,
             prompt_ids=prompt_ids,
             max_new_tokens=new,
             sampling=sampling,
-            end_token_ids=sorted({*stops, *eos}),
+            end_token_ids=ends,
             stop_token_ids=stops,
             stop=request.stop,
             detach_grace=grace,
+            show_special_tokens=request.show_special_tokens,
             tool_syntax=syntax.name if syntax is not None and request.chat.tool_choice != TOOL_CHOICE_NONE else "",
         )
         return Work(record, body_digest(request), attempt, () if form is None else form.left_out)
@@ -224,6 +230,16 @@ class Validator:
             raise check.error("stop_token_ids", f"has {count} ids; at most {limit} are allowed")
         self._known(request.stop_token_ids, "stop_token_ids", check)
         return list(dict.fromkeys([*request.stop_token_ids, *special]))
+
+    def _least(self, request: GenerateRequest, new: int, has_form: bool, check: "Fields") -> int:
+        """Tokens that the answer has at least. new: those that it has at most."""
+        least = request.min_new_tokens
+        if least > new:
+            raise check.error("min_new_tokens", f"is {least}, but the answer has at most {new} tokens")
+        if least and (has_form or request.stop):
+            why = "stop strings end an answer where they come" if request.stop else "a form says where its answer ends"
+            raise check.error("min_new_tokens", f"must be 0 here: {why}")
+        return least
 
     async def _form(
         self, request: GenerateRequest, syntax: Syntax | None, check: "Fields", caller: str, loose: Collection[str]

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from encodings.utf_8 import IncrementalDecoder
 from pathlib import Path
 from typing import Protocol
@@ -78,6 +78,10 @@ class Vocabulary:
     def special_tokens(self) -> Sequence[str]:
         """The texts of the special tokens."""
         return list(self._special)
+
+    def special_but(self, ends: Collection[int]) -> tuple[str, ...]:
+        """The texts of the special tokens without those that end an answer."""
+        return tuple(name for name, i in self._special.items() if i not in ends)
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Token ids. About half a second for 1 MiB of text, without the interpreter's lock.

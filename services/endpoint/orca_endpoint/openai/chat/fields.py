@@ -11,7 +11,6 @@ from ..fields import (
     STOP,
     STREAM,
     STRING,
-    UNCHANGING,
     USER,
     Field,
     Fixed,
@@ -38,7 +37,7 @@ REFUSED = (
     Fixed("web_search_options", (), "nothing is searched"),
 )
 TEMPLATED = Fixed("add_special_tokens", (False,), "the template puts special tokens where they belong")
-FIXED = {one.name: (one.values, one.why) for one in (*REFUSED, *UNCHANGING, TEMPLATED)}
+FIXED = {one.name: (one.values, one.why) for one in (*REFUSED, TEMPLATED)}
 
 PART = closed(["type", "text"], type={"const": "text"}, text=STRING)
 MESSAGE = closed(

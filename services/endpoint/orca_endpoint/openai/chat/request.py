@@ -29,6 +29,7 @@ OUR_NAMES: Mapping[str, str] = {
     "chat.tools": "tools",
     "chat.tool_names": "tool_choice",
     "max_new_tokens": "max_completion_tokens",
+    "min_new_tokens": "min_tokens",
 }
 
 

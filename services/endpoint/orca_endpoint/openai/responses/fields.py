@@ -11,7 +11,6 @@ from ..fields import (
     SAMPLED,
     STOP,
     STRING,
-    UNCHANGING,
     USER,
     Field,
     Fixed,
@@ -33,7 +32,7 @@ REFUSED = (
     Fixed("service_tier", ("auto", "default"), "all requests are served alike"),
     Fixed("truncation", ("disabled",), "a conversation that does not fit is refused"),
 )
-FIXED = {one.name: (one.values, one.why) for one in (*REFUSED, *UNCHANGING)}
+FIXED = {one.name: (one.values, one.why) for one in REFUSED}
 LOGPROBS = "message.output_text.logprobs"
 INCLUDABLE = (  # what OpenAI can include; all but LOGPROBS are parts of items that no answer here has
     LOGPROBS,
