@@ -7,7 +7,7 @@ from typing import Any
 from orca_common.errors import OrcaError
 from orca_pool.records import Reason
 
-from ..calls.events import Accepted, Finished, Token
+from ..calls.events import Accepted, Event, Finished, Token
 from ..http.errors import in_messages
 from ..openai.answer import Choice
 from ..openai.replies import Reply, named_event

@@ -62,7 +62,7 @@ def messages_of(body: Mapping[str, Any]) -> list[Placed]:
 
 
 def turns_of(given: Any, place: str) -> list[Placed]:
-    """The messages of a chat that one message is: each result of a call is one."""
+    """Makes a message into those of a chat, in which each result of a call has its own."""
     if not isinstance(given, dict):
         raise InvalidArgument(place, "must be an object with role and content")
     message = without(given)
