@@ -249,8 +249,11 @@ async def test_the_least_length_and_special_tokens(orca: World, http: httpx.Asyn
         await http.post("/v1/chat/completions", json={**asked, "ignore_eos": True, "min_tokens": 2, "stream": True})
         shown = await http.post("/v1/chat/completions", json={**asked, "ignore_eos": True})
     first, second, third = script.records
-    assert (first.sampling.not_before.min_new_tokens, list(first.sampling.not_before.token_ids)) == (3, [0, 7])
-    assert (second.sampling.not_before.min_new_tokens, list(second.sampling.not_before.token_ids)) == (2, [7])
+    for record, least, ends in ((first, 3, {0, 7}), (second, 2, {7})):
+        assert record.sampling.not_before.min_new_tokens == least
+        assert list(record.sampling.not_before.token_ids) == list(record.end_token_ids)
+        assert ends <= {*record.end_token_ids}
+    assert 0 not in second.end_token_ids
     assert not third.sampling.HasField("not_before")
     assert answer.json()["choices"][0]["message"]["content"] == "a"
     plain = orca.serving.app.endpoint.spell(7)

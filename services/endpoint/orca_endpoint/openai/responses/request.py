@@ -8,6 +8,7 @@ from typing import Any
 
 from orca.v1.orca_pb2 import TOOL_CHOICE_REQUIRED, Chat, ChatMessage
 from orca_common.errors import InvalidArgument
+from orca_common.sampling import SAMPLING
 
 from ...requests.defaults import MODEL_SAYS_NOTHING, Defaults
 from ..answer import UsageIn
@@ -16,6 +17,7 @@ from ..chat.request import OUR_NAMES as OF_CHATS
 from ..chat.request import template_kwargs
 from ..chat.tools import CHOICES, Chosen, choice_of, put_functions
 from ..content import needed
+from ..fields import THEIRS
 from ..forms import as_form, loose_in
 from ..replies import Question
 from ..request import UINT32, Sample, labels_of, read, request_of, usage_in
@@ -180,11 +182,11 @@ def flat_name_in(given: Any, field: str) -> str:
 
 def fields_of(body: Mapping[str, Any], defaults: Mapping[str, float], store: bool) -> dict[str, Any]:
     """The members of the response's object that say how it was asked for, with those that the body does not have."""
-    unsaid = {"temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+    numbers = [one for one in SAMPLING.values() if one.name in THEIRS and one.kind == "number"]
     may_be_null = ("instructions", "max_output_tokens", "previous_response_id", "prompt_cache_key", "user")
     return {
         **{name: body.get(name) for name in (*may_be_null, "safety_identifier")},
-        **{name: body.get(name, defaults.get(name, value)) for name, value in unsaid.items()},
+        **{one.name: body.get(one.name, defaults.get(one.name, one.default)) for one in numbers},
         "background": False,
         "max_tool_calls": None,
         "metadata": body.get("metadata", {}),
