@@ -136,8 +136,8 @@ async def test_calls_and_the_turn_after_them(orca: World, client: AsyncOpenAI) -
         results: list[Any] = [
             {"type": "function_call_output", "call_id": call.call_id, "output": "5°"} for call in calls
         ]
-        items = [one.model_dump() for one in answer.output]
-        references = [{"type": "item_reference", "id": one.id} for one in answer.output]
+        items: list[Any] = [one.model_dump() for one in answer.output]
+        references: list[Any] = [{"type": "item_reference", "id": one.id} for one in answer.output]
         await client.responses.create(input=[USER, *items, *results], **asked)
         await client.responses.create(input=[USER, *references, *results], **asked)
         last = await client.responses.create(input=results, previous_response_id=answer.id, **asked)
