@@ -202,6 +202,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
         "messages[0].content[0].type: is 'image'; only 'text'",
     ),
+    "a type": ({"messages": [{"role": "assistant", "content": [{"type": []}]}, USER]}, "messages[0].content[0].type: "),
     "a call of a user": (
         {"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]}]},
         "messages[0].content[0].type: is 'tool_use'",

@@ -86,6 +86,7 @@ def turns_of(given: Any, place: str) -> list[Placed]:
     for n, block in enumerate(content):
         at = f"{field}[{n}]"
         kind = block.get("type") if isinstance(block, dict) else None
+        kind = kind if isinstance(kind, str) else None
         if kind == "tool_result" and role == "user":
             say()
             found.append(Placed(result_of(block, at), at))
