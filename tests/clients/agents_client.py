@@ -1,3 +1,4 @@
+# pyright: reportMissingImports=false
 """OpenAI's agents: a tool, streamed or not, and a turn that goes on from a response."""
 
 import asyncio

@@ -1,3 +1,4 @@
+# pyright: reportMissingImports=false
 """pydantic-ai with OpenAI's responses: a tool, a stream, and an answer by a schema."""
 
 import asyncio

@@ -46,6 +46,13 @@ async def orca(redis_url: str, model: Path) -> AsyncIterator[World]:
         yield started
 
 
+# Open Responses requires these members: openresponses/openresponses, ResponseResource.json at 3452c01.
+REQUIRED = """id object created_at completed_at status incomplete_details model previous_response_id instructions output
+error tools tool_choice truncation parallel_tool_calls text top_p presence_penalty frequency_penalty top_logprobs
+temperature reasoning user usage max_output_tokens max_tool_calls store background service_tier metadata
+safety_identifier prompt_cache_key"""
+
+
 async def test_a_text(orca: World, client: AsyncOpenAI) -> None:
     """Whole and streamed: the same object, and the events say what it says."""
     ids = encode(orca, "holds 東京")
@@ -61,6 +68,7 @@ async def test_a_text(orca: World, client: AsyncOpenAI) -> None:
     prompt = encode(orca, rendered("hermes", [{"role": "system", "content": "be brief"}, USER]))
     assert list(script.records[0].prompt_ids) == prompt
     assert script.records[0].request_id == answer.id
+    assert {*REQUIRED.split()} <= answer.model_dump().keys()
     assert (answer.output_text, answer.status, answer.instructions) == ("holds 東京", "incomplete", "be brief")
     assert answer.incomplete_details is not None
     assert answer.incomplete_details.reason == "max_output_tokens"
