@@ -239,7 +239,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a stop": ({"stop_sequences": [""]}, "stop_sequences[0]: is an empty string"),
     "stop": ({"stop": "a"}, "stop: is a field of chats"),
     "metadata": ({"metadata": {"a": "b"}}, "metadata.a: is not known"),
-    "unknown": ({"mesages": []}, "mesages: is not known"),
+    "unknown": ({"messagez": []}, "messagez: is not known"),
 }
 
 
