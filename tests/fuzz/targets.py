@@ -18,8 +18,8 @@ from orca_common.lanes.server import LaneCall
 from orca_endpoint.anthropic.request import parse as parse_message
 from orca_endpoint.openai.chat.request import parse as parse_chat
 from orca_endpoint.openai.completions.request import parse
+from orca_endpoint.openai.content import Placed
 from orca_endpoint.openai.request import Asked
-from orca_endpoint.openai.responses.items import Placed
 from orca_endpoint.openai.responses.request import Input, asked
 from orca_endpoint.openai.responses.request import parse as parse_response
 from orca_endpoint.requests.chats import Chats

@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from orca.v1.orca_pb2 import ChatMessage
 from orca_common.errors import InvalidArgument, echo
 
 from ..openai.body import check_names, get, text
-from ..openai.content import content_of, needed, part_of, without
+from ..openai.content import Placed, content_of, needed, part_of, without
 
 ROLES = ("user", "assistant", "system")
 TEXT = {"text": "text"}  # the type of a block of text, and the name of its text
@@ -33,13 +33,6 @@ def markdown() -> str:
     rows = [f"| {of} | `{name}` | {why} |" for of, names in IGNORED.items() for name, why in names.items()]
     rows += [f"| a block of type `{kind}` | all | {why} |" for kind, why in BLOCKS.items()]
     return "\n".join(["| of | ignored | because it is |", "| --- | --- | --- |", *rows])
-
-
-class Placed(NamedTuple):
-    """A message of a chat, and where it stands in the body."""
-
-    message: ChatMessage
-    place: str
 
 
 def messages_of(body: Mapping[str, Any]) -> list[Placed]:

@@ -1,7 +1,6 @@
 """The body of Anthropic's `POST /v1/messages`: from JSON to a request."""
 
 import json
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,7 +18,7 @@ from ..openai.body import check_names, get, strings, text
 from ..openai.chat.request import OUR_NAMES as OF_CHATS
 from ..openai.chat.request import template_kwargs
 from ..openai.chat.tools import Chosen, put_functions
-from ..openai.content import needed, without
+from ..openai.content import needed, places_of, without
 from ..openai.forms import Wanted, loose_in
 from ..openai.replies import Question
 from ..openai.request import Sample, read, request_of
@@ -33,8 +32,6 @@ OF_OTHERS = {
     "chat_template": "is refused: the template is the model's own; chat_template_kwargs reach it",
 }
 OUR_NAMES = {**OF_CHATS, "max_new_tokens": "max_tokens", "stop": "stop_sequences"}
-IN_CHAT = re.compile(r"messages\[(\d+)\]")  # a message of the chat that the body became
-IN_TOOLS = re.compile(r"(tools\[\d+\])\.function")
 COUNTED = {*(field.name for field in OF_PROMPTS), "output_config", *FIXED}  # fields of `count_tokens`
 SCHEMA = "output_config.format.schema"
 CHOICES: Mapping[str, ToolChoice] = {
@@ -88,13 +85,8 @@ def chat_of(body: Mapping[str, Any]) -> tuple[Chat, Callable[[str], str]]:
     if not tools and (chosen.names or chosen.choice == TOOL_CHOICE_REQUIRED):
         raise InvalidArgument("tool_choice", "is allowed only with tools")
     put_functions([tool_of(one, f"tools[{n}]") for n, one in enumerate(tools)], chosen, chat)
-
-    def theirs(field: str) -> str:
-        field = IN_TOOLS.sub(r"\1", field).replace("].parameters", "].input_schema")
-        found = IN_CHAT.match(field)
-        return field if found is None else placed[int(found[1])].place
-
-    return chat, theirs
+    theirs = places_of(placed, "messages")
+    return chat, lambda field: theirs(field).replace("].parameters", "].input_schema")
 
 
 def tool_of(given: Any, place: str) -> dict[str, Any]:

@@ -1,11 +1,34 @@
-"""The content of a message, as several APIs have it: a text, or parts with texts."""
+"""The content of a message, as several APIs have it: a text, or parts with texts; and the places of messages."""
 
-from collections.abc import Collection, Mapping
-from typing import Any
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
+from orca.v1.orca_pb2 import ChatMessage
 from orca_common.errors import InvalidArgument, echo
 
 from .body import check_names, get, text
+
+IN_TOOLS = re.compile(r"(tools\[\d+\])\.function")  # a place in a chat, whose functions are objects of their own
+
+
+class Placed(NamedTuple):
+    """A message of a chat, and where it stands in the caller's body."""
+
+    message: ChatMessage
+    place: str
+
+
+def places_of(placed: Sequence[Placed], name: str) -> Callable[[str], str]:
+    """Makes the function that gives the caller's name of a place in a chat. name: the field of its messages, which may
+    be others there. Its tools have no object for their function."""
+    of_chat = re.compile(rf"{name}\[(\d+)\]")
+
+    def theirs(field: str) -> str:
+        found = of_chat.match(field)
+        return IN_TOOLS.sub(r"\1", field) if found is None else placed[int(found[1])].place
+
+    return theirs
 
 
 def without(given: Mapping[str, Any], *ignored: Collection[str]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from orca_common.errors import InvalidArgument, echo
 
 from ...requests.tools import Members, call_of
 from ..body import check_names, get, text
-from ..content import content_of, needed, without
+from ..content import Placed, content_of, needed, without
 
 ROLES = ("user", "assistant", "system", "developer")
 KINDS = ("message", "function_call", "function_call_output", "item_reference", "reasoning")
@@ -42,13 +42,6 @@ def markdown() -> str:
     rows = [f"| {of} | `{name}` | {why} |" for of, names in IGNORED.items() for name, why in names.items()]
     rows.append(f"| an item of type `reasoning` | all | {THOUGHTS} |")
     return "\n".join(["| of | ignored | because it is |", "| --- | --- | --- |", *rows])
-
-
-class Placed(NamedTuple):
-    """A message, and where it stands in the body."""
-
-    message: ChatMessage
-    place: str
 
 
 class Reference(NamedTuple):

@@ -18,11 +18,12 @@ from ...http.request_ids import labels_in
 from ..answer import Choice
 from ..body import check_names, whole
 from ..chat.answer import Logprobs
+from ..content import Placed
 from ..generations import Single
 from ..replies import Replies
 from ..stream import Stream
 from .answer import NO_EVENTS, PREFIX, UNSEEN, ResponseReply, response_in, told_again
-from .items import Placed, message_in
+from .items import message_in
 from .kept import Kept
 from .request import Input, asked, parse
 

@@ -1,6 +1,5 @@
 """The body of OpenAI's `POST /v1/responses`: from JSON to a request, and what is kept beside it."""
 
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,14 +15,14 @@ from ..body import check_names, get, text
 from ..chat.request import OUR_NAMES as OF_CHATS
 from ..chat.request import template_kwargs
 from ..chat.tools import CHOICES, Chosen, choice_of, put_functions
-from ..content import needed
+from ..content import Placed, needed, places_of
 from ..fields import THEIRS
 from ..forms import as_form, loose_in
 from ..replies import Question
 from ..request import UINT32, Sample, labels_of, read, request_of, usage_in
 from ..response_format import format_in
 from .fields import FIXED, INCLUDABLE, LOGPROBS, NAMES
-from .items import Placed, Reference, items_of, joined
+from .items import Reference, items_of, joined
 from .kept import Kept
 
 OF_OTHERS = {
@@ -31,8 +30,6 @@ OF_OTHERS = {
     "chat_template": "is refused: the template is the model's own; chat_template_kwargs reach it",
 }
 OUR_NAMES = {**OF_CHATS, "chat.messages": "input", "max_new_tokens": "max_output_tokens"}
-IN_CHAT = re.compile(r"input\[(\d+)\]")  # a message of the chat that the input became
-IN_TOOLS = re.compile(r"(tools\[\d+\])\.function")
 TOOL = {"description": None, "parameters": None, "strict": None}  # of a response, where the caller does not say
 
 
@@ -95,14 +92,10 @@ def asked(given: Input, before: Sequence[Placed], items: Sequence[Placed]) -> In
     shown = [*given.instructions, *turns]
     (sample,) = given.samples
     sample.request.chat.messages.extend([one.message for one in shown])
-
-    def theirs(field: str) -> str:
-        field = IN_TOOLS.sub(r"\1", field)
-        found = IN_CHAT.match(field)
-        return field if found is None else shown[int(found[1])].place
-
     kept = given.kept._replace(messages=[one.message for one in turns])
-    return replace(given, samples=[replace(sample, kept=kept.packed() if given.store else b"")], theirs=theirs)
+    return replace(
+        given, samples=[replace(sample, kept=kept.packed() if given.store else b"")], theirs=places_of(shown, "input")
+    )
 
 
 def logprobs_of(body: Mapping[str, Any]) -> tuple[bool, int]:
