@@ -30,7 +30,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo check test again examples page alerts hostile test-kubernetes distributed fuzz matrix takeovers links sentinel restart overload soak lint audit docs
-.PHONY: simulate mutations bench bench-pool gpu gpu-node rehearse protos locks images push release package publish
+.PHONY: simulate mutations clients bench bench-pool gpu gpu-node rehearse protos locks images push release package publish
 
 help: ## Show this help.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { \
@@ -174,6 +174,15 @@ docs: $(call part,.documents) ## Build the documentation; a broken link is an er
 bench: $(STAMP) ## Measure the control plane's CPU time; TREE=FOLDER measures the code of another checkout.
 	PYTHONPATH=$(shell printf '%s:' $(wildcard $(addprefix $(realpath $(TREE))/,protos services/* kernels client lab local))) \
 		$(BIN)/python -m orca_bench.control_plane
+
+# With the package indexes, and Node.js.
+CLIENTS = build/clients
+clients: $(STAMP) ## Run clients of others, unmodified, against an endpoint (tests/clients).
+	$(PYTHON) -m venv $(CLIENTS)/venv
+	$(CLIENTS)/venv/bin/pip install --quiet --disable-pip-version-check -r tests/clients/requirements.txt
+	mkdir -p $(CLIENTS)/node && cp tests/clients/package.json $(CLIENTS)/node
+	cd $(CLIENTS)/node && npm install --silent --no-package-lock --no-fund --no-audit
+	cd $(CLIENTS)/node && ../../../$(BIN)/python ../../../tests/clients/served.py ../venv/bin/python .
 
 bench-pool: $(STAMP) ## Measure Redis under 1 to 1,000 engines that compute nothing.
 	$(BIN)/python -m orca_bench.pool

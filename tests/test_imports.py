@@ -48,6 +48,8 @@ ENDPOINT_ROOMS = {
     "grpc": (("settings", "requests", "calls"), HTTP),
     "http": (("settings", "requests", "calls"), GRPC),
     "openai": (("text", "requests", "calls", "http"), GRPC),
+    "anthropic": (("text", "requests", "calls", "http", "openai"), GRPC),
+    "api": (("calls", "http", "openai", "anthropic"), GRPC),
 }
 READERS = ("settings.py", "environment.py")  # what may read the environment
 

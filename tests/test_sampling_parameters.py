@@ -66,8 +66,8 @@ def test_the_messages_have_the_parameters_of_the_table() -> None:
     assert public == list(SAMPLING)
     assert {*LOGPROBS, *FORMS} <= set(GenerateRequest.DESCRIPTOR.fields_by_name)
     assert [field.name for field in GenerateRequest.DESCRIPTOR.oneofs_by_name["form"].fields] == list(FORMS)
-    # The ranks get every form as one grammar, and the model's forced end.
-    others = ["grammar", "forced_end"]
+    # The ranks get every form as one grammar, the model's forced end, and the tokens that would end an answer early.
+    others = ["grammar", "forced_end", "not_before"]
     assert [field.name for field in SamplingParams.DESCRIPTOR.fields] == [*SAMPLING, *LOGPROBS, *others]
     assert set(PLAIN) < set(EVERY)
 

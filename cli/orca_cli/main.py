@@ -339,11 +339,17 @@ def journal(
 
 
 @app.command(cls=Command)
-def demo(context: typer.Context) -> None:
+def demo(
+    context: typer.Context,
+    kill: Annotated[
+        bool,
+        typer.Option("--kill", help="One slow stream instead, beside the commands that kill its processes."),
+    ] = False,
+) -> None:
     """Starts the demo model, sends four requests at different moments, and shows how they share iterations."""
     from orca_cli import serving
 
-    _run(serving.demo(context.obj))
+    _run(serving.demo_of_kills(context.obj) if kill else serving.demo(context.obj))
 
 
 @app.command(context_settings=SETTINGS)

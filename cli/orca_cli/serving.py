@@ -6,6 +6,7 @@ import os
 import shlex
 import shutil
 import sys
+import tempfile
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
@@ -119,6 +120,18 @@ def example(address: str, settings: StackSettings, program: str = sys.argv[0], *
     if settings.api_keys or settings.api_keys_file:
         command += ["--api-key-file", KEY_FILE]
     return shlex.join(command)
+
+
+async def demo_of_kills(forks: Begun | None = None) -> None:
+    """Serves a slow model for one stream, and shows how to kill what serves it. forks: as for `serve`."""
+    from orca_cli import killing
+
+    with tempfile.TemporaryDirectory() as folder:
+        model = killing.make_slow_model(Path(folder), DEMO_MODEL)
+        settings = ServeSettings.load(model=str(model), device="cpu", slots=1024, schedulers=2, port=0, http_port=0)
+        async with running(settings, forks) as (stack, run_dir):
+            watched = await killing.play(stack.grpc_addresses, run_dir, console)
+    console.print(f"{watched.tokens} tokens came, each once; killed meanwhile: {', '.join(watched.killed) or 'none'}.")
 
 
 async def demo(forks: Begun | None = None) -> None:

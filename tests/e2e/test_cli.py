@@ -1,5 +1,7 @@
 """The commands that a new user types: serve, generate, demo, config, and those of the services."""
 
+import asyncio
+import io
 import json
 import os
 import re
@@ -16,10 +18,14 @@ from pathlib import Path
 import psutil
 import pytest
 from openai import OpenAI
+from rich.console import Console
+from stacks import running
 
+from orca_cli import killing
 from orca_cli.settings_command import settings_of
 from orca_client import Accepted, OrcaClient
 from orca_common.settings import flag
+from orca_local.stack import DEMO_MODEL
 
 ORCA = str(Path(sys.executable).parent / "orca")
 WIDE = {**os.environ, "COLUMNS": "160", "NO_COLOR": "1"}
@@ -245,3 +251,27 @@ def test_topology_has_the_settings_of_serve() -> None:
     shown = orca("topology", "--pp", "2", ORCA_TP="3")
     assert "tp 3 x pp 2, auto" in shown.stdout
     assert orca("topology", "--dtype", "float8").stderr.startswith("--dtype: must be 'auto', ")
+
+
+async def test_the_demo_of_kills(tmp_path: Path) -> None:
+    """Its commands are those that a reader would paste: each process is killed by one, and the stream is whole."""
+    (tmp_path / "model").mkdir()
+    model = killing.make_slow_model(tmp_path / "model", DEMO_MODEL)
+    shown = Console(file=io.StringIO(), width=120, force_terminal=True)
+    async with running(tmp_path / "run", model, schedulers=2) as stack:
+        playing = asyncio.create_task(killing.play([stack.grpc], stack.run_dir, shown, tokens=40))
+        for name in ("rank 0", "scheduler", "endpoint"):
+            found: list[re.Match[str]] = []
+
+            def there(name: str = name, found: list[re.Match[str]] = found) -> bool:
+                said = re.finditer(rf"({name}\S*)\s+(kill -9 (\d+))", shown.file.getvalue())  # type: ignore[attr-defined]
+                found[:] = list(said)[-1:]
+                return bool(found) or playing.done()
+
+            await stack.until(there)
+            before = found[0][3]
+            os.kill(int(before), signal.SIGKILL)
+            await stack.until(lambda before=before: before not in (stack.run_dir / "processes.json").read_text())
+        watched = await playing
+    assert (watched.tokens, watched.ended) == (40, "and whole")
+    assert len(watched.killed) >= 2, watched.killed

@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import os
 import random
 import re
+import signal
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,7 +16,7 @@ import pytest
 from checkpoints import make_gpt2
 from endpoint.any_schemas import a_schema as any_schema
 from endpoint.any_schemas import number, validator
-from openai import AsyncOpenAI
+from openai import APIConnectionError, AsyncOpenAI
 from schemas import a_schema
 from stacks import Running, running
 from tool_templates import HERMES, some_tools
@@ -154,3 +156,28 @@ async def test_forced_calls_of_random_tools_are_valid(stack: Running) -> None:
     assert streamed == whole
     for one, found in zip(tools, whole, strict=True):
         judge(one, found)
+
+
+async def test_a_response_goes_on_where_its_endpoint_died(stack: Running) -> None:
+    """A rank is killed amid its stream, then the endpoint. OpenAI's client takes it up behind the last event."""
+    asked: dict[str, Any] = {"model": "model", "input": "1", "max_output_tokens": 1500, "temperature": 1.0}
+    asked["extra_body"] = {"seed": 3, "ignore_eos": True}
+    address = f"http://{stack.http}/v1"
+    async with (
+        AsyncOpenAI(base_url=address, api_key="none", max_retries=0) as client,
+        AsyncOpenAI(base_url=address, api_key="none", max_retries=20) as patient,
+    ):
+        whole = await client.responses.create(**asked)
+        came = list[Any]()
+        with pytest.raises(APIConnectionError):  # noqa: PT012 (the loop is what fails)
+            async for event in await client.responses.create(**asked, stream=True):
+                came.append(event)
+                if len(came) in (30, 400):
+                    role = "rank" if len(came) == 30 else "endpoint"
+                    os.kill(next(p["pid"] for p in stack.processes() if p["role"] == role), signal.SIGKILL)
+        last, name = came[-1].sequence_number, came[0].response.id
+        came += [event async for event in await patient.responses.retrieve(name, stream=True, starting_after=last)]
+    assert [event.sequence_number for event in came] == list(range(len(came)))
+    assert came[-1].response.output_text == whole.output_text
+    deltas = (event.delta for event in came if event.type == "response.output_text.delta")
+    assert "".join(deltas) == whole.output_text

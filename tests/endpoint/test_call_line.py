@@ -1,13 +1,15 @@
 """One line for each call that was refused or has ended, at both doors; and the spans of the same calls."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import grpc
 import httpx2 as httpx
 import pytest
-from endpoint.harness import World, collect, generation, until
+from endpoint.harness import World, collect, generation, until, world
 from endpoint.lines import lines_of
+from endpoint.test_chat import make_chat_model
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -26,6 +28,11 @@ FIELD = {"INVALID_FIELD": "max_new_tokens", "UNREADABLE_MESSAGE": "message"}  # 
 
 @pytest.fixture
 def spans(orca: World) -> InMemorySpanExporter:
+    return recorded(orca)
+
+
+def recorded(orca: World) -> InMemorySpanExporter:
+    """The spans of an endpoint from now on."""
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     telemetry = orca.serving.app.endpoint.telemetry
@@ -149,6 +156,34 @@ async def test_the_spans(orca: World, http: httpx.AsyncClient, spans: InMemorySp
             "url.path": "/v1/completions",
             "url.scheme": "http",
         }
+
+
+async def test_the_client_and_the_request_are_in_one_trace(redis_url: str, tmp_path: Path) -> None:
+    """Over both doors, with OpenTelemetry's names of what is asked for and of its end."""
+    trace, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    carrier = {"traceparent": f"00-{trace}-{parent}-01"}
+    chat = pb.Chat(messages=[pb.ChatMessage(role="user", content="a")])
+    async with (
+        world(redis_url, make_chat_model(tmp_path / "tiny")) as orca,
+        httpx.AsyncClient(base_url=orca.serving.http, headers=carrier) as http,
+        orca.background(lambda record: [5, 0]),
+    ):
+        body = {"messages": [{"role": "user", "content": "a"}]}
+        spans, grpc_request = recorded(orca), pb.GenerateRequest(chat=chat, max_new_tokens=8)
+        for send, operation, reason in (
+            (lambda: http.post("/v1/chat/completions", json=body), "chat", "stop"),
+            (lambda: collect(orca.stub.Generate(grpc_request, metadata=tuple(carrier.items()))), "chat", "stop"),
+            (lambda: http.post("/v1/completions", json={"prompt": [1], "max_tokens": 1}), "text_completion", "length"),
+        ):
+            await send()
+            _, request = await two(spans)
+            assert request.context is not None
+            assert request.parent is not None
+            assert f"{request.context.trace_id:032x}" == trace
+            assert f"{request.parent.span_id:016x}" == parent
+            assert request.attributes is not None
+            assert request.attributes["gen_ai.operation.name"] == operation
+            assert request.attributes["gen_ai.response.finish_reasons"] == (reason,)
 
 
 async def test_errors_are_errors_in_spans(orca: World, spans: InMemorySpanExporter) -> None:

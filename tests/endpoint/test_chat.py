@@ -240,6 +240,35 @@ async def test_values_that_change_nothing(orca: World, http: httpx.AsyncClient) 
             assert answer.status_code == 200, answer.text
 
 
+async def test_the_least_length_and_special_tokens(orca: World, http: httpx.AsyncClient) -> None:
+    """vLLM's fields. The token that ends an answer has no text."""
+    script = Recorder([*encode(orca, "a"), 0, *encode(orca, "b"), 7])
+    asked = {"messages": [USER], "max_tokens": 8, "skip_special_tokens": False, "stop_token_ids": [7]}
+    async with orca.background(script):
+        answer = await http.post("/v1/chat/completions", json={**asked, "min_tokens": 3})
+        await http.post("/v1/chat/completions", json={**asked, "ignore_eos": True, "min_tokens": 2, "stream": True})
+        shown = await http.post("/v1/chat/completions", json={**asked, "ignore_eos": True})
+    first, second, third = script.records
+    for record, least, ends in ((first, 3, {0, 7}), (second, 2, {7})):
+        assert record.sampling.not_before.min_new_tokens == least
+        assert list(record.sampling.not_before.token_ids) == list(record.end_token_ids)
+        assert ends <= {*record.end_token_ids}
+    assert 0 not in second.end_token_ids
+    assert not third.sampling.HasField("not_before")
+    assert answer.json()["choices"][0]["message"]["content"] == "a"
+    plain = orca.serving.app.endpoint.spell(7)
+    assert shown.json()["choices"][0]["message"]["content"] == f"a<|end|>b{plain}"
+    for more, part in (
+        ({"min_tokens": 9}, "at most 8 tokens"),
+        ({"min_tokens": -1}, "at least 0"),
+        ({"min_tokens": 1, "stop": "a"}, "stop strings"),
+        ({"min_tokens": 1, "response_format": {"type": "json_object"}}, "a form"),
+    ):
+        refused = await http.post("/v1/chat/completions", json={**asked, **more})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "min_tokens"), refused.text
+        assert part in refused.json()["error"]["message"]
+
+
 async def test_an_answer_may_be_as_long_as_the_context(redis_url: str, tmp_path: Path) -> None:
     """Clients that write code send no max_tokens: 1,024 cut it."""
     script, model = Recorder([10]), make_chat_model(tmp_path / "long", positions=4096)

@@ -12,7 +12,7 @@ from endpoint.harness import until
 
 from orca_common.checkpoint import read_checkpoint
 from orca_common.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
-from orca_endpoint.openai.response_format import schema_of
+from orca_endpoint.openai.response_format import format_in
 from orca_endpoint.requests import helpers
 from orca_endpoint.requests.forms import FormCompiler
 from orca_endpoint.requests.turns import Turns
@@ -177,5 +177,8 @@ def test_all_members_of_a_json_schema() -> None:
     """OpenAI's clients send each of them."""
     schema = {"type": "object", "description": "b"}
     given = {"name": "a", "description": "of the answer", "strict": True, "schema": schema}
-    found = schema_of({"response_format": {"type": "json_schema", "json_schema": given}})
-    assert json.loads(found or "") == schema
+    found = format_in({"response_format": {"type": "json_schema", "json_schema": given}}, "response_format")
+    assert found is not None
+    assert (json.loads(found.schema), found.strict) == (schema, True)
+    flat = format_in({"format": {"type": "json_schema", **given}}, "text.format", flat=True)
+    assert flat == found._replace(field="text.format.schema")

@@ -1,27 +1,35 @@
 """The HTTP door around its calls: health, version, description, tokens, methods, CORS, request ids, errors."""
 
 import asyncio
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import httpx2 as httpx
 import pytest
+from anthropic.types import message_count_tokens_params, message_create_params
 from endpoint.harness import World, serving, until, world
 from openai.types import chat, completion_create_params
 from openai.types.chat import ChatCompletionStreamOptionsParam
 from openai.types.chat import completion_create_params as chat_create_params
+from openai.types.responses import response_create_params
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from orca_common.release import VERSION
+from orca_endpoint.anthropic import blocks
+from orca_endpoint.anthropic.fields import FIELDS as MESSAGE_FIELDS
+from orca_endpoint.anthropic.request import COUNTED
+from orca_endpoint.api.openapi import PATHS
 from orca_endpoint.openai.chat import messages
 from orca_endpoint.openai.chat.fields import FIELDS as CHAT_FIELDS
 from orca_endpoint.openai.chat.messages import MEMBER_OF, MEMBERS, NO_MEMBERS
 from orca_endpoint.openai.completions.request import FIELDS
 from orca_endpoint.openai.fields import Field, markdown
-from orca_endpoint.openai.openapi import PATHS
+from orca_endpoint.openai.responses import items
+from orca_endpoint.openai.responses.fields import FIELDS as RESPONSE_FIELDS
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,6 +45,16 @@ METHODS: dict[str, tuple[Sequence[Field], Any, Any]] = {  # our list of fields, 
         chat_create_params.CompletionCreateParamsNonStreaming,
         chat_create_params.CompletionCreateParamsStreaming,
     ),
+    "messages": (
+        MESSAGE_FIELDS,
+        message_create_params.MessageCreateParamsNonStreaming,
+        message_create_params.MessageCreateParamsStreaming,
+    ),
+    "responses": (
+        RESPONSE_FIELDS,
+        response_create_params.ResponseCreateParamsNonStreaming,
+        response_create_params.ResponseCreateParamsStreaming,
+    ),
 }
 
 
@@ -47,8 +65,19 @@ def test_every_field_of_openai_is_supported_or_refused(method: str) -> None:
     assert {field.name for field in fields if field.support != "ours"} == documented
     assert {field.name for field in fields if field.support == "ours"}.isdisjoint(documented)
     assert len({field.name for field in fields}) == len(fields)
-    options = next(field for field in fields if field.name == "stream_options").schema["properties"]
-    assert set(options) == {*get_type_hints(ChatCompletionStreamOptionsParam), "continuous_usage_stats"}
+
+
+def test_every_field_of_a_prompt_is_counted() -> None:
+    assert set(get_type_hints(message_count_tokens_params.MessageCountTokensParams)) <= COUNTED
+
+
+def test_every_option_of_a_stream_is_supported_or_refused() -> None:
+    for fields, known in (
+        (CHAT_FIELDS, {*get_type_hints(ChatCompletionStreamOptionsParam), "continuous_usage_stats"}),
+        (RESPONSE_FIELDS, set(get_type_hints(response_create_params.StreamOptions))),
+    ):
+        options = next(field for field in fields if field.name == "stream_options").schema["properties"]
+        assert set(options) == known
 
 
 def test_every_member_of_a_message_is_supported_or_refused() -> None:
@@ -70,13 +99,14 @@ async def test_every_field_is_read(orca: World, http: httpx.AsyncClient) -> None
     for path, body, fields in (
         ("/v1/completions", {"prompt": "a"}, FIELDS),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}, CHAT_FIELDS),
+        ("/v1/responses", {"input": "a"}, RESPONSE_FIELDS),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}, MESSAGE_FIELDS),
     ):
         for field in fields:
             wrong = {"stream": True} if field.name == "stream_options" else {}
             answer = await http.post(path, json={**body, **wrong, field.name: [[["wrong"]]]})
-            error = answer.json()["error"]
             assert (field.name, answer.status_code) == (field.name, 400)
-            assert error["param"].split("[")[0] == field.name
+            assert re.match(rf"{field.name}\b", answer.json()["error"]["message"])
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -86,7 +116,8 @@ def test_the_table_of_the_documentation_is_this_one(method: str) -> None:
 
 
 def test_the_table_of_ignored_members_is_this_one() -> None:
-    assert messages.markdown() in (ROOT / "docs/openai.md").read_text(), "put `messages.markdown` there"
+    for table in (messages.markdown(), items.markdown(), blocks.markdown()):
+        assert table in (ROOT / "docs/openai.md").read_text(), f"put there:\n{table}"
 
 
 def test_the_version_is_that_of_the_package() -> None:
@@ -98,7 +129,11 @@ async def test_pages(orca: World, http: httpx.AsyncClient) -> None:
     assert (await http.get("/version")).json() == {"version": VERSION}
     document = (await http.get("/openapi.json")).json()
     assert set(document["paths"]) == set(PATHS)
-    for name, fields in {"CompletionRequest": FIELDS, "ChatRequest": CHAT_FIELDS}.items():
+    for name, fields in {
+        "CompletionRequest": FIELDS,
+        "ChatRequest": CHAT_FIELDS,
+        "ResponseRequest": RESPONSE_FIELDS,
+    }.items():
         schema = document["components"]["schemas"][name]
         assert set(schema["properties"]) == {field.name for field in fields}
     refs = [part.split('"')[0] for part in (await http.get("/openapi.json")).text.split("#/components/")[1:]]
@@ -156,8 +191,6 @@ async def test_what_other_servers_have_elsewhere(http: httpx.AsyncClient) -> Non
     for path, part in {
         "/metrics": "at /metrics of its status port",
         "/v1/embeddings": "no model here makes embeddings",
-        "/v1/responses": "not built yet",
-        "/v1/messages": "not built yet",
         "/v2": "there is no such path; Orca serves chats",
     }.items():
         answer = await http.post(path, json={})

@@ -23,8 +23,13 @@ from orca_common.gguf.header import gguf_header
 from orca_common.lanes.connection import Connection
 from orca_common.lanes.server import LaneCall
 from orca_common.tls import Plaintext
+from orca_endpoint.anthropic.request import parse as parse_message
 from orca_endpoint.openai.chat.request import parse as parse_chat
 from orca_endpoint.openai.completions.request import parse
+from orca_endpoint.openai.content import Placed
+from orca_endpoint.openai.request import Asked
+from orca_endpoint.openai.responses.request import Input, asked
+from orca_endpoint.openai.responses.request import parse as parse_response
 from orca_endpoint.requests.chats import Chats
 from orca_endpoint.requests.defaults import not_followed, read_defaults
 from orca_endpoint.requests.forms import FormCompiler
@@ -75,7 +80,9 @@ def targets(folder: Path, runner: asyncio.Runner) -> dict[str, Target]:
         "resume": _message(doors, pb.ResumeRequest, lambda check, request: check.resume(request)),
         "cancel": _message(doors, pb.CancelRequest, lambda check, request: check.cancel(request)),
         "completions": _completions(doors, runner),
-        "chats": _chats(doors, runner),
+        "chats": _conversations(doors, runner, lambda raw: parse_chat(raw, max_samples=32)),
+        "messages": _conversations(doors, runner, parse_message),
+        "responses": _conversations(doors, runner, lambda raw: alone(parse_response(raw))),
         "chat-template": _chat_template(folder / "template"),
         "http": Door(folder / "http", runner),
         "http2": _http2(runner),
@@ -274,11 +281,12 @@ class Recorder(asyncio.Transport):
     def resume_reading(self) -> None: ...
 
 
-def _chats(folder: Path, runner: asyncio.Runner) -> Target:
-    validator, settings = _endpoint(folder)
+def _conversations(folder: Path, runner: asyncio.Runner, parse: Callable[[bytes], Asked]) -> Target:
+    """parse: reads the body of a method."""
+    validator, _ = _endpoint(folder)
 
     async def check(raw: bytes) -> None:
-        asked = parse_chat(raw, settings.max_prompts)
+        asked = parse(raw)
         for sample in asked.samples:
             await validator.generate(sample.request, sample.names, loose=asked.loose)
 
@@ -287,6 +295,11 @@ def _chats(folder: Path, runner: asyncio.Runner) -> Target:
             runner.run(check(raw))
 
     return target
+
+
+def alone(given: Input) -> Asked:
+    """A response's request without what it refers to."""
+    return asked(given, [], [item for item in given.items if isinstance(item, Placed)])
 
 
 def _http2(runner: asyncio.Runner) -> Target:

@@ -87,6 +87,28 @@ async def test_how_a_request_stands(lab: Lab) -> None:
     assert ended.times.submitted < ended.times.claimed <= ended.times.first_token <= ended.times.finished
 
 
+async def test_a_request_is_shown_to_a_reader(lab: Lab) -> None:
+    """All of it, at each moment of its life; the call that listens goes on."""
+    await lab.endpoint()
+    await lab.engine()
+    assert await lab.pool.show("r") is None
+    submitted = await lab.submit("r", attempt=3)
+    assert isinstance(submitted, Attached)
+    claims = await lab.claim(count=1)
+    await lab.commit("r", claims["r"], 0, 2)
+    running = await lab.pool.show("r")
+    assert running is not None
+    assert (running.record, len(running.tokens), running.finish) == (submitted.record, 2, None)
+    await lab.commit("r", claims["r"], 2, 1, Reason.EOS)
+    ended = await lab.pool.show("r")
+    assert ended is not None
+    assert ended.finish is not None
+    assert (len(ended.tokens), ended.finish.reason, ended.finish.output_tokens) == (3, Reason.EOS, 3)
+    again = await lab.pool.attach("r", endpoint="e", attempt=3)
+    assert isinstance(again, Attached), "no newer call has taken over"
+    assert again.tokens == ended.tokens
+
+
 async def test_a_stream_from_submit_to_finish(lab: Lab) -> None:
     """Every moment is by Redis's clock, and stands in the packet's finish and in that of a later attach."""
     await lab.endpoint()

@@ -11,12 +11,12 @@ import torch
 from checkpoints import make_gpt2, make_timed
 from kernels.device_sampled import sampled_on_device
 from reference import TIE, Reference
-from transformers import MinPLogitsWarper
+from transformers import MinNewTokensLengthLogitsProcessor, MinPLogitsWarper
 from worker.driver import Sampled, TinyEngine, make_stage
 from worker.engines import in_process
 from worker.test_sampling import requests_of
 
-from orca.v1.sampling_pb2 import ForcedEnd, SamplingParams
+from orca.v1.sampling_pb2 import ForcedEnd, NotBefore, SamplingParams
 from orca_common.scores import unpack_prompt, unpack_tops
 from orca_worker.iteration.rows import Adjusted
 from orca_worker.models import device_loop
@@ -234,6 +234,32 @@ def test_a_forced_end_is_the_last_token_and_no_other(folder: Path, kernels: str,
     one.sampling["forced_end"] = ForcedEnd(token_id=9, max_new_tokens=1)
     engine.step([one], [])
     assert one.made == [9]
+
+
+@pytest.mark.parametrize("kernels", ["auto", "torch", "device-loop"])
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.5, "seed": 7}, {"presence_penalty": 1.0}])
+def test_no_end_before_the_least_tokens(folder: Path, kernels: str, sampling: dict[str, Any]) -> None:
+    """As MinNewTokensLengthLogitsProcessor of transformers 5.23; also where it starts again in between."""
+    engine = TinyEngine(make_stage(folder, SLOTS, 4, kernels=kernels), SLOTS, 4)
+    free = Sampled([5, 6], 6, sampling)
+    engine.run([free])
+    ends = sorted({free.made[0], free.made[3]})  # the model would choose them
+    held = sampling | {"not_before": NotBefore(min_new_tokens=4, token_ids=ends)}
+    kept, again = Sampled([5, 6], 6, held), Sampled([5, 6], 6, held)
+    engine.run([kept, Sampled([7], 6)])
+    assert not {*kept.made[:4]} & {*ends}
+    again.made = kept.made[:2]
+    while len(again.made) < 6:
+        engine.step([again], [])
+        engine.free(again)
+    assert again.made == kept.made
+    if not sampling:
+        reference = Reference(folder)
+        for n, token in enumerate(kept.made):
+            logprobs = reference.logprobs([5, 6, *kept.made[:n]])[-1:].clone()
+            processor = MinNewTokensLengthLogitsProcessor(2, 4, ends)
+            right = processor(torch.zeros(1, 2 + n, dtype=torch.long), logprobs)[0]  # type: ignore[arg-type]
+            assert right[token] == right.max()
 
 
 class Newer(Sampled):

@@ -495,9 +495,14 @@ type GenerateRequest struct {
 	//	*GenerateRequest_JsonSchema
 	//	*GenerateRequest_Regex
 	//	*GenerateRequest_Grammar
-	Form          isGenerateRequest_Form `protobuf_oneof:"form"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Form isGenerateRequest_Form `protobuf_oneof:"form"`
+	// Tokens that the answer has at least: before, neither an end-of-sequence token nor one of stop_token_ids is chosen. At
+	// most max_new_tokens. Not with a form or `stop`.
+	MinNewTokens uint32 `protobuf:"varint,20,opt,name=min_new_tokens,json=minNewTokens,proto3" json:"min_new_tokens,omitempty"`
+	// Special tokens have their text in Token.text, but for the token that ends the answer.
+	ShowSpecialTokens bool `protobuf:"varint,21,opt,name=show_special_tokens,json=showSpecialTokens,proto3" json:"show_special_tokens,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *GenerateRequest) Reset() {
@@ -687,6 +692,20 @@ func (x *GenerateRequest) GetGrammar() string {
 		}
 	}
 	return ""
+}
+
+func (x *GenerateRequest) GetMinNewTokens() uint32 {
+	if x != nil {
+		return x.MinNewTokens
+	}
+	return 0
+}
+
+func (x *GenerateRequest) GetShowSpecialTokens() bool {
+	if x != nil {
+		return x.ShowSpecialTokens
+	}
+	return false
 }
 
 type isGenerateRequest_Prompt interface {
@@ -1850,7 +1869,7 @@ const file_orca_v1_orca_proto_rawDesc = "" +
 	"\x06_top_kB\b\n" +
 	"\x06_top_pB\a\n" +
 	"\x05_seedB\x15\n" +
-	"\x13_repetition_penalty\"\xb3\x05\n" +
+	"\x13_repetition_penalty\"\x89\x06\n" +
 	"\x0fGenerateRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x14\n" +
@@ -1874,7 +1893,9 @@ const file_orca_v1_orca_proto_rawDesc = "" +
 	"\vjson_schema\x18\x11 \x01(\tH\x01R\n" +
 	"jsonSchema\x12\x16\n" +
 	"\x05regex\x18\x12 \x01(\tH\x01R\x05regex\x12\x1a\n" +
-	"\agrammar\x18\x13 \x01(\tH\x01R\agrammarB\b\n" +
+	"\agrammar\x18\x13 \x01(\tH\x01R\agrammar\x12$\n" +
+	"\x0emin_new_tokens\x18\x14 \x01(\rR\fminNewTokens\x12.\n" +
+	"\x13show_special_tokens\x18\x15 \x01(\bR\x11showSpecialTokensB\b\n" +
 	"\x06promptB\x06\n" +
 	"\x04form\"\xa8\x01\n" +
 	"\rResumeRequest\x12\x1d\n" +

@@ -19,11 +19,11 @@ from orca_pool.outage import Outage
 from orca_pool.pool import Pool
 from orca_pool.retry import reached
 
+from .api.methods import methods
 from .calls.delivery import Delivery
 from .calls.endpoint import Endpoint
 from .grpc.door import GrpcDoor
 from .http.door import HttpDoor
-from .openai.methods import methods
 from .requests.defaults import Defaults, not_followed, read_defaults
 from .requests.limits import Limits, connections_allowed
 from .settings import EndpointSettings

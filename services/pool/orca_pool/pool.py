@@ -331,6 +331,16 @@ class Pool:
         moments = Times(*map(int, times))
         return Standing(state.decode(), *numbers, engine.decode(), int(tokens), int(losses), why, moments, int(now))
 
+    async def show(self, request_id: str) -> Attached | None:
+        """Returns all of a request that an attach would, beside its place in the queue; None: it is not known. Changes
+        nothing: the call that listens to it goes on."""
+        answer = await self._run("show", request_id)
+        if answer is None:
+            return None
+        shown = _attached(answer)
+        assert isinstance(shown, Attached)
+        return shown
+
     async def finish_at(self, request_id: str, index: int, reason: Reason, digest: bytes) -> str:
         """Ends a request with the token at `index`, where an endpoint found a stop string. The smallest index stays.
 

@@ -259,7 +259,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a part of a message may have anything",
-        f"{SERVICE}/openai/chat/messages.py",
+        f"{SERVICE}/openai/content.py",
         "part_of",
         drop("check_names"),
         "tests/endpoint/test_chat.py",

@@ -14,6 +14,7 @@ from orca_common.errors import (
     ErrorReason,
     InvalidArgument,
     NotFound,
+    OrcaError,
     Unavailable,
     echo,
 )
@@ -37,6 +38,7 @@ from ..text.chat_template import ChatTemplate
 from ..text.vocabulary import Vocabulary
 from .call import Call, CallLimits, Submission
 from .delivery import Delivery
+from .events import Event
 from .line import Outcome, current_line
 from .metrics import CallMetrics, Meter
 from .recent import Recent
@@ -52,6 +54,7 @@ WATCH = 0.1  # seconds between looks at whether an engine has formed
 LOOK = 5.0  # seconds between looks at what the engines reserve, once one has
 WAITING, ALL_WAITING = 1024, 4096  # large inputs of one caller, and of all, that may wait for a thread
 TOKENIZING = 4  # threads that tokenize: the library does without Python's lock
+TOKENS_IN_LOOP = 4096  # of a request that is shown: some 2 ms of the loop
 ENGINES_SECONDS = 1.0  # for which the list of engines is told again
 MODEL_HEADER = "x-gateway-model-name"  # by which proxies choose among releases; docs/models.md
 
@@ -151,15 +154,18 @@ class Endpoint:
         host: str = "",
         encoded: Sequence[int] | None = None,
         loose: Collection[str] = (),
+        kept: bytes = b"",
     ) -> Call:
         """A call that will submit the request.
 
         deadline: a moment of the loop's clock. carrier: the caller's metadata, for the trace. names: the caller's names
         of the request's fields (see `validation`). tenant: whose key the caller sent; empty without keys. host: the
         caller's. encoded: the tokens of its prompt, where they are known. loose: fields with schemas of which the
-        answer need only follow what can be enforced. Raises what the validation raises, and when no call is admitted.
+        answer need only follow what can be enforced. kept: what is kept beside the request, as long
+        as the pool keeps it. Raises what the validation raises, and when no call is admitted.
         """
-        span = self._span("orca.request", "orca.submit", carrier)
+        operation = "chat" if request.WhichOneof("prompt") == "chat" else "text_completion"
+        span = self._span("orca.request", "orca.submit", carrier, operation)
         with refused(span):
             self._admit(deadline, self.settings.max_calls)
             self.check_model(request.model)
@@ -171,6 +177,7 @@ class Endpoint:
         if span is not None:
             span.validated(work.record)
         work.record.trace.update(trace_of(span, carrier))
+        work.record.kept = kept
         for part in work.left_out:
             self.metrics.relaxed(part.keyword, part.function)
         return Call(
@@ -217,6 +224,29 @@ class Endpoint:
             span=span,
             interval=request.stream_interval,
         )
+
+    async def shown(self, request_id: str, *, tenant: str = "") -> tuple[list[Event], OrcaError | None]:
+        """The events of a tenant's request so far: Accepted, its tokens, and Finished if it has ended. With the error
+        that has ended it, if one has. The call that listens to it goes on.
+
+        Raises InvalidArgument for what is no id, NotFound, and Unavailable when the pool stays away.
+        """
+        self._validator.request_id(request_id)
+        give_up = asyncio.get_running_loop().time() + self.settings.pool_patience
+        attached = await reached(lambda: self._pool.show(scoped(tenant, request_id)), give_up=give_up)
+        if attached is None:
+            raise NotFound(f"request {request_id} is not known; it may have ended long ago")
+        events = list[Event]()
+
+        def read() -> OrcaError | None:
+            try:
+                events.extend(Transcript(request_id, self.vocabulary).answer(attached))
+            except OrcaError as error:
+                return error
+            return None
+
+        few = len(attached.tokens) <= TOKENS_IN_LOOP
+        return events, read() if few else await self.large.run(read, tenant)
 
     async def cancel(self, request: CancelRequest, *, tenant: str = "") -> bool:
         """Cancels a request of a tenant. Whether it was alive.
@@ -307,11 +337,13 @@ class Endpoint:
         line = current_line()
         return Meter(self.metrics, tenant, line.arrived if line is not None else time.monotonic())
 
-    def _span(self, request: str, submit: str, carrier: Mapping[str, str]) -> RequestSpan | None:
+    def _span(
+        self, request: str, submit: str, carrier: Mapping[str, str], operation: str | None = None
+    ) -> RequestSpan | None:
         """The request's spans, from the arrival of its call on; None when nothing is traced."""
         if not self.telemetry.enabled:
             return None
-        return RequestSpan(self.telemetry.tracer, (request, submit), carrier, current_line(), self.name)
+        return RequestSpan(self.telemetry.tracer, (request, submit), carrier, current_line(), self.name, operation)
 
 
 @contextmanager

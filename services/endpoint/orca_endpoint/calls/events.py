@@ -19,6 +19,7 @@ class Accepted(NamedTuple):
     queue_position: int  # requests before this one in the queue
     starts_in: float | None = None  # seconds until it leaves the queue, as predicted; None: it left, or nobody knows
     weights: str = ""  # fingerprint of those that made its tokens; "" while it has none
+    kept: bytes = b""  # what was kept beside the request; empty: nothing
 
 
 class TopToken(NamedTuple):
@@ -67,6 +68,7 @@ class Finished(NamedTuple):
     said: Said | None = None  # as a token's, of the text that was held back
     cached_tokens: int = 0  # of the prompt: they were not computed
     called: bool = False  # the answer has calls, and all of them are whole
+    stop: str | None = None  # the stop string that has ended the text
 
 
 Event = Accepted | Prompted | Token | Finished

@@ -8,8 +8,11 @@ from opentelemetry.trace import SpanKind, StatusCode, Tracer, set_span_in_contex
 from orca.v1.pool_pb2 import PoolRequest
 from orca_common.errors import OrcaError
 from orca_common.telemetry import carrier_of, context_of
+from orca_pool.records import Reason
 
 from .line import CLIENT_GONE, CallLine, Outcome
+
+STOPS = {one.name.lower() for one in (Reason.EOS, Reason.STOP, Reason.STOP_TOKEN)}  # OpenTelemetry's `stop`
 
 
 class RequestSpan:
@@ -19,13 +22,20 @@ class RequestSpan:
     """
 
     def __init__(
-        self, tracer: Tracer, names: tuple[str, str], carrier: Mapping[str, str], line: CallLine | None, model: str
+        self,
+        tracer: Tracer,
+        names: tuple[str, str],
+        carrier: Mapping[str, str],
+        line: CallLine | None,
+        model: str,
+        operation: str | None,
     ) -> None:
-        """carrier: the client's metadata. line: of the call; None outside a door."""
+        """carrier: the client's metadata. line: of the call; None outside a door. operation: what is asked for, where
+        it is known."""
         self._door = line.door if line is not None else None
         began = line.began if line is not None else None
-        attributes = {"gen_ai.operation.name": "text_completion", "gen_ai.provider.name": "orca"}
-        attributes |= {"gen_ai.request.model": model, "gen_ai.response.model": model}
+        attributes = {"gen_ai.provider.name": "orca", "gen_ai.request.model": model, "gen_ai.response.model": model}
+        attributes |= {} if operation is None else {"gen_ai.operation.name": operation}
         attributes |= attributes_of(line) if line is not None else {}
         request, submit = names
         self._span = tracer.start_span(
@@ -76,7 +86,8 @@ class RequestSpan:
         span.set_attributes({"orca.tokens": tokens, "orca.reason": outcome.reason})
         span.set_attributes({"gen_ai.usage.input_tokens": prompt_tokens, "gen_ai.usage.output_tokens": tokens})
         if outcome.status == "OK":
-            span.set_attribute("gen_ai.response.finish_reasons", [outcome.reason.lower()])
+            reason = outcome.reason.lower()
+            span.set_attribute("gen_ai.response.finish_reasons", ["stop" if reason in STOPS else reason])
         elif outcome.reason == CLIENT_GONE:
             span.set_attribute("error.type", outcome.reason)  # nobody's fault: the status stays unset
         else:

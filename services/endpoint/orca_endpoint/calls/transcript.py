@@ -87,6 +87,8 @@ class Transcript:
             syntax = SYNTAXES.get(self.record.tool_syntax)
             before = self.record.prompt_ids if self._vocabulary is not None and self._vocabulary.follows else ()
             marks = syntax.marks if syntax is not None else ()
+            if self.record.show_special_tokens and self._vocabulary is not None:
+                marks = self._vocabulary.special_but(self.record.end_token_ids)
             self._text = TextStream(self._vocabulary, self.record.stop, marks, before)
             self._calls = CallReader(syntax, self.request_id) if syntax is not None else None
             asked = self.record.sampling
@@ -94,7 +96,9 @@ class Transcript:
             self._wants_prompt = asked.prompt_logprobs and not self._from_index
             position = max(attached.position - 1, 0)
             self.prompt_tokens = len(self.record.prompt_ids)
-            yield Accepted(self.request_id, self.prompt_tokens, position, attached.starts_in, attached.weights)
+            kept, starts_in = self.record.kept, attached.starts_in
+            yield Accepted(self.request_id, self.prompt_tokens, position, starts_in, attached.weights, kept)
+            self.record.ClearField("kept")
             if asked.prompt_logprobs and self._from_index and self._vocabulary is not None:
                 self.characters_before = sum(map(len, self._vocabulary.texts(list(self.record.prompt_ids))))
             if not self._wants_prompt:
@@ -244,12 +248,12 @@ class Transcript:
 
     def _finished(self, reason: Reason, text: str, times: Times | None, cached: int = 0) -> Finished:
         """The event of the end. text: what was held back."""
-        calls = self._calls
+        calls, stop = self._calls, self._text.stopped_by
         if calls is None:
-            return Finished(reason, len(self._ids), text, times, cached_tokens=cached)
+            return Finished(reason, len(self._ids), text, times, cached_tokens=cached, stop=stop)
         said, rest = calls.push(text), calls.flush()
         said = Said(said.content + rest.content, said.calls)
-        return Finished(reason, len(self._ids), text, times, said, cached, calls.called)
+        return Finished(reason, len(self._ids), text, times, said, cached, calls.called, stop)
 
 
 def digest_of(ids: "array[int]") -> bytes:

@@ -17,6 +17,7 @@ from .errors import OtherHost, refused
 
 PROBES = {"/health"}
 OPEN_PATHS = {*PROBES, "/", "/version", "/docs", "/openapi.json"}  # without a key: probes, and how to call
+API_KEY = "x-api-key"  # in which clients of Anthropic's send their key
 TWICE = "comes twice; programs on the way may each read another one"
 
 
@@ -46,9 +47,13 @@ class KeyMiddleware:
         try:
             if scope["path"] not in OPEN_PATHS:
                 headers = Headers(scope=scope)
-                if len(headers.getlist(AUTHORIZATION)) > 1:
-                    raise InvalidArgument(AUTHORIZATION, TWICE)
-                scope["orca.tenant"] = self._keys.tenant_of(headers.get(AUTHORIZATION))
+                for name in (AUTHORIZATION, API_KEY):
+                    if len(headers.getlist(name)) > 1:
+                        raise InvalidArgument(name, TWICE)
+                given, key = headers.get(AUTHORIZATION), headers.get(API_KEY)
+                if key is not None and given not in (None, f"Bearer {key}") and self._keys.required:
+                    raise InvalidArgument(API_KEY, f"is another key than that of {AUTHORIZATION}")
+                scope["orca.tenant"] = self._keys.tenant_of(f"Bearer {key}" if given is None and key else given)
         except OrcaError as error:
             await refused(error)(scope, receive, send)
         else:

@@ -1,9 +1,11 @@
 """Errors as HTTP answers: status, headers, and a body in OpenAI's shape."""
 
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any
 
 from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
 
 from orca_common.errors import (
     ErrorReason,
@@ -35,6 +37,18 @@ STATUS: Mapping[str, tuple[int, str]] = {
     "DEADLINE_EXCEEDED": (504, "timeout"),
 }
 
+MESSAGES = "/v1/messages"  # where Anthropic's API begins
+# Anthropic's error types by their HTTP status, where they are others than for all of 4xx or 5xx.
+KINDS: Mapping[int, str] = {
+    HTTPStatus.UNAUTHORIZED: "authentication_error",
+    HTTPStatus.FORBIDDEN: "permission_error",
+    HTTPStatus.NOT_FOUND: "not_found_error",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "request_too_large",
+    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
+    HTTPStatus.SERVICE_UNAVAILABLE: "overloaded_error",
+    HTTPStatus.GATEWAY_TIMEOUT: "timeout_error",
+}
+
 
 class UnsupportedBody(InvalidArgument):
     """The body is of a kind that is not taken: HTTP status 415. `takes`: the header that says which kind is."""
@@ -62,11 +76,34 @@ class BodyTooLarge(OrcaError):
     """The body exceeds the limit: HTTP status 413."""
 
 
-def refused(error: OrcaError) -> JSONResponse:
+class Refusal(JSONResponse):
+    """The answer of an error, in the shape of the API that its path belongs to."""
+
+    def __init__(self, error: OrcaError, status: int | None = None, headers: Mapping[str, str] | None = None) -> None:
+        """status, headers: other ones than those of the error."""
+        own_status, own_headers, body = failure(error)
+        self._error = error
+        super().__init__(body, status or own_status, own_headers if headers is None else headers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope.get("path", "").startswith(MESSAGES):
+            self.body = self.render(in_messages(self._error))
+            self.headers["content-length"] = str(len(self.body))
+        await super().__call__(scope, receive, send)
+
+
+def refused(error: OrcaError, status: int | None = None, headers: Mapping[str, str] | None = None) -> Refusal:
     """Makes the HTTP answer of an error, and notes the error in the call's line of the log."""
     note_error(error)
-    status, headers, body = failure(error)
-    return JSONResponse(body, status, headers)
+    return Refusal(error, status, headers)
+
+
+def in_messages(error: OrcaError) -> dict[str, Any]:
+    """The body of an error in Anthropic's shape."""
+    status, _, body = failure(error)
+    described = body["error"]
+    kind = KINDS.get(status, "api_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": described["message"]}}
 
 
 def failure(error: OrcaError) -> tuple[int, dict[str, str], dict[str, Any]]:

@@ -7,7 +7,7 @@ import asyncio
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -48,16 +48,23 @@ class Exchange(ABC):
         """Answers. What it raises is answered as an error."""
 
 
+def failed_event(error: OrcaError) -> bytes:
+    """The event of an error that ends a stream, in the shape of an error's body."""
+    return f"data: {json.dumps(failure(error)[2])}\n\n".encode()
+
+
 class Answer:
     """One HTTP answer: a whole one, or a stream of server-sent events."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._scope, self._receive, self._send = scope, receive, send
         self.started = False
+        self._failed = failed_event
         self._written = asyncio.get_running_loop().time()  # when the last part was
 
-    async def start_stream(self, more: dict[str, str]) -> None:
-        """more: headers beside those of every stream."""
+    async def start_stream(self, more: dict[str, str], failed: Callable[[OrcaError], bytes]) -> None:
+        """more: headers beside those of every stream. failed: makes the event of an error that ends it."""
+        self._failed = failed
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
         headers += [(name.lower().encode(), value.encode()) for name, value in more.items()]
         self.started = True
@@ -100,7 +107,7 @@ class Answer:
         """Sends the error as the answer, or as the last event of a stream that has begun (no [DONE] follows then)."""
         if self.started:
             note_error(error)
-            await self.write(f"data: {json.dumps(failure(error)[2])}\n\n".encode())
+            await self.write(self._failed(error))
             await self.end()
         else:
             await self.whole(refused(error))

@@ -9,14 +9,13 @@ from starlette.applications import Starlette
 from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from orca_common.errors import InvalidArgument, NotFound, OrcaError, echo, internal
 
-from ..calls.line import note_error
-from .errors import failure, refused
+from .errors import refused
 
 Instead = Callable[[str, str], str]  # of an unknown path and the door's address: a sentence with a path to call instead
 
@@ -76,9 +75,7 @@ async def answer_http_error(instead: Instead, request: Request, error: Exception
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         takes = (error.headers or {}).get("Allow", "another method")
         refusal = InvalidArgument("method", f"is {request.method}; {echo(path)} takes {takes}")
-    note_error(refusal)
-    _, _, body = failure(refusal)
-    return JSONResponse(body, error.status_code, error.headers)
+    return refused(refusal, error.status_code, error.headers or {})
 
 
 async def answer_bug(request: Request, error: Exception) -> Response:

@@ -129,13 +129,16 @@ def headers_of(name: str, accepted: Accepted) -> dict[str, str]:
     return headers
 
 
-def relaxed_header(left_out: Sequence[LeftOut]) -> dict[str, str]:
-    """The header that says to which keywords of which schemas an answer is not held; none where it is held to all."""
+def relaxed_header(left_out: Sequence[LeftOut], text: str = "response_format") -> dict[str, str]:
+    """The header that says to which keywords of which schemas an answer is not held; none where it is held to all.
+
+    text: the caller's name of the text's schema.
+    """
     if not left_out:
         return {}
     shown, length = list[str](), 0
     for n, (function, place) in enumerate(left_out):
-        shown.append(quote(f"{function or 'response_format'}:{place or '.'}", safe=SPOKEN))
+        shown.append(quote(f"{function or text}:{place or '.'}", safe=SPOKEN))
         length += len(shown[-1]) + 2
         if length > LONGEST_HEADER:
             shown[-1] = f"and {len(left_out) - n} more"

@@ -53,12 +53,6 @@ class Fixed(NamedTuple):
         )
 
 
-# Fields of vLLM's that its clients send with the values that they have anyway.
-UNCHANGING = (
-    Fixed("skip_special_tokens", (True,), "special tokens have no text in an answer"),
-    Fixed("min_tokens", (0,), "an answer may end at once"),
-)
-
 # Sampling parameters that OpenAI has, and what is special about a parameter at this door.
 THEIRS = {"frequency_penalty", "logit_bias", "presence_penalty", "seed", "temperature", "top_p"}
 BY_MODEL = "Absent: what the model's `generation_config.json` says"
@@ -135,10 +129,20 @@ OURS = (
         "Seconds for which the request lives on when its connection breaks, so that it can be taken up again.",
         {"type": "number", "minimum": 0, "default": 0},
     ),
+    Field(
+        "min_tokens",
+        "ours",
+        "Tokens that an answer has at least: before, no token is chosen that would end it. Above 0 not with `stop`, a "
+        "form or tools.",
+        INTEGER | {"minimum": 0, "default": 0},
+    ),
+    Field(
+        "skip_special_tokens",
+        "ours",
+        "false: special tokens have a text in the answer, but for the one that ends it.",
+        BOOLEAN | {"default": True},
+    ),
 )
-
-
-OURS += tuple(one.field("ours") for one in UNCHANGING)
 
 
 def markdown(fields: Iterable[Field]) -> str:

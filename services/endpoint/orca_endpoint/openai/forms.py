@@ -10,7 +10,7 @@ from ..requests.schemas.patterns import spelled
 from ..requests.tools import TOOLS
 from .body import check_names, get, text
 from .fields import STRING, Field, closed
-from .response_format import SCHEMA, is_strict, schema_of
+from .response_format import RESPONSE_FORMAT, Format, format_in
 
 CHOICES = {"type": "array", "items": STRING, "minItems": 1}
 JSON = {"oneOf": [{"type": "object"}, STRING]}
@@ -44,8 +44,8 @@ class Wanted(NamedTuple):
 def form_of(body: Mapping[str, Any]) -> Wanted | None:
     """The form of the answer; None for text. Raises InvalidArgument, also for several."""
     found = list[Wanted]()
-    if (schema := schema_of(body)) is not None:
-        found.append(Wanted("json_schema", schema, SCHEMA, not is_strict(body)))
+    if (one := format_in(body, RESPONSE_FORMAT.name)) is not None:
+        found.append(as_form(one))
     given = get(body, STRUCTURED, dict, "an object", {})
     check_names(given, MEMBERS, f"{STRUCTURED}.")
     found += [one for name in MEMBERS if (one := read_form(given, name, f"{STRUCTURED}.{name}")) is not None]
@@ -57,6 +57,11 @@ def form_of(body: Mapping[str, Any]) -> Wanted | None:
     if given == {} and STRUCTURED in body and not found:
         raise InvalidArgument(STRUCTURED, f"has none of {', '.join(MEMBERS)}")
     return found[0] if found else None
+
+
+def as_form(wanted: Format) -> Wanted:
+    """The form of an answer in JSON."""
+    return Wanted("json_schema", wanted.schema, wanted.field, not wanted.strict)
 
 
 def read_form(given: Mapping[str, Any], name: str, field: str) -> Wanted | None:

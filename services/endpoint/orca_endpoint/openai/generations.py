@@ -45,6 +45,7 @@ async def calls_of(asked: Asked, name: str, endpoint: Endpoint, request: Request
                 host=host,
                 encoded=encoded,
                 loose=asked.loose,
+                kept=sample.kept,
             )
             call.label({**labels_in(request.scope), **asked.labels})
             calls.append(call)

@@ -17,16 +17,16 @@ from orca_common.sampling import SAMPLING, Kind
 
 from .answer import UsageIn
 from .body import as_number, check_names, get, load, number, strings, text, whole
-from .fields import UNCHANGING
 from .forms import Wanted
 
 UINT32 = (1 << 32) - 1
 LONGEST_GRACE = 1e9  # seconds; the validation knows the setting, this is what the message can hold
 METADATA_PAIRS, METADATA_NAME, METADATA_VALUE = 16, 64, 512  # OpenAI's limits
 
+STREAM_OPTIONS = frozenset({"include_usage", "continuous_usage_stats", "include_obfuscation"})
 COPIES = 32 << 20  # bytes of all generations of one body, each with its prompt
 Values = Mapping[str, tuple[Sequence[Any], str]]  # fields that are accepted at some values only: these, and why
-FIXED: Values = {"store": ((False,), "nothing is stored"), **{one.name: (one.values, one.why) for one in UNCHANGING}}
+FIXED: Values = {"store": ((False,), "nothing is stored")}
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class Sample:
 
     request: GenerateRequest
     names: Mapping[str, str]
+    kept: bytes = b""  # what is kept beside it
 
 
 @dataclass(frozen=True)
@@ -69,15 +70,15 @@ def read(raw: bytes, known: Collection[str], others: Mapping[str, str], fixed: V
     return body
 
 
-def usage_in(body: Mapping[str, Any], stream: bool) -> UsageIn:
-    """The chunks that have a usage."""
+def usage_in(body: Mapping[str, Any], stream: bool, known: Collection[str] = STREAM_OPTIONS) -> UsageIn:
+    """The chunks that have a usage. known: the options that there are."""
     options = get(body, "stream_options", dict, "an object", None)
     if options is None:
         return UsageIn()
     if not stream:
         raise InvalidArgument("stream_options", "is allowed only with stream")
     prefix = "stream_options."
-    check_names(options, {"include_usage", "continuous_usage_stats", "include_obfuscation"}, prefix)
+    check_names(options, known, prefix)
     if get(options, "include_obfuscation", bool, "true or false", False, prefix + "include_obfuscation"):
         raise InvalidArgument(prefix + "include_obfuscation", "must be false: chunks are not padded")
     names = ("include_usage", "continuous_usage_stats")
@@ -131,7 +132,12 @@ def request_of(
         raise InvalidArgument("detach_grace", f"must be a number of seconds from 0 on; it is {grace}")
     duration = Duration()
     duration.FromMilliseconds(round(grace * 1000))
+    least = get(body, "min_tokens", int, "an integer", 0)
+    if least < 0:
+        raise InvalidArgument("min_tokens", f"must be at least 0; it is {least}")
     return GenerateRequest(
+        min_new_tokens=min(least, UINT32),
+        show_special_tokens=not get(body, "skip_special_tokens", bool, "true or false", True),
         max_new_tokens=min(max_tokens, UINT32),
         sampling=sampling_of(body, defaults),
         stop=strings(body.get("stop", []), "stop"),

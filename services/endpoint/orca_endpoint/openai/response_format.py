@@ -1,8 +1,8 @@
-"""`response_format`, which holds an answer to JSON: the same for completions and chats."""
+"""`response_format`, which holds an answer to JSON: that of completions and chats, and `text.format` of responses."""
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from orca_common.errors import InvalidArgument, echo
 
@@ -29,39 +29,46 @@ RESPONSE_FORMAT = Field(
     "`ignore_eos`.",
     FORMAT,
 )
-SCHEMA = "response_format.json_schema.schema"  # the caller's name of our `json_schema`
 KINDS = ("text", "json_object", "json_schema")
+MEMBERS = {"name", "schema", "strict", "description"}  # of a json_schema
 
 
-def schema_of(body: Mapping[str, Any]) -> str | None:
-    """The schema that the answer follows, as JSON; None for text."""
-    wanted = get(body, "response_format", dict, "an object", None)
-    if wanted is None:
+class Format(NamedTuple):
+    """The JSON that an answer is held to."""
+
+    schema: str  # as JSON
+    field: str  # the caller's name of it
+    strict: bool  # each keyword must be enforced
+
+
+def format_in(body: Mapping[str, Any], field: str, flat: bool = False) -> Format | None:
+    """The format that a member of a body asks for; None: text. field: its name, with those before it.
+
+    flat: the schema and its name stand beside the type, as responses have it. Raises InvalidArgument.
+    """
+    given = get(body, field.rpartition(".")[2], dict, "an object", None, field)
+    if given is None:
         return None
-    field = "response_format.type"
-    kind = get(wanted, "type", str, "a string", None, field)
+    kind = get(given, "type", str, "a string", None, f"{field}.type")
     if kind not in KINDS:
         problem = "is missing" if kind is None else f"is {echo(kind, 20)!r}"
-        raise InvalidArgument(field, f"{problem}; it may be {', '.join(KINDS)}")
-    check_names(wanted, {"type", "json_schema"} if kind == "json_schema" else {"type"}, "response_format.")
+        raise InvalidArgument(f"{field}.type", f"{problem}; it may be {', '.join(KINDS)}")
+    more = (MEMBERS if flat else {"json_schema"}) if kind == "json_schema" else set[str]()
+    check_names(given, {"type", *more}, f"{field}.")
     if kind == "text":
         return None
     if kind == "json_object":
-        return '{"type": "object"}'
-    field = "response_format.json_schema"
-    given = get(wanted, "json_schema", dict, "an object", None, field)
-    if given is None:
-        raise InvalidArgument(field, "is missing")
-    check_names(given, {"name", "schema", "strict", "description"}, f"{field}.")
+        return Format('{"type": "object"}', f"{field}.type", False)
+    if not flat:
+        field += ".json_schema"
+        given = get(given, "json_schema", dict, "an object", None, field)
+        if given is None:
+            raise InvalidArgument(field, "is missing")
+        check_names(given, MEMBERS, f"{field}.")
     for name in ("name", "description"):
         get(given, name, str, "a string", "", f"{field}.{name}")
-    get(given, "strict", bool, "true or false", False, f"{field}.strict")
-    schema = get(given, "schema", dict, "an object", None, SCHEMA)
+    strict = get(given, "strict", bool, "true or false", False, f"{field}.strict")
+    schema = get(given, "schema", dict, "an object", None, f"{field}.schema")
     if schema is None:
-        raise InvalidArgument(SCHEMA, "is missing")
-    return json.dumps(schema)
-
-
-def is_strict(body: Mapping[str, Any]) -> bool:
-    """Whether each keyword of a schema, which was read, must be enforced."""
-    return bool((body.get("response_format") or {}).get("json_schema", {}).get("strict"))
+        raise InvalidArgument(f"{field}.schema", "is missing")
+    return Format(json.dumps(schema), f"{field}.schema", strict)

@@ -3,18 +3,44 @@
 import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+
+from orca_common.errors import OrcaError
 
 from ..calls.events import Accepted, Event, Finished
-from ..http.exchange import Answer
+from ..http.exchange import Answer, failed_event
 from .answer import Choice, Numbered, SeenTo, UsageIn, check_whole, headers_of, usage
+
+DONE = b"data: [DONE]\n\n"
 
 
 class Chunks(ABC):
-    """Turns events into chunks. Constant parts are made once, so a chunk costs one small json.dumps.
+    """Turns events into server-sent events. Each API has a class of its own."""
 
-    A method has a class of its own with the shape of its choices.
-    """
+    @abstractmethod
+    def begun(self, n: int, choice: Choice, accepted: Accepted) -> bytes:
+        """The chunks of a choice whose request was accepted; empty when there is nothing to show."""
+
+    @abstractmethod
+    def shown(self, n: int, choice: Choice, piece: Sequence[Event]) -> bytes:
+        """The chunks of events that came together, without the end; empty when there is nothing to show."""
+
+    @abstractmethod
+    def finished(self, n: int, choice: Choice, event: Finished) -> bytes:
+        """The last chunks of a choice."""
+
+    @abstractmethod
+    def ended(self, counts: tuple[int, int, int] | None) -> bytes:
+        """The last bytes, behind all choices. counts: tokens of the prompts, of the generations, and cached ones, where
+        asked for."""
+
+    def failed(self, error: OrcaError) -> bytes:
+        """The chunk that ends a stream with an error."""
+        return failed_event(error)
+
+
+class ChoiceChunks(Chunks):
+    """The chunks of chats and completions. Constant parts are made once, so a chunk costs one small json.dumps."""
 
     def __init__(self, name: str, kind: str, model: str, usage_in: UsageIn, numbered: bool) -> None:
         """name: the answer's id. kind: OpenAI's `object`. numbered: each event has an id (`SeenTo`); only of a single
@@ -24,22 +50,10 @@ class Chunks(ABC):
         self._usage_in, self._no_usage = usage_in, ',"usage":null' if usage_in.end else ""
         self._numbered = numbered
 
-    @abstractmethod
-    def begun(self, n: int, choice: Choice) -> bytes:
-        """The chunk of a choice whose request was accepted; empty when there is nothing to show."""
-
-    @abstractmethod
-    def shown(self, n: int, choice: Choice, piece: Sequence[Event]) -> bytes:
-        """The chunks of events that came together, without the end; empty when there is nothing to show."""
-
-    @abstractmethod
-    def finished(self, n: int, choice: Choice, event: Finished) -> bytes:
-        """The last chunk of a choice."""
-
-    def usage(self, *counted: int) -> bytes:
-        """counted: what `usage` takes."""
-        counts = json.dumps(usage(*counted))
-        return f'data: {self._head},"choices":[],"usage":{counts}}}\n\n'.encode()
+    def ended(self, counts: tuple[int, int, int] | None) -> bytes:
+        if counts is None:
+            return DONE
+        return f'data: {self._head},"choices":[],"usage":{json.dumps(usage(*counts))}}}\n\n'.encode() + DONE
 
     def chunk(self, choice: Choice, body: str, end: int = 0) -> bytes:
         """The chunk of a choice. body: the choice as JSON. end: which of the events behind the last token it is."""
@@ -50,6 +64,24 @@ class Chunks(ABC):
                 f',"usage":{json.dumps(usage(choice.input_tokens, max(choice.output_tokens, choice.shown_tokens)))}'
             )
         return f'{number}data: {self._head},"choices":[{body}]{counts}}}\n\n'.encode()
+
+
+async def told(
+    events: Numbered, choices: Sequence[Choice], chunks: Chunks, name: str
+) -> AsyncIterator[tuple[Accepted | None, bytes]]:
+    """Turns events that are there together into chunks, with the one that begins a choice. Raises Cancelled."""
+    async for n, piece in events:
+        choice, first, accepted = choices[n], piece[0], None
+        sent = b""
+        if isinstance(first, Accepted):
+            accepted, choice.input_tokens = first, first.input_tokens
+            sent = chunks.begun(n, choice, first)
+        sent += chunks.shown(n, choice, piece)
+        if isinstance(last := piece[-1], Finished):
+            check_whole(last, name)
+            choice.output_tokens, choice.cached_tokens = last.output_tokens, last.cached_tokens
+            sent += chunks.finished(n, choice, last)
+        yield accepted, sent
 
 
 class Stream:
@@ -65,25 +97,14 @@ class Stream:
             await self._write(events, choices, name)
 
     async def _write(self, events: Numbered, choices: Sequence[Choice], name: str) -> None:
-        async for n, piece in events:
-            choice, first = choices[n], piece[0]
-            sent = b""
-            if isinstance(first, Accepted):
-                choice.input_tokens = first.input_tokens
-                if not self._answer.started:
-                    await self._answer.start_stream({**headers_of(name, first), **self._more})
-                sent = self._chunks.begun(n, choice)
-            sent += self._chunks.shown(n, choice, piece)
-            if isinstance(last := piece[-1], Finished):
-                check_whole(last, name)
-                choice.output_tokens, choice.cached_tokens = last.output_tokens, last.cached_tokens
-                sent += self._chunks.finished(n, choice, last)
+        async for accepted, sent in told(events, choices, self._chunks, name):
+            if accepted is not None and not self._answer.started:
+                headers = {**headers_of(name, accepted), **self._more}
+                await self._answer.start_stream(headers, self._chunks.failed)
             if sent:
                 await self._answer.write(sent)
 
     async def end(self, counts: tuple[int, int, int] | None) -> None:
-        """counts: tokens of the prompts and of the generations, and cached ones, where they are asked for."""
-        if counts is not None:
-            await self._answer.write(self._chunks.usage(*counts))
-        await self._answer.write(b"data: [DONE]\n\n")
+        """counts: as `usage` takes them, where they are asked for."""
+        await self._answer.write(self._chunks.ended(counts))
         await self._answer.end()

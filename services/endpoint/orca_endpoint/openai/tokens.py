@@ -1,7 +1,7 @@
 """`POST /tokenize` and `POST /detokenize`, in the shape that vLLM has given them: what a prompt is to the model."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -40,17 +40,10 @@ class Tokens:
         check_names(body, OF_A_CHAT if is_chat else OF_A_TEXT)
         special = get(body, "add_special_tokens", bool, "true or false", not is_chat)
         spelled = get(body, "return_token_strs", bool, "true or false", False)
-        vocabulary = self._vocabulary()
+        vocabulary = vocabulary_of(self._endpoint)
         prompt, mark = await self._rendered(body, caller) if is_chat else (get(body, "prompt", str, "a string", ""), "")
-        size, limit = len(text(prompt, "prompt").encode()), self._endpoint.settings.max_prompt_bytes
-        if size > limit:
-            raise InvalidArgument("prompt", f"has {size} bytes; at most {limit} are allowed")
-
-        def encoded() -> tuple[list[int], list[str] | None]:
-            ids = vocabulary.encode_marked(prompt, mark) if mark else vocabulary.encode(prompt, special)
-            return ids, [vocabulary.spell(i) for i in ids] if spelled else None
-
-        ids, names = encoded() if size <= TEXT_IN_LOOP else await self._endpoint.tokenizing.run(encoded, caller)
+        ids = await tokens_of(self._endpoint, text(prompt, "prompt"), caller, mark, special)
+        names = await self._at_length(ids, lambda: [*map(vocabulary.spell, ids)], caller) if spelled else None
         limit = self._endpoint.checkpoint.max_positions
         return JSONResponse({"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": names})
 
@@ -62,9 +55,8 @@ class Tokens:
         for n, i in enumerate(ids):
             if i >= vocab_size:
                 raise InvalidArgument(f"tokens[{n}]", f"is {i}, but the vocabulary has {vocab_size} tokens")
-        vocabulary = self._vocabulary()
-        few, caller = len(ids) <= TEXT_IN_LOOP, caller_in(request.scope)
-        texts = vocabulary.texts(ids) if few else await self._endpoint.large.run(lambda: vocabulary.texts(ids), caller)
+        vocabulary = vocabulary_of(self._endpoint)
+        texts = await self._at_length(ids, lambda: vocabulary.texts(ids), caller_in(request.scope))
         return JSONResponse({"prompt": "".join(texts)})
 
     async def info(self, request: Request) -> Response:
@@ -84,8 +76,26 @@ class Tokens:
         self._endpoint.check_model(get(body, "model", str, "a string", ""))
         return body
 
-    def _vocabulary(self) -> Vocabulary:
-        vocabulary = self._endpoint.vocabulary
-        if vocabulary is None:
-            raise FailedPrecondition("this model has no tokenizer.json", reason=ErrorReason.NO_TOKENIZER)
-        return vocabulary
+    async def _at_length(self, ids: Sequence[int], work: Callable[[], list[str]], caller: str) -> list[str]:
+        """Runs work on these tokens; in a thread where they are many."""
+        return work() if len(ids) <= TEXT_IN_LOOP else await self._endpoint.large.run(work, caller)
+
+
+async def tokens_of(endpoint: Endpoint, prompt: str, caller: str, mark: str = "", special: bool = True) -> list[int]:
+    """The tokens of a prompt. caller: whose turn it is. mark: in special tokens' names that are text. special: with
+    those that the tokenizer puts around a text. Raises InvalidArgument, and FailedPrecondition without a tokenizer."""
+    vocabulary, size, limit = vocabulary_of(endpoint), len(prompt.encode()), endpoint.settings.max_prompt_bytes
+    if size > limit:
+        raise InvalidArgument("prompt", f"has {size} bytes; at most {limit} are allowed")
+
+    def encode() -> list[int]:
+        return vocabulary.encode_marked(prompt, mark) if mark else vocabulary.encode(prompt, special)
+
+    return encode() if size <= TEXT_IN_LOOP else await endpoint.tokenizing.run(encode, caller)
+
+
+def vocabulary_of(endpoint: Endpoint) -> Vocabulary:
+    """The model's vocabulary. Raises FailedPrecondition where it has none."""
+    if endpoint.vocabulary is None:
+        raise FailedPrecondition("this model has no tokenizer.json", reason=ErrorReason.NO_TOKENIZER)
+    return endpoint.vocabulary

@@ -108,7 +108,7 @@ class Validator:
         fields with schemas of which an answer need only follow what can be enforced.
         """
         check = Fields(names or {})
-        request_id = self._request_id(request.request_id) if request.request_id else f"req-{secrets.token_hex(12)}"
+        request_id = self.request_id(request.request_id) if request.request_id else f"req-{secrets.token_hex(12)}"
         attempt = self._attempt(request.attempt)
         grace = self._grace(request, check)
         if request.prompt_logprobs and (self._model.has_encoder or self._model.prefix_lm):
@@ -137,22 +137,28 @@ class Validator:
         eos = () if request.ignore_eos else self._model.eos_token_ids
         if is_chat and eos and self._vocabulary is not None and self._vocabulary.end is not None:
             eos = (*eos, self._vocabulary.end)  # templates end an answer with the tokenizer's
+        ends = sorted({*stops, *eos})
+        if least := self._least(request, new, form is not None or bool(request.chat.tools), check):
+            sampling = sampling if sampling is not None else SamplingParams()
+            sampling.not_before.min_new_tokens = least
+            sampling.not_before.token_ids.extend(ends)
         record = PoolRequest(
             request_id=request_id,
             prompt_ids=prompt_ids,
             max_new_tokens=new,
             sampling=sampling,
-            end_token_ids=sorted({*stops, *eos}),
+            end_token_ids=ends,
             stop_token_ids=stops,
             stop=request.stop,
             detach_grace=grace,
+            show_special_tokens=request.show_special_tokens,
             tool_syntax=syntax.name if syntax is not None and request.chat.tool_choice != TOOL_CHOICE_NONE else "",
         )
         return Work(record, body_digest(request), attempt, () if form is None else form.left_out)
 
     def resume(self, request: ResumeRequest) -> int:
         """Checks a ResumeRequest and returns its attempt. Raises InvalidArgument."""
-        self._request_id(request.request_id)
+        self.request_id(request.request_id)
         if request.from_index > self._model.max_positions:
             raise InvalidArgument("from_index", f"must be at most {self._model.max_positions}")
         if len(request.digest) not in {0, hashlib.sha1().digest_size}:
@@ -162,7 +168,7 @@ class Validator:
 
     def cancel(self, request: CancelRequest) -> None:
         """Checks a CancelRequest. Raises InvalidArgument."""
-        self._request_id(request.request_id)
+        self.request_id(request.request_id)
 
     async def close(self) -> None:
         """Ends the processes that compile forms and render chats."""
@@ -170,7 +176,8 @@ class Validator:
         await self._chats.close()
 
     # -- the parts
-    def _request_id(self, request_id: str) -> str:
+    def request_id(self, request_id: str) -> str:
+        """Checks the id of a request and returns it. Raises InvalidArgument."""
         if not request_id:
             raise InvalidArgument("request_id", "is missing")
         if len(request_id) > MAX_ID:
@@ -223,6 +230,16 @@ class Validator:
             raise check.error("stop_token_ids", f"has {count} ids; at most {limit} are allowed")
         self._known(request.stop_token_ids, "stop_token_ids", check)
         return list(dict.fromkeys([*request.stop_token_ids, *special]))
+
+    def _least(self, request: GenerateRequest, new: int, has_form: bool, check: "Fields") -> int:
+        """Tokens that the answer has at least. new: those that it has at most."""
+        least = request.min_new_tokens
+        if least > new:
+            raise check.error("min_new_tokens", f"is {least}, but the answer has at most {new} tokens")
+        if least and (has_form or request.stop):
+            why = "stop strings end an answer where they come" if request.stop else "a form says where its answer ends"
+            raise check.error("min_new_tokens", f"must be 0 here: {why}")
+        return least
 
     async def _form(
         self, request: GenerateRequest, syntax: Syntax | None, check: "Fields", caller: str, loose: Collection[str]

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from encodings.utf_8 import IncrementalDecoder
 from pathlib import Path
 from typing import Protocol
@@ -78,6 +78,10 @@ class Vocabulary:
     def special_tokens(self) -> Sequence[str]:
         """The texts of the special tokens."""
         return list(self._special)
+
+    def special_but(self, ends: Collection[int]) -> tuple[str, ...]:
+        """The texts of the special tokens without those that end an answer."""
+        return tuple(name for name, i in self._special.items() if i not in ends)
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Token ids. About half a second for 1 MiB of text, without the interpreter's lock.
@@ -253,6 +257,7 @@ class StopMatcher:
         self._states = [0] * len(stops)
         self._firsts = frozenset(stop[0] for stop in stops)
         self._held = ""
+        self.found: str | None = None  # the stop string that has ended the text
 
     def push(self, piece: str) -> tuple[str, bool]:
         """The text to give out, and whether a stop string is complete (then nothing follows)."""
@@ -260,7 +265,7 @@ class StopMatcher:
             return piece, False
         text, states = self._held + piece, self._states
         for end, character in enumerate(piece, len(self._held) + 1):
-            found = 0
+            found = ""
             for n, (stop, failures) in enumerate(self._stops):
                 state = states[n]
                 while state and stop[state] != character:
@@ -268,10 +273,10 @@ class StopMatcher:
                 state += stop[state] == character
                 states[n] = state
                 if state == len(stop):
-                    found = max(found, state)
+                    found = max(found, stop, key=len)
             if found:
-                self._held = ""
-                return text[: end - found], True
+                self._held, self.found = "", found
+                return text[: end - len(found)], True
         border = len(text) - max(states)
         self._held = text[border:]
         return text[:border], False
@@ -312,6 +317,11 @@ class TextStream:
         if self._matcher is None or not piece:
             return piece, False
         return self._matcher.push(piece)
+
+    @property
+    def stopped_by(self) -> str | None:
+        """The stop string that has ended the text."""
+        return self._matcher.found if self._matcher is not None else None
 
     def flush(self) -> str:
         """The text that was held back, at the end of a request that no stop string ended."""

@@ -481,14 +481,27 @@ local function tops_between(id, first, count)
   return call('GETRANGE', TOPS .. id, first * size, count * size - 1)
 end
 
+-- What a call is shown of a request. `known` and `last`: how many tokens it has, and the last of them. `count`: tokens that
+-- the request has. `position` and `starts_in`: as below. `weights`: the request's field.
+-- Returns {record, position, microseconds until a waiting request begins or '', index of the first token, tokens, their
+-- tops, the prompt's logprobs, the weights that the request is tied to, engines, reason, final, submitted, claimed at,
+-- first token, finished}. Record and prompt's logprobs are '' when the call has tokens: it has both.
+local function shown(id, known, last, count, weights, position, starts_in)
+  local key = REQUEST .. id
+  local tokens, first = tokens_after(id, known, last, count)
+  local record, prompt = '', ''
+  if known == 0 then
+    record, prompt = call('HGET', key, 'record'), call('GET', PROMPT .. id) or ''
+  end
+  return { record, position, starts_in and int(starts_in) or '', first, tokens, tops_between(id, first, count), prompt,
+    tied_to(id, weights), fields(key, 'engines', 'reason', 'final', 'submitted', 'claimed_at', 'first_token', 'finished',
+      'cached') }
+end
+
 -- Makes a call the one listener of a request. The request is known, and the endpoint registered. `known` and `last`: how
 -- many tokens the call has, and the last of them. `seen` and `digest`: as in `unseen`. A call that is refused changes
 -- nothing for the one that listens.
--- Returns a number of REFUSAL, or
--- {record, position, microseconds until a waiting request begins or '', index of the first token, tokens, their tops, the
--- prompt's logprobs, the weights that the request is tied to, engines, reason, final, submitted, claimed at, first token,
--- finished}. Record and prompt's logprobs
--- are '' when the call has tokens: it has both.
+-- Returns a number of REFUSAL, or what `shown` does.
 local function attach(id, endpoint, attempt, known, last, seen, digest)
   local key = REQUEST .. id
   local attached, closed, listener, deadline, state, final, reason, claim, engine, weights =
@@ -517,13 +530,7 @@ local function attach(id, endpoint, attempt, known, last, seen, digest)
     local ahead = (position - 1) / waiting -- a part of the whole queue
     starts_in = prediction(position - 1, ahead * (tokens or 0), position / waiting * (slots or 1), now())
   end
-  local tokens, first = tokens_after(id, known, last, count)
-  local record, prompt = '', ''
-  if known == 0 then
-    record, prompt = call('HGET', key, 'record'), call('GET', PROMPT .. id) or ''
-  end
-  return { record, position, starts_in and int(starts_in) or '', first, tokens, tops_between(id, first, count), prompt,
-    tied_to(id, weights), fields(key, 'engines', 'reason', 'final', 'submitted', 'claimed_at', 'first_token', 'finished', 'cached') }
+  return shown(id, known, last, count, weights, position, starts_in)
 end
 
 -- A claimed request as its master hears of it:

@@ -46,7 +46,7 @@ ROW = np.dtype(
 
 def is_newer(asked: SamplingParams) -> bool:
     """Whether an endpoint of a newer release has set a parameter that is not known here."""
-    return len(UnknownFieldSet(asked)) > 0 or len(UnknownFieldSet(asked.forced_end)) > 0
+    return any(len(UnknownFieldSet(one)) > 0 for one in (asked, asked.forced_end, asked.not_before))
 
 
 class Constraint(Protocol):
@@ -72,7 +72,8 @@ class Adjusted:
         self.repetition = asked.repetition_penalty or 1.0
         penalties = asked.presence_penalty or asked.frequency_penalty or self.repetition != 1
         self.answer: Constraint | None = None  # from its first token on, on the rank that samples
-        self.changes_logits = bool(penalties or len(self.bias_ids) or asked.grammar)
+        self.not_before = np.array(asked.not_before.token_ids, np.int64)
+        self.changes_logits = bool(penalties or len(self.bias_ids) or asked.grammar or len(self.not_before))
         # No token can follow: the request ends. One that asks for what this release does not know begins so.
         self.stuck = is_newer(asked)
         self.waiting = False  # the mask of its next token was not there in time: it has none in this iteration

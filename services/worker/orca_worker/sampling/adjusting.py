@@ -22,7 +22,8 @@ def adjust(logits: Tensor, adjusted: Mapping[int, Adjusted], ends: np.ndarray) -
     adjusted: by row of the batch. ends [B]: how many input tokens each request has. First the repetition penalty over
     prompt and output, or over the output alone where an encoder reads the prompt (Keskar et al., "CTRL", section 4.1),
     then OpenAI's presence and frequency penalties over the output, then the bias. At last the tokens are left out that
-    the form of the answer does not allow. A token that is forced needs none of it.
+    would end the answer too early, and those that the form of the answer does not allow. A token that is forced needs
+    none of it.
     """
     changed = {n: one for n, one in adjusted.items() if one.changes_logits}
     if not changed:
@@ -47,6 +48,8 @@ def adjust(logits: Tensor, adjusted: Mapping[int, Adjusted], ends: np.ndarray) -
             values[to_device(torch.from_numpy(one.bias_ids), logits.device)] += to_device(
                 torch.from_numpy(one.biases), logits.device
             )
+        if len(one.not_before) and end - one.prompt < asked.not_before.min_new_tokens:
+            values[to_device(torch.from_numpy(one.not_before), logits.device)] = -torch.inf
         if one.answer is not None:
             _keep_allowed(values, one, one.answer.allowed(), int(one.tokens[end - 1]))
     return logits

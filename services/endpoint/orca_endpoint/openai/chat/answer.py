@@ -5,10 +5,10 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ...calls.events import Event, Finished, PromptToken, Token
+from ...calls.events import Accepted, Event, Finished, PromptToken, Token
 from ...text.tool_calls import CallPart, merged
 from ..answer import Choice, UsageIn, finish_reason, finite
-from ..stream import Chunks
+from ..stream import ChoiceChunks
 
 ROLE = "assistant"
 
@@ -36,15 +36,15 @@ class Logprobs:
         }
 
 
-class ChatChunks(Chunks):
+class ChatChunks(ChoiceChunks):
     """The chunks of a chat: the role first, then the text as it comes, then the end."""
 
     def __init__(self, name: str, model: str, usage_in: UsageIn, numbered: bool, logprobs: Logprobs | None) -> None:
-        """As `Chunks`. logprobs: None when no chunk has any."""
+        """As `ChoiceChunks`. logprobs: None when no chunk has any."""
         super().__init__(name, "chat.completion.chunk", model, usage_in, numbered)
         self._logprobs = logprobs
 
-    def begun(self, n: int, choice: Choice) -> bytes:
+    def begun(self, n: int, choice: Choice, accepted: Accepted) -> bytes:
         """The role, unless the client has seen a part of the answer before."""
         return b"" if choice.shown_tokens else self._delta(n, choice, {"role": ROLE, "content": ""})
 

@@ -11,7 +11,6 @@ from ..fields import (
     STOP,
     STREAM,
     STRING,
-    UNCHANGING,
     USER,
     Field,
     Fixed,
@@ -38,7 +37,7 @@ REFUSED = (
     Fixed("web_search_options", (), "nothing is searched"),
 )
 TEMPLATED = Fixed("add_special_tokens", (False,), "the template puts special tokens where they belong")
-FIXED = {one.name: (one.values, one.why) for one in (*REFUSED, *UNCHANGING, TEMPLATED)}
+FIXED = {one.name: (one.values, one.why) for one in (*REFUSED, TEMPLATED)}
 
 PART = closed(["type", "text"], type={"const": "text"}, text=STRING)
 MESSAGE = closed(
@@ -50,6 +49,17 @@ MESSAGE = closed(
     tool_calls={"type": "array", "items": CALL},
 )
 COUNT = {"type": "integer", "minimum": 1}
+SAFETY = Field("safety_identifier", "supported", "Goes to the request's span as `orca.safety_identifier`.", STRING)
+PROMPT_CACHE_KEY = Field(
+    "prompt_cache_key", "supported", "Changes nothing: prompts are cached by what they hold, or not at all.", STRING
+)
+TEMPLATE_KWARGS = Field(
+    "chat_template_kwargs",
+    "ours",
+    "Variables for the chat template, as `enable_thinking`. The template itself is the model's: `chat_template` is "
+    "refused, here and in the body.",
+    {"type": "object"},
+)
 
 FIELDS = (
     MODEL,
@@ -83,20 +93,12 @@ FIELDS = (
     STOP,
     *STREAM,
     USER,
-    Field("safety_identifier", "supported", "Goes to the request's span as `orca.safety_identifier`.", STRING),
+    SAFETY,
     METADATA._replace(support="supported"),
     *SAMPLED,
     *(one.field() for one in REFUSED),
-    Field(
-        "prompt_cache_key", "supported", "Changes nothing: prompts are cached by what they hold, or not at all.", STRING
-    ),
-    Field(
-        "chat_template_kwargs",
-        "ours",
-        "Variables for the chat template, as `enable_thinking`. The template itself is the model's: `chat_template` is "
-        "refused, here and in the body.",
-        {"type": "object"},
-    ),
+    PROMPT_CACHE_KEY,
+    TEMPLATE_KWARGS,
     *FORMS,
     TEMPLATED.field("ours"),
     *OURS,

@@ -5,7 +5,7 @@ with their own notes. Those are ignored by a table; everything else is taken, or
 """
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from orca.v1.orca_pb2 import ChatMessage
@@ -13,6 +13,7 @@ from orca_common.errors import InvalidArgument, echo
 
 from ...requests.chat_renderer import ROLES
 from ..body import check_names, get, text
+from ..content import content_of, without
 
 MEMBERS = {"role", "content", "name"}  # of a message; two roles have one more
 MEMBER_OF = {"tool": "tool_call_id", "assistant": "tool_calls"}
@@ -20,6 +21,8 @@ NO_MEMBERS = {  # of OpenAI's messages
     "audio": "is refused: messages are text alone",
     "function_call": "is refused: it is the older form of tool_calls",
 }
+TEXT = {"text": "text"}  # types of parts, and the names of their texts
+ANSWERED = {**TEXT, "refusal": "refusal"}  # in an assistant's message
 CACHED = {"cache_control": "a hint for caches of prompts, which changes no token"}
 # Members that are ignored, and why: of any message and its parts; of an assistant's; of its calls, and their functions.
 IGNORED = {
@@ -60,7 +63,10 @@ def message_of(given: Any, field: str) -> ChatMessage:
     check_names([name for name in message if name not in NO_MEMBERS], known, f"{field}.")
     calls = get(message, "tool_calls", list, "a list", [], f"{field}.tool_calls")
     content, refusal = message.get("content"), member(message, "refusal", field)
-    said = [content_of(content, f"{field}.content", of_assistant)] if content is not None or not of_assistant else []
+    kinds, more = (ANSWERED, IGNORED["an assistant's message"]) if of_assistant else (TEXT, {})
+    said = list[str]()
+    if content is not None or not of_assistant:
+        said.append(content_of(content, f"{field}.content", kinds, IGNORED["a part"], more))
     return ChatMessage(
         role=role,
         content="\n".join(filter(None, [*said, refusal])),
@@ -68,15 +74,6 @@ def message_of(given: Any, field: str) -> ChatMessage:
         tool_call_id=member(message, "tool_call_id", field),
         tool_calls=text(json.dumps([*map(call_of, calls)], ensure_ascii=False), f"{field}.tool_calls") if calls else "",
     )
-
-
-def without(given: Mapping[str, Any], *ignored: Collection[str]) -> dict[str, Any]:
-    """The members that are not null, without those that are ignored."""
-    return {
-        name: value
-        for name, value in given.items()
-        if value is not None and not any(name in names for names in ignored)
-    }
 
 
 def call_of(given: Any) -> Any:
@@ -91,30 +88,3 @@ def call_of(given: Any) -> Any:
 
 def member(message: Mapping[str, Any], name: str, field: str) -> str:
     return text(get(message, name, str, "a string", "", f"{field}.{name}"), f"{field}.{name}")
-
-
-def content_of(given: Any, field: str, of_assistant: bool) -> str:
-    """A text, or the texts of parts, joined by line breaks."""
-    if given is None:
-        raise InvalidArgument(field, "is missing")
-    if isinstance(given, str):
-        return text(given, field)
-    if not isinstance(given, list):
-        raise InvalidArgument(field, "must be a string or a list of parts")
-    return "\n".join(part_of(one, f"{field}[{n}]", of_assistant) for n, one in enumerate(given))
-
-
-def part_of(given: Any, field: str, of_assistant: bool) -> str:
-    """The text of one part, or of a refusal."""
-    if not isinstance(given, dict):
-        raise InvalidArgument(field, "must be an object of type text")
-    kind = get(given, "type", str, "a string", None, f"{field}.type")
-    if kind != "text" and not (of_assistant and kind == "refusal"):
-        problem = "is missing" if kind is None else f"is {echo(kind, 20)!r}; only 'text' is supported"
-        raise InvalidArgument(f"{field}.type", problem)
-    part = without(given, IGNORED["a part"], IGNORED["an assistant's message"] if of_assistant else ())
-    check_names(part, {"type", kind}, f"{field}.")
-    found = get(part, kind, str, "a string", None, f"{field}.{kind}")
-    if found is None:
-        raise InvalidArgument(f"{field}.{kind}", "is missing")
-    return text(found, f"{field}.{kind}")

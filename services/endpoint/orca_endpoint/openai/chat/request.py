@@ -29,6 +29,7 @@ OUR_NAMES: Mapping[str, str] = {
     "chat.tools": "tools",
     "chat.tool_names": "tool_choice",
     "max_new_tokens": "max_completion_tokens",
+    "min_new_tokens": "min_tokens",
 }
 
 
@@ -95,13 +96,18 @@ def chat_of(body: Mapping[str, Any]) -> Chat:
         raise InvalidArgument("messages", "is missing")
     if not isinstance(messages, list) or not messages:
         raise InvalidArgument("messages", "must be a list of at least one message")
+    chat = Chat(
+        messages=[message_of(one, f"messages[{n}]") for n, one in enumerate(messages)],
+        template_kwargs=template_kwargs(body),
+    )
+    put_tools(body, chat)
+    return chat
+
+
+def template_kwargs(body: Mapping[str, Any]) -> str:
+    """The variables for the template, as JSON."""
     variables = get(body, "chat_template_kwargs", dict, "an object", {})
     for name in RESERVED:
         if name in variables:
             raise InvalidArgument(f"chat_template_kwargs.{name}", f"is refused: {reserved(name)}")
-    chat = Chat(
-        messages=[message_of(one, f"messages[{n}]") for n, one in enumerate(messages)],
-        template_kwargs=json.dumps(variables) if variables else "",
-    )
-    put_tools(body, chat)
-    return chat
+    return json.dumps(variables) if variables else ""

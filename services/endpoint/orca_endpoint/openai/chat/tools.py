@@ -4,8 +4,8 @@ The tools themselves are checked with the request, as those of gRPC.
 """
 
 import json
-from collections.abc import Mapping
-from typing import Any, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, cast
 
 from orca.v1.orca_pb2 import TOOL_CHOICE_NONE, TOOL_CHOICE_REQUIRED, TOOL_CHOICE_UNSPECIFIED, Chat, ToolChoice
 from orca_common.errors import InvalidArgument, echo
@@ -64,34 +64,46 @@ CHOICES: Mapping[str, ToolChoice] = {
 }
 
 
+class Chosen(NamedTuple):
+    """The calls that a request allows."""
+
+    choice: ToolChoice = TOOL_CHOICE_UNSPECIFIED  # whether functions are called
+    names: Sequence[str] = ()  # of those that may be called; none: all
+    single: bool = False  # one call at most
+
+
 def put_tools(body: Mapping[str, Any], chat: Chat) -> None:
     """Adds the tools of a body to its chat."""
     single = not get(body, "parallel_tool_calls", bool, "true or false", True)
     given = get(body, "tools", list, "a list", [])
-    choice, names, one = choice_of(body.get("tool_choice"))
-    if not given:
-        if "tool_choice" in body and choice != TOOL_CHOICE_NONE:
-            raise InvalidArgument("tool_choice", "is allowed only with tools")
-        return
-    chat.tools = text(json.dumps(given, ensure_ascii=False), "tools")
-    chat.tool_choice, chat.one_tool_call = choice, single or one
-    chat.tool_names.extend(names)
+    chosen = choice_of(body.get("tool_choice"))
+    if not given and "tool_choice" in body and chosen.choice != TOOL_CHOICE_NONE:
+        raise InvalidArgument("tool_choice", "is allowed only with tools")
+    put_functions(given, chosen._replace(single=single or chosen.single), chat)
 
 
-def choice_of(given: Any) -> tuple[ToolChoice, list[str], bool]:
-    """Whether functions are called, which ones may be (none: all), and whether one alone."""
+def put_functions(tools: Sequence[Any], chosen: Chosen, chat: Chat) -> None:
+    """Adds tools in the shape of chats to a chat, if there are any."""
+    if tools:
+        chat.tools = text(json.dumps(tools, ensure_ascii=False), "tools")
+        chat.tool_choice, chat.one_tool_call = chosen.choice, chosen.single
+        chat.tool_names.extend(chosen.names)
+
+
+def choice_of(given: Any) -> Chosen:
+    """The choice of a chat's body."""
     field = "tool_choice"
     if given is None:
-        return TOOL_CHOICE_UNSPECIFIED, [], False
+        return Chosen()
     if isinstance(given, str):
         if given not in CHOICES:
             raise InvalidArgument(field, f"is {echo(given, 20)!r}; it may be {', '.join(CHOICES)}, or an object")
-        return CHOICES[given], [], False
+        return Chosen(CHOICES[given])
     if not isinstance(given, dict):
         raise InvalidArgument(field, f"must be {', '.join(CHOICES)}, or an object")
     choice = cast(dict[str, Any], given)
     if choice.get("type") != "allowed_tools":
-        return TOOL_CHOICE_REQUIRED, [name_in(choice, field)], True
+        return Chosen(TOOL_CHOICE_REQUIRED, [name_in(choice, field)], single=True)
     check_names(choice, {"type", "allowed_tools"}, f"{field}.")
     field += ".allowed_tools"
     allowed = get(choice, "allowed_tools", dict, "an object", {}, field)
@@ -102,7 +114,7 @@ def choice_of(given: Any) -> tuple[ToolChoice, list[str], bool]:
     tools = get(allowed, "tools", list, "a list", [], f"{field}.tools")
     if not tools:
         raise InvalidArgument(f"{field}.tools", "must be a list of at least one function")
-    return CHOICES[mode], [name_in(tool, f"{field}.tools[{n}]") for n, tool in enumerate(tools)], False
+    return Chosen(CHOICES[mode], [name_in(tool, f"{field}.tools[{n}]") for n, tool in enumerate(tools)])
 
 
 def name_in(given: Any, field: str) -> str:

@@ -5,9 +5,9 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ...calls.events import Event, Finished, Prompted, PromptToken, Token
+from ...calls.events import Accepted, Event, Finished, Prompted, PromptToken, Token
 from ..answer import Choice, UsageIn, finish_reason, finite
-from ..stream import Chunks
+from ..stream import ChoiceChunks
 
 KIND = "text_completion"
 
@@ -53,15 +53,15 @@ def length_in(text: str, piece: str, at: int) -> int:
     return 0
 
 
-class CompletionChunks(Chunks):
+class CompletionChunks(ChoiceChunks):
     """The chunks of a completion."""
 
     def __init__(self, name: str, model: str, usage_in: UsageIn, numbered: bool, logprobs: Logprobs | None) -> None:
-        """As `Chunks`. logprobs: None when no chunk has any."""
+        """As `ChoiceChunks`. logprobs: None when no chunk has any."""
         super().__init__(name, KIND, model, usage_in, numbered)
         self._logprobs = logprobs
 
-    def begun(self, n: int, choice: Choice) -> bytes:
+    def begun(self, n: int, choice: Choice, accepted: Accepted) -> bytes:
         """The echoed prompt, unless it waits for its logprobs."""
         return self._text(n, choice, choice.echoed or "", None) if self._logprobs is None else b""
 

@@ -83,6 +83,7 @@ OUR_NAMES: Mapping[str, str] = {
     "text": "prompt",
     "token_ids.ids": "prompt",
     "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
     "top_logprobs": "logprobs",
     "prompt_logprobs": "echo",  # with logprobs
 }

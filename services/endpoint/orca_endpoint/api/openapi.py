@@ -6,10 +6,13 @@ from typing import Any
 
 from orca_common.release import VERSION
 
-from .chat.fields import FIELDS as CHAT_FIELDS
-from .chat.tools import CALL
-from .completions.request import FIELDS
-from .fields import BOOLEAN, IDS, INTEGER, STRING, Field, closed, thing
+from ..anthropic.fields import FIELDS as MESSAGE_FIELDS
+from ..anthropic.fields import OF_PROMPTS
+from ..openai.chat.fields import FIELDS as CHAT_FIELDS
+from ..openai.chat.tools import CALL
+from ..openai.completions.request import FIELDS
+from ..openai.fields import BOOLEAN, IDS, INTEGER, STRING, Field, closed, thing
+from ..openai.responses.fields import FIELDS as RESPONSE_FIELDS
 
 STREAM = "text/event-stream"
 Schema = dict[str, Any]
@@ -101,8 +104,12 @@ FROM = parameter("from", "query", "Tokens that were seen; 0 when absent.", {"typ
 USAGE = parameter("include_usage", "query", "A last chunk with the usage.", BOOLEAN)
 MODEL = parameter("model", "query", "The answer's model, for proxies that choose a release by it.", STRING)
 ID = parameter("id", "path", "The answer's id; of one with several choices with -K behind it.", STRING, True)
+RESPONSE_ID = parameter("id", "path", "The response's id.", STRING, True)
+STREAMS = parameter("stream", "query", "The events of the response, also of one that runs.", BOOLEAN)
+AFTER = parameter("starting_after", "query", "The number of the last event seen.", {"type": "integer", "minimum": 0})
 
 FINISH = {"enum": ["stop", "length", "tool_calls", None]}
+STATUS = {"enum": ["in_progress", "completed", "incomplete"]}
 SCORED = {"token": STRING, "logprob": {"type": "number"}, "bytes": {"type": "array", "items": INTEGER}}
 
 PATHS: dict[str, Schema] = {
@@ -134,6 +141,34 @@ PATHS: dict[str, Schema] = {
             "Takes a chat's stream up where it broke, at any endpoint.",
             {"200": answer("The rest of the stream, as server-sent events.", "ChatChunk", STREAM)},
             parameters=[ID, FROM, USAGE, MODEL, EVENT_ID, REQUEST_ID, TIMEOUT, COMMENTS],
+        )
+    },
+    "/v1/responses": {
+        "post": operation(
+            "Answers a conversation by a response.",
+            {"200": answer("The response; with `stream` its events.", "Response")},
+            "ResponseRequest",
+            parameters=[REQUEST_ID, TIMEOUT, COMMENTS],
+        )
+    },
+    "/v1/responses/{id}": {
+        "get": operation(
+            "A response that is kept, as far as it has come; or its events, at any endpoint.",
+            {"200": answer("The response; with `stream` its events.", "Response")},
+            parameters=[RESPONSE_ID, STREAMS, AFTER, MODEL, REQUEST_ID, TIMEOUT, COMMENTS],
+        )
+    },
+    "/v1/messages": {
+        "post": operation(
+            "Answers a conversation by a message, as Anthropic's API does.",
+            {"200": answer("The message; with `stream` its events.", "AnswerMessage")},
+            "MessageRequest",
+            parameters=[REQUEST_ID, TIMEOUT, COMMENTS],
+        )
+    },
+    "/v1/messages/count_tokens": {
+        "post": operation(
+            "The number of a prompt's tokens.", {"200": answer("The number.", "TokenCount")}, "CountRequest"
         )
     },
     "/v1/models": {
@@ -212,6 +247,71 @@ SCHEMAS: dict[str, Schema] = {
         },
         text_offset={"type": "array", "items": INTEGER},
     ),
+    "ResponseRequest": body_of(RESPONSE_FIELDS, "input"),
+    "Response": thing(
+        ("id", "object", "created_at", "status", "model", "output", "usage"),
+        id=STRING,
+        object={"const": "response"},
+        created_at=INTEGER,
+        status={"enum": ["in_progress", "completed", "incomplete", "failed", "cancelled"]},
+        model=STRING,
+        output={"type": "array", "items": {"oneOf": [reference("OutputMessage"), reference("FunctionCall")]}},
+        usage={"anyOf": [reference("ResponseUsage"), {"type": "null"}]},
+    ),
+    "MessageRequest": body_of(MESSAGE_FIELDS, "messages"),
+    "CountRequest": body_of(OF_PROMPTS, "messages"),
+    "TokenCount": thing(("input_tokens",), input_tokens=INTEGER),
+    "AnswerMessage": thing(
+        ("id", "type", "role", "model", "content", "stop_reason", "stop_sequence", "usage"),
+        id=STRING,
+        type={"const": "message"},
+        role={"const": "assistant"},
+        model=STRING,
+        content={
+            "type": "array",
+            "items": {
+                "oneOf": [
+                    thing(("type", "text"), type={"const": "text"}, text=STRING),
+                    thing(
+                        ("type", "id", "name", "input"),
+                        type={"const": "tool_use"},
+                        id=STRING,
+                        name=STRING,
+                        input={"type": "object"},
+                    ),
+                ]
+            },
+        },
+        stop_reason={"enum": ["end_turn", "max_tokens", "stop_sequence", "tool_use"]},
+        stop_sequence={"type": ["string", "null"]},
+        usage=thing(("input_tokens", "output_tokens"), input_tokens=INTEGER, output_tokens=INTEGER),
+    ),
+    "OutputMessage": thing(
+        ("id", "type", "status", "role", "content"),
+        id=STRING,
+        type={"const": "message"},
+        status=STATUS,
+        role={"const": "assistant"},
+        content={
+            "type": "array",
+            "items": thing(("type", "text"), type={"const": "output_text"}, text=STRING),
+        },
+    ),
+    "FunctionCall": thing(
+        ("id", "type", "status", "call_id", "name", "arguments"),
+        id=STRING,
+        type={"const": "function_call"},
+        status=STATUS,
+        call_id=STRING,
+        name=STRING,
+        arguments=STRING,
+    ),
+    "ResponseUsage": thing(
+        ("input_tokens", "output_tokens", "total_tokens"),
+        input_tokens=INTEGER,
+        output_tokens=INTEGER,
+        total_tokens=INTEGER,
+    ),
     "Usage": thing(
         ("prompt_tokens", "completion_tokens", "total_tokens"),
         prompt_tokens=INTEGER,
@@ -282,8 +382,8 @@ td:first-child {{ white-space: nowrap; }}
 </head>
 <body>
 <h1>Orca serves <code>{name}</code></h1>
-<p>The chat and completions APIs are OpenAI's. What is not supported is refused by name, never ignored.
-The whole description is <a href="openapi.json">openapi.json</a>.</p>
+<p>The chat, responses and completions APIs are OpenAI's, that of messages Anthropic's. What is not supported is
+refused by name, never ignored. The whole description is <a href="openapi.json">openapi.json</a>.</p>
 <pre>curl {base}/v1/chat/completions -H "Content-Type: application/json" \\
   -d '{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
 curl {base}/v1/completions -H "Content-Type: application/json" \\
@@ -292,6 +392,10 @@ curl {base}/v1/completions -H "Content-Type: application/json" \\
 <table><tr><th>path</th><th>what</th></tr>{paths}</table>
 <h2>Fields of <code>POST /v1/chat/completions</code></h2>
 <table><tr><th>field</th><th></th><th>how</th></tr>{chat_fields}</table>
+<h2>Fields of <code>POST /v1/responses</code></h2>
+<table><tr><th>field</th><th></th><th>how</th></tr>{response_fields}</table>
+<h2>Fields of <code>POST /v1/messages</code></h2>
+<table><tr><th>field</th><th></th><th>how</th></tr>{message_fields}</table>
 <h2>Fields of <code>POST /v1/completions</code></h2>
 <table><tr><th>field</th><th></th><th>how</th></tr>{fields}</table>
 </body>
@@ -307,7 +411,13 @@ def page(name: str, base: str) -> str:
         for method, found in methods.items()
     )
     return PAGE.format(
-        name=escape(name), base=escape(base), paths=paths, chat_fields=rows(CHAT_FIELDS), fields=rows(FIELDS)
+        name=escape(name),
+        base=escape(base),
+        paths=paths,
+        chat_fields=rows(CHAT_FIELDS),
+        response_fields=rows(RESPONSE_FIELDS),
+        message_fields=rows(MESSAGE_FIELDS),
+        fields=rows(FIELDS),
     )
 
 

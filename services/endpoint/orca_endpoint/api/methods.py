@@ -11,30 +11,30 @@ from starlette.routing import Route
 from orca_common.errors import Unavailable
 from orca_common.release import VERSION
 
+from ..anthropic.method import CountTokens, Messages
 from ..calls.endpoint import Endpoint
 from ..http.routing import MethodRoute, application
-from .answer import UsageIn
-from .chat.answer import ChatChunks
-from .chat.answer import Logprobs as ChatLogprobs
-from .chat.method import Chats
-from .completions.answer import CompletionChunks, Logprobs
-from .completions.method import Completions
+from ..openai.answer import UsageIn
+from ..openai.chat.answer import ChatChunks
+from ..openai.chat.answer import Logprobs as ChatLogprobs
+from ..openai.chat.method import Chats
+from ..openai.completions.answer import CompletionChunks, Logprobs
+from ..openai.completions.method import Completions
+from ..openai.responses.method import KeptResponses, Library, Responses
+from ..openai.resumed import Resumed
+from ..openai.tokens import Tokens
 from .openapi import described, page
-from .resumed import Resumed
-from .tokens import Tokens
 
 ELSEWHERE = {  # what clients of other servers call, and what there is instead
     "/metrics": "an endpoint's metrics are at /metrics of its status port (the setting status_port)",
     "/v1/embeddings": "no model here makes embeddings: Orca generates text",
-    "/v1/responses": "OpenAI's responses are not built yet; chats are, at /v1/chat/completions",
-    "/v1/messages": "Anthropic's messages are not built yet; chats are, at /v1/chat/completions",
 }
 NOTHING_ELSE = "default-src 'none'; style-src 'unsafe-inline'"  # the page loads nothing
 
 
 def methods(endpoint: Endpoint) -> Starlette:
     """Makes the application that serves all methods."""
-    tokens = Tokens(endpoint)
+    tokens, library = Tokens(endpoint), Library(endpoint)
 
     def of_completions(name: str, usage_in: UsageIn) -> CompletionChunks:
         return CompletionChunks(name, endpoint.name, usage_in, True, Logprobs(endpoint.spell))
@@ -47,6 +47,10 @@ def methods(endpoint: Endpoint) -> Starlette:
         MethodRoute("/v1/completions/{id}", Resumed(endpoint, of_completions), "GET", query=True),
         MethodRoute("/v1/chat/completions", Chats(endpoint), "POST"),
         MethodRoute("/v1/chat/completions/{id}", Resumed(endpoint, of_chats), "GET", query=True),
+        MethodRoute("/v1/responses", Responses(endpoint, library), "POST"),
+        MethodRoute("/v1/responses/{id}", KeptResponses(endpoint, library), "GET", query=True),
+        MethodRoute("/v1/messages", Messages(endpoint), "POST", query=True),
+        MethodRoute("/v1/messages/count_tokens", CountTokens(endpoint).count, "POST", query=True),
         MethodRoute("/tokenize", tokens.tokenize, "POST"),
         MethodRoute("/tokenizer_info", tokens.info, "GET", "HEAD"),
         MethodRoute("/detokenize", tokens.detokenize, "POST"),
