@@ -18,12 +18,13 @@ BLOCK = 512  # input tokens that one of a request's `blocks` stands for
 
 
 class Asked(NamedTuple):
-    """One request: when it arrives, in seconds since the start, and its tokens in and out. It ends by its length."""
+    """One request: when it arrives, in seconds since the start, and its tokens in and out."""
 
     at: float
     input_tokens: int
     output_tokens: int
     blocks: tuple[int, ...] = ()  # of its input: prompts with the same first ones begin alike
+    limit: int = 0  # output tokens that it may make, where it ends before them; 0: it ends by its length
 
     @property
     def tokens(self) -> int:
