@@ -69,7 +69,7 @@ def test_the_first_iteration_runs_at_the_shortest_prompt() -> None:
             loads.append(load)
             return 1.0
 
-    assert Batched(Seen(1.0), 2).seconds([(5, 3), (9, 2)]) == 4 + 2
+    assert Batched(Seen(1.0), 2).seconds([(5, 3), (9, 2)], lambda *_: None) == 4 + 2
     assert loads[0] == Load(2, 0, 0, 10, 50, 10, 2)
     assert [load.context for load in loads[1:]] == [2 * n for n in (6, 7, 8, 9, 10)]
 
@@ -119,9 +119,31 @@ def test_batchmaker_hardly_batches_a_transformer() -> None:
     engine = Engine(cost, 48_000, 32, any_policy("batchmaker"))
     one_by_one = 1 / (64.5 * 0.025)  # req/s: a batch of one request a stage time
     lengths = Lengths((32, 512), (1, 128))
-    for share in (0.3, 0.6, 0.9):
-        workload = drawn(lengths, POISSON, share * one_by_one, 300, Seeds.of(1))
+    for share in (0.4, 0.9):
+        workload = drawn(lengths, POISSON, share * one_by_one, 200, Seeds.of(1))
         result = simulate(engine, workload)
         assert 1 <= result.mean_batch < 1.1
         alone = simulate(replace(engine, policy=any_policy("paper"), max_bs=1), workload)
         assert result.seconds == pytest.approx(alone.seconds, rel=0.15)
+
+
+def test_a_batch_alone_is_the_sum_of_its_iterations() -> None:
+    """The short way of one microbatch is the pipeline's."""
+    for name in ("101b", "175b", "341b"):
+        cost = A100.of_the_paper(name, phi=1.25)
+        for sizes in ([(40, 7)], [(33, 9), (32, 1), (60, 4)], [(5, 1)]):
+            short = Batched(cost, 4).run(sizes)
+            whole = Batched(cost, 4).run(sizes, lambda *_: None)
+            assert short[0] == pytest.approx(whole[0], rel=1e-12)
+            assert short[1] == pytest.approx(whole[1], rel=1e-12)
+
+
+def test_request_level_waits_as_in_an_m_g_1_queue() -> None:
+    """One request at a time: Pollaczek and Khinchine's mean wait, from the moments of the service times."""
+    cost = A100.of_the_paper("341b", phi=1.47)
+    workload = drawn(Lengths((32, 512), (1, 128)), POISSON, 0.096, 8_000, Seeds.of(1))
+    times = [Batched(cost, 1).seconds([(64, one.output_tokens)]) for one in workload[:3000]]
+    mean, square = (sum(x**n for x in times) / len(times) for n in (1, 2))
+    wait = 0.096 * square / (2 * (1 - 0.096 * mean))
+    served = simulate_requests(cost, 1, 1, workload).requests
+    assert sum(one.began - one.asked.at for one in served) / len(served) == pytest.approx(wait, rel=0.1)

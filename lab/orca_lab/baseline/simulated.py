@@ -7,7 +7,6 @@ other, and each waits for its own tokens before it begins again (Figure 8b).
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 
 from orca_common.errors import FailedPrecondition
@@ -21,12 +20,12 @@ from .scheduler import Arrived, BatchReturned, Event, Finished, RequestLevel, Ru
 Passed = Callable[[int, int, int, float, float], None]  # microbatch, iteration, stage, begin and end
 
 
-@dataclass(frozen=True)
 class Batched:
     """The engine: microbatches of `mbs` requests."""
 
-    cost: Cost
-    mbs: int
+    def __init__(self, cost: Cost, mbs: int) -> None:
+        self.cost, self.mbs = cost, mbs
+        self._sums: dict[int, list[list[float]]] = {}  # by rows, for `_alone`
 
     def seconds(self, sizes: Sequence[tuple[int, int]], passed: Passed | None = None) -> float:
         """The time of a batch of requests, given as their tokens in and out."""
@@ -34,10 +33,38 @@ class Batched:
 
     def run(self, sizes: Sequence[tuple[int, int]], passed: Passed | None = None) -> tuple[float, list[float], int]:
         """The time of a batch, how long each stage was busy with it, and its number of iterations."""
-        cost, shortest = self.cost, min(inputs for inputs, _ in sizes)
-        times = dict[tuple[int, int], tuple[list[float], float]]()  # by rows and iteration: of each stage, and of a hop
+        shortest = min(inputs for inputs, _ in sizes)
         iterations = max(inputs - shortest + outputs for inputs, outputs in sizes)
-        rows = [min(self.mbs, len(sizes) - first) for first in range(0, len(sizes), self.mbs)]
+        if len(sizes) <= self.mbs and passed is None:
+            seconds, busy = self._alone(len(sizes), shortest, iterations)
+        else:
+            rows = [min(self.mbs, len(sizes) - first) for first in range(0, len(sizes), self.mbs)]
+            seconds, busy = self._piped(rows, shortest, iterations, passed or (lambda *_: None))
+        return seconds, busy, iterations
+
+    def _alone(self, rows: int, shortest: int, iterations: int) -> tuple[float, list[float]]:
+        """One microbatch: nothing overlaps, so times are sums, and those up to each context are kept."""
+        cost = self.cost
+        sums = self._sums.setdefault(rows, [[0.0] for _ in range(1 + cost.stages)])
+        for context in range(len(sums[0]), shortest + iterations - 1):
+            for total, seconds in zip(sums, self._parts(_load(rows, context, 1)), strict=True):
+                total.append(total[-1] + seconds)
+        first, last = shortest, shortest + iterations - 1
+        begin = self._parts(_load(rows, shortest, 0))
+        whole, *busy = (one + total[last - 1] - total[first - 1] for one, total in zip(begin, sums, strict=True))
+        return whole, busy
+
+    def _parts(self, load: Load) -> list[float]:
+        """The time of an iteration that has the engine to itself, and those of its stages."""
+        cost = self.cost
+        stages = [cost.stage(stage, load) for stage in range(cost.stages)]
+        hops = cost.hop(load) * (cost.stages - 1) if cost.stages > 1 else 0.0
+        return [cost.host + sum(stages) + hops, *stages]
+
+    def _piped(self, rows: Sequence[int], shortest: int, iterations: int, passed: Passed) -> tuple[float, list[float]]:
+        """Microbatches of these sizes, one behind the other."""
+        cost = self.cost
+        times = dict[tuple[int, int], tuple[list[float], float]]()  # by rows and iteration: of each stage, and of a hop
         free, busy = [0.0] * cost.stages, [0.0] * cost.stages
         back = [0.0] * len(rows)  # when each microbatch's tokens are there
         for iteration in range(iterations):
@@ -53,10 +80,9 @@ class Batched:
                     end = begin + seconds
                     free[stage], there = end, end + hop
                     busy[stage] += end - begin
-                    if passed is not None:
-                        passed(micro, iteration, stage, begin, end)
+                    passed(micro, iteration, stage, begin, end)
                 back[micro] = end
-        return max(back), busy, iterations
+        return max(back), busy
 
 
 def _load(rows: int, shortest: int, iteration: int) -> Load:
