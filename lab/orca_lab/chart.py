@@ -1,19 +1,23 @@
-"""Charts as SVG: panels beside each other, each with curves and bands, or with groups of bars."""
+"""Charts as SVG: panels in rows, each with curves and bands, or with groups of bars."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-COLOURS = ("#3f51b5", "#c2410c", "#0f766e", "#a21caf", "#57606a", "#b45309", "#0369a1", "#be123c", "#4d7c0f")
+COLOURS = (
+    *("#3f51b5", "#c2410c", "#0f766e", "#a21caf", "#57606a", "#b45309"),
+    *("#0284c7", "#be123c", "#65a30d", "#7c2d12", "#111827", "#db2777"),
+)
 STYLE = """
 text { font: 13px system-ui, "DejaVu Sans", sans-serif; fill: #1b1f24 }
 .head { font-size: 15px; font-weight: 600 } .tick { font-size: 11.5px; fill: #57606a }
 .grid { stroke: #dde1e8; stroke-width: 1 } .frame { fill: none; stroke: #9aa2b1 }
 """
 WIDTH, HEIGHT = 460, 400  # of a panel
-LEFT, RIGHT, TOP, BOTTOM = 70, 14, 74, 56  # margins of its plot
-LEGEND = 22  # height of a line of the legend
+LEFT, RIGHT, TOP, BOTTOM = 80, 14, 74, 56  # margins of its plot
+LEGEND, ENTRY = 22, 150  # height of a line of the legend, and width of what is in it
+COLUMNS = 3  # of panels
 
 
 @dataclass(frozen=True)
@@ -58,17 +62,19 @@ def draw(title: str, panels: Sequence[Panel], note: str = "") -> str:
     """The picture."""
     names = list(dict.fromkeys(one.name for panel in panels for one in (*panel.curves, *panel.bars)))
     colours = {name: COLOURS[n % len(COLOURS)] for n, name in enumerate(names)}
-    width = WIDTH * len(panels)
-    per_line = max(1, (width - 2 * LEFT) // 120)
+    columns = min(COLUMNS, len(panels))
+    width, below = WIDTH * columns, HEIGHT * -(-len(panels) // columns)
+    per_line = max(1, (width - LEFT) // ENTRY)
     lines = -(-len(names) // per_line)
-    height = HEIGHT + LEGEND * lines + (LEGEND if note else 0)
+    height = below + LEGEND * (lines + bool(note))
     parts = [text(width / 2, 24, title, "head")]
     for n, panel in enumerate(panels):
         inner = _bars(panel, colours) if panel.bars else _curves(panel, colours)
-        parts.append(f'<g transform="translate({WIDTH * n} 0)">' + "\n".join(inner) + "</g>")
+        place = f"{WIDTH * (n % columns)} {HEIGHT * (n // columns)}"
+        parts.append(f'<g transform="translate({place})">' + "\n".join(inner) + "</g>")
     dashed = {curve.name for panel in panels for curve in panel.curves if curve.dashed}
     for n, name in enumerate(names):
-        x, y = LEFT + 120 * (n % per_line), HEIGHT + LEGEND * (n // per_line)
+        x, y = LEFT + ENTRY * (n % per_line), below + LEGEND * (n // per_line)
         dash = ' stroke-dasharray="5 3"' if name in dashed else ""
         parts.append(f'<path d="M{x} {y} h22" stroke="{colours[name]}" stroke-width="3"{dash}/>')
         parts.append(text(x + 28, y + 4, name, anchor="start"))

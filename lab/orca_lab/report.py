@@ -100,10 +100,10 @@ def svg_of(found: Found, scale: Scale) -> str:
 
 
 def by_system(points: Iterable[Point]) -> dict[str, list[Point]]:
-    """Points by system and phi, without the middle phi."""
+    """Points by system, with phi 1, and FasterTransformer's best setting with the highest phi."""
     found = dict[str, list[Point]]()
     for point in points:
-        if point.phi != PHIS[1]:
+        if point.phi == 1 or (point.phi == PHIS[-1] and point.system == "ft(1,1)"):
             label = point.system + (f" phi {point.phi:g}" if point.phi != 1 else "")
             found.setdefault(label, []).append(point)
     return found
