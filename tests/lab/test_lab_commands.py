@@ -5,9 +5,9 @@ import json
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from click.testing import Result as Done
 from typer.testing import CliRunner
 
 from orca_cli.main import app
@@ -25,7 +25,7 @@ COST = Calibrated(((4e-3, 0, 1e-4, 2e-7, 3e-5, 1e-8, 5e-5), (5e-3, 0, 1e-4, 2e-7
 LIVE = Delays(claim=1.5e-3, ahead=False)
 
 
-def orca_lab(*arguments: object) -> Done:
+def orca_lab(*arguments: object) -> Any:
     return CliRunner().invoke(app, ["lab", *map(str, arguments)])
 
 
