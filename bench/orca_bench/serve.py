@@ -19,7 +19,7 @@ Start = Callable[[str, int], Ended]  # what is about to run, and its number of r
 
 @dataclass(frozen=True)
 class OpenLoad:
-    """What the loads of a sweep have in common."""
+    """The part that all loads of a sweep have in common."""
 
     rates: Sequence[float]
     requests: int

@@ -282,6 +282,7 @@ COLUMNS: Mapping[str, Callable[[Claim], str]] = {
 
 
 def markdown(rows: list[Claim]) -> str:
-    """The table."""
+    """The table, as a page."""
     lines = [list(COLUMNS), ["---"] * len(COLUMNS), *([of(row) for of in COLUMNS.values()] for row in rows)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
+    table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return f"# The statements of the paper's section 6\n\n{table}\n"

@@ -1,4 +1,4 @@
-"""What an iteration costs: the time of a stage for a batch, of a hop between stages, and of the host.
+"""The cost of an iteration: the time of a stage for a batch, of a hop between stages, and of the host.
 
 `A100` is a model of the paper's machines for GPT shapes, from the sizes of its operations. Its constants are fitted to
 FasterTransformer's own tables (docs/lab.md); no GPU of ours has confirmed it. `Calibrated` is fitted to the stage
@@ -14,7 +14,7 @@ from orca_scheduler.core.core import Member
 
 
 class Load(NamedTuple):
-    """What a batch asks of a stage: sums over its requests."""
+    """The work that a batch is for a stage: sums over its requests."""
 
     rows: int  # requests
     increments: int  # of them with one position, behind others

@@ -162,7 +162,7 @@ def table_of(found: Found, scale: Scale) -> str:
 
 
 def how(figure: int, scale: Scale) -> str:
-    """What the numbers of a table are, in a sentence or two."""
+    """Says in a sentence or two how the numbers of a table were made."""
     lengths = "" if scale.divide == 1 else f" All lengths are divided by {scale.divide}."
     if figure == 9:
         return f"On more than one stage a number of ft is the mean over phi 1, 1.25 and 1.47, with its band.{lengths}"

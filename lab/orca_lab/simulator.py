@@ -71,7 +71,7 @@ class Delays:
 
 @dataclass
 class Served:
-    """What became of a request. Moments in seconds; a token counts when it was committed."""
+    """A request's fate. Moments in seconds; a token counts when it was committed."""
 
     asked: Asked
     engine: int = 0
@@ -159,7 +159,7 @@ class Simulation:
     ) -> None:
         """listener and watch: told each step of a core, and each iteration. tokens: note the moment of each token."""
         assert engines, "a simulation has an engine"
-        assert len(engines) == 1 or not delays.ahead, "a queue that one scheduler sees whole is not shared"
+        assert len(engines) == 1 or not delays.ahead, "engines that share a queue cannot see the whole of it"
         self._engines = [
             _Running(n, one, one.core(), [0.0] * one.cost.stages, [0.0] * one.cost.stages)
             for n, one in enumerate(engines)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from orca_common.errors import InvalidArgument
 
 PAPER_INPUTS, PAPER_OUTPUTS = (32, 512), (1, 128)  # lengths of the paper's section 6.2
-BLOCK = 512  # input tokens that one of a request's `blocks` stands for
+BLOCK = 512  # input tokens for each of a request's `blocks`
 
 
 class Asked(NamedTuple):

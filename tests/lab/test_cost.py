@@ -13,7 +13,7 @@ NEOX_20B, GPT_175B = Gpt("20b", 44, 6144), TABLE_1["175b"][0]
 
 @pytest.mark.parametrize(
     ("model", "tp", "batch", "inputs", "outputs", "measured", "ratio"),
-    [  # FasterTransformer's docs/gpt_guide.md, A100-80GB: seconds of a batch
+    [  # FasterTransformer's guide to GPT, A100-80GB: seconds of a batch
         (NEOX_20B, 1, 1, 80, 200, 5.609, 1.02),
         (GPT_175B, 8, 1, 128, 8, 0.489, 0.72),
         (GPT_175B, 8, 1, 512, 32, 1.720, 0.86),
