@@ -108,10 +108,9 @@ def trace(
         if not found.requests:
             raise FailedPrecondition(f"trace: {source} has no request left")
         seconds, count = found.requests[-1].at, len(found.requests)
-        tokens = [sum(one[n] for one in found.requests) / count for n in (1, 2)]
-        print(
-            f"{count} requests in {seconds:.6g} s, {tokens[0]:.1f} input and {tokens[1]:.1f} output tokens on average"
-        )
+        inputs = sum(one.input_tokens for one in found.requests) / count
+        outputs = sum(one.output_tokens for one in found.requests) / count
+        print(f"{count} requests in {seconds:.6g} s, {inputs:.1f} input and {outputs:.1f} output tokens on average")
         if out is not None:
             traces.write(out, found.requests)
 
