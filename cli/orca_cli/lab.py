@@ -47,9 +47,10 @@ def figure(
         scale = QUICK if quick else FULL
         if requests is not None:
             scale = replace(scale, requests=requests, queued=4 * requests)
+        code = commit()  # before it runs: a checkout may change meanwhile
         found = FIGURES[number](scale, lambda said: typer.echo(said, err=True))
         command = " ".join(["orca", *sys.argv[1:]])
-        for path in report.write(out / f"figure-{number}", found, scale, command, commit()):
+        for path in report.write(out / f"figure-{number}", found, scale, command, code):
             print(path)
 
 
