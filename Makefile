@@ -30,7 +30,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo check test again examples page alerts hostile test-kubernetes distributed fuzz matrix takeovers links sentinel restart overload soak lint audit docs
-.PHONY: simulate mutations clients bench bench-pool gpu gpu-node rehearse protos locks images push release package publish
+.PHONY: simulate mutations figures clients bench bench-pool gpu gpu-node rehearse protos locks images push release package publish
 
 help: ## Show this help.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { \
@@ -171,6 +171,10 @@ docs: $(call part,.documents) ## Build the documentation; a broken link is an er
 	$(BIN)/mkdocs build --strict
 
 # The benchmark comes from this checkout, the code that it measures from TREE.
+figures: $(STAMP) ## Simulate the paper's figures again, into docs/pictures/lab: ten minutes.
+	for figure in 9 10 11; do $(BIN)/orca lab figure $$figure --simulated --full --out docs/pictures/lab || exit 1; done
+	$(BIN)/orca lab claims --out docs/pictures/lab > docs/pictures/lab/claims.md
+
 bench: $(STAMP) ## Measure the control plane's CPU time; TREE=FOLDER measures the code of another checkout.
 	PYTHONPATH=$(shell printf '%s:' $(wildcard $(addprefix $(realpath $(TREE))/,protos services/* kernels client lab local))) \
 		$(BIN)/python -m orca_bench.control_plane

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from orca_common.errors import FailedPrecondition
+from orca_lab.workload import PAPER, Lengths, token_ids
 
 VOCABULARY = range(1000, 30000)
 WARM_UP_SEED = 999  # of prompts that no case has
@@ -43,19 +44,13 @@ def vocabulary_of(size: int) -> range:
 def fixed(requests: int, inputs: int, outputs: int, seed: int = 0, vocabulary: range = VOCABULARY) -> list[Request]:
     """`requests` requests of `inputs` random tokens each, which all generate `outputs` tokens."""
     chance = random.Random(seed)
-    return [Request([chance.choice(vocabulary) for _ in range(inputs)], outputs) for _ in range(requests)]
+    return [Request(token_ids(chance, inputs, vocabulary), outputs) for _ in range(requests)]
 
 
-def drawn(
-    requests: int, inputs: tuple[int, int], outputs: tuple[int, int], seed: int, vocabulary: range = VOCABULARY
-) -> list[Request]:
-    """Requests whose lengths are uniform between the bounds, both included."""
+def drawn(requests: int, lengths: Lengths, seed: int, vocabulary: range = VOCABULARY) -> list[Request]:
+    """Requests of these lengths. One seed decides lengths and token ids: a case is the same file in every release."""
     chance = random.Random(seed)
-    lengths = [(chance.randint(*inputs), chance.randint(*outputs)) for _ in range(requests)]
-    return [Request([chance.choice(vocabulary) for _ in range(n)], m) for n, m in lengths]
-
-
-PAPER_INPUTS, PAPER_OUTPUTS = (32, 512), (1, 128)  # lengths of the paper's section 6.2
+    return [Request(token_ids(chance, n, vocabulary), m) for n, m in lengths.draw(chance, requests)]
 
 
 def own_cases(vocabulary: range = VOCABULARY) -> dict[str, list[Request]]:
@@ -66,7 +61,7 @@ def own_cases(vocabulary: range = VOCABULARY) -> dict[str, list[Request]]:
         "b8_128_32": fixed(8, 128, 32, vocabulary=vocabulary),
         "b32_32_32": fixed(32, 32, 32, vocabulary=vocabulary),
         "b32_128_32": fixed(32, 128, 32, vocabulary=vocabulary),
-        "paper64": drawn(64, PAPER_INPUTS, PAPER_OUTPUTS, seed=1, vocabulary=vocabulary),
+        "paper64": drawn(64, PAPER, seed=1, vocabulary=vocabulary),
     }
 
 

@@ -43,6 +43,9 @@ class Answer:
         return [after - before for before, after in zip(self.came, self.came[1:], strict=False)]
 
 
+LATE = 0.02  # seconds of delay of a client itself, at the 99th percentile, above which its load is another one
+
+
 def spread(name: str, seconds: Iterable[float]) -> dict[str, float | None]:
     """Median and 99th percentile in milliseconds; None when there is nothing to measure."""
     values = list(seconds)
@@ -63,6 +66,7 @@ def summary(answers: Sequence[Answer]) -> dict[str, Any]:
     seconds = max((a.ended for a in answers), default=0.0) - min((a.due for a in answers), default=0.0)
     tokens = sum(answer.tokens for answer in good)
     errors = Counter(answer.error for answer in answers if answer.error)
+    late = percentile([answer.sent - answer.due for answer in answers], 0.99) if answers else 0.0
     return {
         "seconds": round(seconds, 4),
         "requests": len(answers),
@@ -74,5 +78,6 @@ def summary(answers: Sequence[Answer]) -> dict[str, Any]:
         **spread("first_token", (answer.first_token for answer in good if answer.first_token is not None)),
         **spread("gap", (gap for answer in good for gap in answer.gaps)),
         **spread("sent_late", (answer.sent - answer.due for answer in answers)),
+        **({"disturbed": f"arrivals were {late * 1e3:.0f} ms late at p99"} if late > LATE else {}),
         **({"error": errors.most_common(1)[0][0]} if errors else {}),
     }

@@ -9,14 +9,10 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
+from orca_lab.chart import COLOURS, STYLE, decades_of, text, ticks_of
+
 WIDTH, HEIGHT = 760, 460
 LEFT, RIGHT, TOP, BOTTOM = 76, 24, 58, 62  # margins of the plot
-COLOURS = ("#3f51b5", "#c2410c", "#0f766e", "#a21caf", "#57606a", "#b45309")
-STYLE = """
-text { font: 13px system-ui, "DejaVu Sans", sans-serif; fill: #1b1f24 }
-.head { font-size: 15px; font-weight: 600 } .tick { font-size: 11.5px; fill: #57606a }
-.grid { stroke: #dde1e8; stroke-width: 1 } .frame { fill: none; stroke: #9aa2b1 }
-"""
 
 
 class Point(NamedTuple):
@@ -35,23 +31,6 @@ def curves(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[Point]]:
         if median is not None:
             found.setdefault(line["engine"], []).append(Point(line["requests_per_s"], median, p99))
     return found
-
-
-def ticks_of(highest: float) -> list[float]:
-    """About five round numbers from 0 to at least `highest`."""
-    raw = highest / 5
-    power = 10 ** math.floor(math.log10(raw))
-    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw)
-    return [step * n for n in range(math.ceil(highest / step - 1e-9) + 1)]
-
-
-def decades_of(lowest: float, highest: float) -> list[float]:
-    """1, 2 and 5 times the powers of ten around lowest and highest."""
-    powers = range(math.floor(math.log10(lowest)) - 1, math.ceil(math.log10(highest)) + 2)
-    steps = [factor * 10.0**power for power in powers for factor in (1, 2, 5)]
-    below = max(step for step in steps if step <= lowest)
-    above = min(step for step in steps if step >= highest)
-    return [step for step in steps if below <= step <= max(above, 2 * below)]
 
 
 def draw(lines: Sequence[Mapping[str, Any]], title: str = "Latency and throughput") -> str:
@@ -99,7 +78,3 @@ def draw(lines: Sequence[Mapping[str, Any]], title: str = "Latency and throughpu
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img"><title>{escape(title)}</title>'
     ground = f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>'
     return "\n".join([head, f"<style>{STYLE}</style>", ground, *parts, "</svg>\n"])
-
-
-def text(x: float, y: float, content: str, kind: str = "", anchor: str = "middle", more: str = "") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" class="{kind}" {more}>{escape(content)}</text>'

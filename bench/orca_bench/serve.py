@@ -1,4 +1,4 @@
-"""A server under load, through its own door: an open Poisson load at one rate after the other, or closed cases."""
+"""A server under load, through its own door: an open load at one rate after the other, or closed cases."""
 
 import itertools
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from orca_common.errors import Unavailable
+from orca_lab.workload import Arrivals, Lengths
 
 from .cases import WARM_UP_SEED, Case, fixed
 from .drive import Door, Ended, closed_case, open_loop
-from .load import Lengths, poisson
+from .load import load_of
 from .machine import isa
 from .measures import Answer, summary
 
@@ -18,13 +19,14 @@ Start = Callable[[str, int], Ended]  # what is about to run, and its number of r
 
 @dataclass(frozen=True)
 class OpenLoad:
-    """What the Poisson loads of a sweep have in common."""
+    """The part that all loads of a sweep have in common."""
 
     rates: Sequence[float]
     requests: int
     seed: int
     lengths: str  # as Lengths.read takes it
     vocabulary: range
+    arrivals: str = "poisson"  # as Arrivals.read takes it
 
 
 async def warm_up(door: Door, inputs: int, outputs: int, vocabulary: range, patience: float) -> None:
@@ -48,13 +50,13 @@ async def open_lines(door: Door, load: OpenLoad, start: Start, patience: float) 
 
     Raises InvalidArgument, or Unavailable when the server does not even serve the warm-up.
     """
-    lengths = Lengths.read(load.lengths)
+    lengths, arrivals = Lengths.read(load.lengths), Arrivals.read(load.arrivals)
     await warm_up(door, lengths.inputs[0], min(8, lengths.outputs[1]), load.vocabulary, patience)
     for rate in load.rates:
-        planned = poisson(rate, load.requests, load.seed, lengths, load.vocabulary)
+        planned = load_of(rate, load.requests, load.seed, lengths, load.vocabulary, arrivals)
         answers = await open_loop(door, planned, start(f"{rate:g} requests/s", len(planned)), patience)
-        about = {"engine": door.label, "rate": rate, "lengths": load.lengths, "seed": load.seed}
-        yield {**about, **summary(answers), "isa": isa()}
+        about = {"engine": door.label, "rate": rate, "lengths": load.lengths, "arrivals": load.arrivals}
+        yield {**about, "seed": load.seed, **summary(answers), "isa": isa()}
 
 
 async def case_lines(

@@ -15,7 +15,7 @@ from orca_cli.settings import quiet_grpc
 if TYPE_CHECKING:
     from orca_worker.processes.beginning import Begun
 
-EXTRAS = {"generate": "cli", "bench": "bench"}  # of commands; all others come with the extra `serve`
+EXTRAS = {"generate": "cli", "bench": "bench", "lab": "lab"}  # of commands; all others come with the extra `serve`
 
 
 def begin_forks(arguments: Sequence[str]) -> Begun | None:

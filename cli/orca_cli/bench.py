@@ -88,13 +88,16 @@ def kernels(
 def serve(
     address: Annotated[str | None, typer.Option(help="An Orca endpoint's gRPC door, host:port.")] = None,
     openai: Annotated[str | None, typer.Option(help="URL of any server with OpenAI's completions instead.")] = None,
-    rate: Annotated[float | None, typer.Option(min=0.001, help="Arrivals per second of a Poisson load.")] = None,
+    rate: Annotated[float | None, typer.Option(min=0.001, help="Arrivals per second of an open load.")] = None,
     rates: Annotated[str | None, typer.Option(help="Several rates, one after the other, as in 1,2,4.")] = None,
     requests: Annotated[int, typer.Option(min=1, help="Requests at each rate.")] = 100,
     seed: Annotated[int, typer.Option(help="The same seed draws the same load.")] = 0,
     lengths: Annotated[
         str, typer.Option(help="Input and output lengths: paper, or ranges as in 32-512,1-128.")
     ] = "paper",
+    arrivals: Annotated[
+        str, typer.Option(help="poisson, constant, at-once, or gamma:4 for gaps of that burstiness.")
+    ] = "poisson",
     batch: Annotated[int | None, typer.Option(min=1, help="Instead of a rate: so many requests at once.")] = None,
     inputs: Annotated[int, typer.Option("--input", min=1, help="With --batch: input tokens of each.")] = 32,
     outputs: Annotated[int, typer.Option("--output", min=1, help="With --batch: output tokens of each.")] = 32,
@@ -119,9 +122,9 @@ def serve(
 
     from orca_bench.cases import VOCABULARY, Case, fixed, own_cases, pick, read_cases, vocabulary_of
     from orca_bench.grpc_door import GrpcDoor
-    from orca_bench.load import Lengths
     from orca_bench.openai_door import OpenAIDoor
     from orca_bench.serve import OpenLoad, Start, case_lines, open_lines
+    from orca_lab.workload import Lengths
 
     if (address is None) == (openai is None):
         raise typer.BadParameter("name one server: --address or --openai")
@@ -141,7 +144,7 @@ def serve(
             size = vocab_size or door.vocab_size or VOCABULARY.stop
             vocabulary = vocabulary_of(size)
             if all_rates:
-                load = OpenLoad(all_rates, requests, seed, lengths, vocabulary)
+                load = OpenLoad(all_rates, requests, seed, lengths, vocabulary, arrivals)
                 longest = Lengths.read(lengths).longest
                 if isinstance(door, GrpcDoor) and longest > door.model.max_positions:
                     said = f"{longest} tokens; the model has {door.model.max_positions} positions, so some will fail"

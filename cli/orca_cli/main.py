@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from orca_cli import lab
 from orca_cli.chat import chat
 from orca_cli.credentials import certs, key
 from orca_cli.generate import generate
@@ -458,6 +459,7 @@ def _add_service(name: str) -> None:
 for _name in SERVICES:
     _add_service(_name)
 
+app.add_typer(lab.app, name="lab")
 try:
     from orca_cli import bench
 

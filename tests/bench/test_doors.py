@@ -12,10 +12,11 @@ import pytest
 from orca_bench.cases import Request
 from orca_bench.drive import closed_case, open_loop
 from orca_bench.grpc_door import GrpcDoor
-from orca_bench.load import Lengths, poisson
+from orca_bench.load import load_of
 from orca_bench.measures import Answer
 from orca_bench.openai_door import OpenAIDoor, Piece, read_events, server_sent
 from orca_common.errors import FailedPrecondition
+from orca_lab.workload import Lengths
 from orca_local.embedded_pool import keep_port
 
 Serve = Callable[[dict[str, Any], asyncio.StreamWriter], Awaitable[None]]
@@ -59,7 +60,7 @@ def completion(tokens: int) -> bytes:
 
 async def test_the_load_never_waits_for_the_server() -> None:
     """The server answers nobody until all requests are there: a client that waited for an answer would never end."""
-    load = poisson(1000, 40, 1, Lengths((1, 9), (1, 5)))
+    load = load_of(1000, 40, 1, Lengths((1, 9), (1, 5)))
     everybody, bodies = asyncio.Event(), list[dict[str, Any]]()
 
     async def serve(body: dict[str, Any], writer: asyncio.StreamWriter) -> None:

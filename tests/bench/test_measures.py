@@ -60,6 +60,12 @@ def test_a_load_that_fails_whole_has_no_latency() -> None:
     assert summary([])["requests_per_s"] is None
 
 
+def test_a_late_client_is_marked() -> None:
+    on_time, late = answer(0.0, 0.02, [0.5], 0.5), answer(0.0, 0.0213, [0.5], 0.5)
+    assert "disturbed" not in summary([on_time] * 99 + [late])
+    assert summary([on_time] * 98 + [late] * 2)["disturbed"] == "arrivals were 21 ms late at p99"
+
+
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_request_without_gaps(count: int) -> None:
     found = summary([answer(0.0, 0.0, [0.5], 0.5)] * count)

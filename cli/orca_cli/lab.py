@@ -1,0 +1,211 @@
+"""`orca lab`: the paper's experiments, and what another setting would do. docs/lab.md says how each result was made.
+
+Results are on standard output or in files. Progress is on standard error.
+"""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from orca_cli.suggestions import Command
+from orca_common.errors import FailedPrecondition, InvalidArgument, OrcaError
+
+app = typer.Typer(no_args_is_help=True, help="The paper's experiments, and what another setting would do.")
+console = Console(highlight=False, markup=False)
+if not console.is_terminal:
+    console.width = 240  # of lines that a program reads
+
+RESULTS = Path("build/lab")
+Results = Annotated[Path, typer.Option("--out", help="Folder for figure-9, figure-10 and figure-11.")]
+
+
+@app.command(cls=Command)
+def figure(
+    number: Annotated[int, typer.Argument(min=9, max=11, help="9, 10 or 11.")],
+    simulated: Annotated[bool, typer.Option("--simulated", help="On the model of the paper's machines.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick/--full", help="A quarter of the lengths and requests, one seed.")
+    ] = False,
+    requests: Annotated[int | None, typer.Option(min=20, help="Requests of a trace; 1,000 if not given.")] = None,
+    out: Results = RESULTS,
+) -> None:
+    """Makes a figure of the paper: points.csv, the picture, table.md and run.json."""
+    from orca_lab import report
+    from orca_lab.experiments import FIGURES, FULL, QUICK
+
+    with sentences():
+        if not simulated:
+            raise InvalidArgument("simulated", "must be given: figures on real machines are not built yet")
+        scale = QUICK if quick else FULL
+        if requests is not None:
+            scale = replace(scale, requests=requests, queued=4 * requests)
+        code = commit()  # before it runs: a checkout may change meanwhile
+        found = FIGURES[number](scale, lambda said: typer.echo(said, err=True))
+        command = " ".join(["orca", *sys.argv[1:]])
+        for path in report.write(out / f"figure-{number}", found, scale, command, code):
+            print(path)
+
+
+@app.command(cls=Command)
+def table(
+    number: Annotated[int, typer.Argument(min=1, max=1, help="1.")],
+) -> None:
+    """Prints Table 1 of the paper, with the memory that follows from it."""
+    from orca_lab.experiments import table_1
+
+    rows = Table(box=None, pad_edge=False)
+    heads = ("model", "parameters, billions", "layers", "hidden", "inter", "intra")
+    for name in (*heads, "weights of a GPU, GB", "a slot, kB", "slots of a GPU"):
+        rows.add_column(name, justify="left" if name == "model" else "right")
+    for row in table_1():
+        rows.add_row(*row)
+    console.print(rows)
+
+
+@app.command(cls=Command)
+def claims(out: Results = RESULTS) -> None:
+    """Prints each statement of the paper's section 6 with the paper's number, ours, and a verdict, in Markdown."""
+    from orca_lab import report
+    from orca_lab.claims import Results, claims, markdown
+
+    with sentences():
+        print(markdown(claims(Results(report.figures_in(out)))), end="")
+
+
+@app.command(cls=Command)
+def trace(
+    source: Annotated[Path, typer.Argument(help="Azure's, BurstGPT's or Mooncake's file, our CSV, or a journal.")],
+    cut: Annotated[str | None, typer.Option(help="Keep what arrives from second A until before B: A,B.")] = None,
+    thin: Annotated[float | None, typer.Option(min=0, max=1, help="Keep this share, by chance.")] = None,
+    faster: Annotated[float | None, typer.Option(min=1e-6, help="Requests come this number of times as fast.")] = None,
+    fit: Annotated[int | None, typer.Option(min=2, help="Tokens of the longest request, input and output.")] = None,
+    clip: Annotated[bool, typer.Option("--clip", help="Longer ones are clipped, and not dropped.")] = False,
+    seed: Annotated[int, typer.Option(help="Decides what --thin keeps.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="CSV file for the result.")] = None,
+) -> None:
+    """Reads a recorded trace, says what is in it, and changes it: each change with its count."""
+    from orca_lab import traces
+
+    with sentences():
+        found = traces.read(source)
+        if cut is not None:
+            found = found.cut(*numbers("--cut", cut, 2))
+        if thin is not None:
+            found = found.thin(thin, seed)
+        if faster is not None:
+            found = found.faster(faster)
+        if fit is not None:
+            found = found.fit(fit, clip)
+        for change in found.changes:
+            print(change)
+        if not found.requests:
+            raise FailedPrecondition(f"trace: {source} has no request left")
+        seconds, count = found.requests[-1].at, len(found.requests)
+        inputs = sum(one.input_tokens for one in found.requests) / count
+        outputs = sum(one.output_tokens for one in found.requests) / count
+        print(f"{count} requests in {seconds:.6g} s, {inputs:.1f} input and {outputs:.1f} output tokens on average")
+        if out is not None:
+            traces.write(out, found.requests)
+
+
+@app.command(cls=Command)
+def replay(
+    journal: Annotated[Path, typer.Argument(help="A journal of a live or simulated engine.")],
+) -> None:
+    """Steps the scheduler through a journal again. Ends with status 1 at the first step that comes out otherwise."""
+    from orca_lab.replay import Steps
+
+    with sentences():
+        steps = Steps(journal)
+        for other in steps:
+            print(f"step {other.step}, {other.event}\ngave   {other.recorded}\nand now {other.again}")
+            raise typer.Exit(1)
+        print(f"{steps.count} events gave the same actions")
+
+
+@app.command(cls=Command)
+def whatif(
+    journal: Annotated[Path, typer.Argument(help="A journal of a live or simulated engine.")],
+    max_bs: Annotated[str | None, typer.Option(help="Values of max_batch_size, as in 8,16,32.")] = None,
+    pp: Annotated[str | None, typer.Option(help="Numbers of stages, as in 1,2.")] = None,
+    slots: Annotated[int | None, typer.Option(min=1, help="Slots of the engine.")] = None,
+    policy: Annotated[list[str] | None, typer.Option(help="A scheduling policy; may be repeated.")] = None,
+) -> None:
+    """Predicts a recorded day with other settings. The recorded setting comes first, with its errors."""
+    from orca_lab.recording import Recording
+    from orca_lab.whatif import WhatIf, settings_of
+
+    with sentences():
+        what = WhatIf(Recording.read(journal))
+        first = what.predict(what.setting)
+        wanted = settings_of(what.setting, whole("--max-bs", max_bs), whole("--pp", pp), slots, policy or [])
+        answers = [first, *(what.predict(one) for one in wanted if one != what.setting)]
+        fits = ", ".join(
+            f"stage {n}: {mean:.1%} each, {total:+.1%} the sum" for n, (mean, total) in enumerate(what.fit_errors)
+        )
+        print(f"costs fitted to half of the iterations; errors on the other half: {fits}")
+        print(
+            "errors of the recorded setting: " + ", ".join(f"{name} {error:+.1%}" for name, error in what.errors(first))
+        )
+        rows = Table(box=None, pad_edge=False)
+        for name in ("setting", "requests/s", "ms a token", "p99", "first token, ms", "mean batch", ""):
+            rows.add_column(name, justify="left" if name in ("setting", "") else "right")
+        measured = ("recorded, as measured", what.recorded, "", "")
+        predicted = [(str(a.setting), a.outcome, f"{a.mean_batch:.1f}", a.extrapolated) for a in answers]
+        for name, outcome, batch, beyond in (measured, *predicted):
+            ms = (outcome.normalized, outcome.normalized_p99, outcome.first_token)
+            said = f"extrapolated: {beyond}" if beyond else ""
+            rows.add_row(name, f"{outcome.throughput:.3g}", *(f"{one * 1e3:.4g}" for one in ms), batch, said)
+        console.print(rows)
+
+
+# -- parts of commands
+
+
+def numbers(option: str, text: str, count: int | None = None) -> list[float]:
+    """Numbers and commas as on the command line: `count` of them, where it is given."""
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or count not in (None, len(found)):
+        raise typer.BadParameter("must be numbers and commas, as in 1,2", param_hint=option)
+    return found
+
+
+def whole(option: str, text: str | None) -> list[int]:
+    """Whole numbers above 0, and commas; nothing where nothing was given."""
+    found = numbers(option, text) if text is not None else []
+    if any(one != int(one) or one < 1 for one in found):
+        raise typer.BadParameter("must be whole numbers above 0, as in 8,16", param_hint=option)
+    return [int(one) for one in found]
+
+
+def commit() -> str:
+    """The commit of the checkout that runs, with + where files have changed; empty outside of a checkout."""
+    command = ["git", "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"]
+    place = Path(__file__).parent
+    try:
+        return subprocess.run(command, cwd=place, capture_output=True, text=True, check=False).stdout.strip()
+    except OSError:
+        return ""
+
+
+@contextmanager
+def sentences() -> Iterator[None]:
+    """Ends the command with a sentence for an error that a user can cause, and without one for Ctrl-C."""
+    try:
+        yield
+    except (OrcaError, ValueError) as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None

@@ -1,0 +1,186 @@
+"""A figure's files: points.csv, the picture as SVG and PNG, table.md beside the paper's numbers, and run.json."""
+
+import csv
+import json
+import shutil
+import statistics
+import subprocess
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from orca_common.errors import FailedPrecondition
+
+from . import paper
+from .chart import Bars, Curve, Panel, Spot, draw
+from .experiments import BATCHES, FIGURES, INPUTS, PHIS, Found, Number, Point, Scale
+
+CAPTIONS = {
+    9: "Figure 9, simulated: execution time of a batch, engines alone",
+    10: "Figure 10, simulated: median normalized latency and throughput",
+    11: "Figure 11, simulated: median latency and throughput of 175B, equal requests",
+}
+
+
+def write(folder: Path, found: Found, scale: Scale, command: str, commit: str) -> list[Path]:
+    """Writes all files of a figure; returns them. The PNG is made where librsvg's rsvg-convert is installed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "points.csv").open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(Point._fields)
+        writer.writerows(found.points)
+    picture = folder / "figure.svg"
+    picture.write_text(svg_of(found, scale))
+    (folder / "table.md").write_text(table_of(found, scale))
+    run = {
+        "command": command,
+        "commit": commit,
+        "scale": asdict(scale),
+        "phi": PHIS,
+        "calibration": "the A100 model of orca_lab.cost",
+        "numbers": {name: list(number) for name, number in found.numbers.items()},
+    }
+    (folder / "run.json").write_text(json.dumps(run, indent=1) + "\n")
+    files = [folder / name for name in ("points.csv", "figure.svg", "table.md", "run.json")]
+    if (program := shutil.which("rsvg-convert")) is not None:
+        subprocess.run([program, "--output", folder / "figure.png", picture], check=True)
+        files.append(folder / "figure.png")
+    return files
+
+
+def read(folder: Path, figure: int) -> Found:
+    """The results that `write` has left. Raises FailedPrecondition without them."""
+    try:
+        run: dict[str, Any] = json.loads((folder / "run.json").read_text())
+        with (folder / "points.csv").open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        points = [
+            Point(
+                *(int(row["figure"]), row["panel"], row["system"], float(row["phi"]), int(row["seed"])),
+                *(float(row[name]) for name in ("x", "throughput", "latency_ms", "p99_ms")),
+                sustained=row["sustained"] == "True",
+            )
+            for row in rows
+        ]
+        return Found(figure, points, {name: Number(*values) for name, values in run["numbers"].items()})
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        said = f"orca lab figure {figure} --simulated --out {folder.parent}"
+        raise FailedPrecondition(f"{folder} has no results of figure {figure} ({error}); `{said}` makes them") from None
+
+
+# -- the picture
+
+
+def svg_of(found: Found, scale: Scale) -> str:
+    """The picture of a figure."""
+    names = dict.fromkeys(point.panel for point in found.points)
+    of = {name: [point for point in found.points if point.panel == name] for name in names}
+    if found.figure == 9:
+        panels = [_bars(name.upper(), points) for name, points in of.items()]
+        note = "lines on bars: phi 1 to 1.47; ×: no memory for keys and values of the longest sequences"
+        return draw(CAPTIONS[9], panels, note)
+    latency = "median normalized latency, ms per token" if found.figure == 10 else "median latency, ms"
+    panels = [
+        Panel(
+            name.upper() if found.figure == 10 else f"input, output {name}",
+            "throughput, req/s",
+            latency,
+            [_curve(label, own) for label, own in by_system(points).items()],
+            line=paper.TARGET * 1e3 if (found.figure, name) == (10, "175b") else None,
+            line_label="190 ms",
+        )
+        for name, points in of.items()
+    ]
+    requests = len(scale.seeds)
+    note = (
+        f"bands: {requests} seeds; rings: arrivals above the sustained rate, where the latency depends on the trace's"
+    )
+    return draw(CAPTIONS[found.figure], panels, f"{note} length")
+
+
+def by_system(points: Iterable[Point]) -> dict[str, list[Point]]:
+    """Points by system, with phi 1, and FasterTransformer's best setting with the highest phi."""
+    found = dict[str, list[Point]]()
+    for point in points:
+        if point.phi == 1 or (point.phi == PHIS[-1] and point.system == "ft(1,1)"):
+            label = point.system + (f" phi {point.phi:g}" if point.phi != 1 else "")
+            found.setdefault(label, []).append(point)
+    return found
+
+
+def _curve(label: str, points: Sequence[Point]) -> Curve:
+    rates = dict.fromkeys(point.x for point in points)
+    spots = list[Spot]()
+    for rate in rates:
+        seeds = [point for point in points if point.x == rate]
+        ms = [point.latency_ms for point in seeds]
+        across = statistics.mean(point.throughput for point in seeds)
+        spots.append(Spot(across, statistics.mean(ms), min(ms), max(ms), open=not seeds[0].sustained))
+    return Curve(label, spots, dashed="ft" in label)
+
+
+def _bars(title: str, points: Sequence[Point]) -> Panel:
+    bars = list[Bars]()
+    for label in [f"{system}({inputs})" for inputs in INPUTS for system in ("ft", "orca")]:
+        values = list[tuple[float, float, float] | None]()
+        for batch in BATCHES:
+            own = [point.latency_ms for point in points if (point.system, point.x) == (label, batch)]
+            values.append((statistics.mean(own), min(own), max(own)) if own else None)
+        bars.append(Bars(label, values))
+    return Panel(title, "batch size", "execution time, ms", bars=bars, groups=[str(batch) for batch in BATCHES])
+
+
+# -- the table
+
+
+def of_the_paper(name: str) -> str:
+    """The paper's number for one of ours; empty where its text has none."""
+    if name.startswith("175b ft(") and "at 190" in name:
+        return f"{paper.FT_175B}, the best setting"
+    if name.startswith("175b orca(") and "at 190" in name:
+        return f"{paper.ORCA_175B}, max_bs not given"
+    if name == "101b ft(8,8) sustained, req/s":
+        return f"{paper.FT_PEAK_101B}, the peak"
+    if name == "175b orca(128) batch 32, ms/token":
+        return f"{paper.TARGET * 500:.0f}, batch not given"
+    return ""
+
+
+def table_of(found: Found, scale: Scale) -> str:
+    """Our numbers and the paper's, in Markdown."""
+    head = [
+        f"{CAPTIONS[found.figure]}.",
+        "",
+        f"A100 model, 36 GB of each GPU usable. {how(found.figure, scale)}",
+        "",
+        "| | ours, simulated | the paper's text |",
+        "| --- | --- | --- |",
+    ]
+    rows = [f"| {name} | {shown(number)} | {of_the_paper(name)} |" for name, number in found.numbers.items()]
+    return "\n".join([*head, *rows]) + "\n"
+
+
+def how(figure: int, scale: Scale) -> str:
+    """Says in a sentence or two how the numbers of a table were made."""
+    lengths = "" if scale.divide == 1 else f" All lengths are divided by {scale.divide}."
+    if figure == 9:
+        return f"On more than one stage a number of ft is the mean over phi 1, 1.25 and 1.47, with its band.{lengths}"
+    requests, queued = scale.of(figure)
+    seeds = ", ".join(map(str, scale.seeds))
+    return (
+        f"Poisson traces of {requests:,} requests, seeds {seeds}; a number is the mean, with the band over the seeds. "
+        f"The sustained rate is that of the middle 80 % of the ends of {queued:,} requests that are there at the "
+        f"start.{lengths}"
+    )
+
+
+def shown(number: Number) -> str:
+    """A number with its band, where it has one."""
+    mean, low, high = (f"{value:.3g}" if value < 100 else f"{value:.0f}" for value in number)
+    return mean if low == high else f"{mean} ({low} to {high})"
+
+
+def figures_in(folder: Path) -> dict[int, Found]:
+    """The results of all figures. Raises FailedPrecondition where one was not made."""
+    return {figure: read(folder / f"figure-{figure}", figure) for figure in FIGURES}

@@ -1,0 +1,339 @@
+"""A simulation: the scheduler's own core under a virtual clock, with stages as servers in a line and one modelled pool.
+
+What is real: `Core`, its policies and memory, every selection. What is modelled: the time of a stage, a hop, the host,
+a claim and a commit. Equal inputs give equal results to the bit: nothing here looks at a clock or draws a number.
+
+An engine's batch passes its stages in order. A stage runs one batch at a time, in the order of issue, so a batch's
+return is known when it is issued. With a run-ahead, stage 0 begins a batch when the tokens of its requests have left
+the last stage.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NamedTuple
+
+from orca_common.errors import FailedPrecondition
+from orca_common.reservation import Reservation
+from orca_scheduler.core.core import (
+    Action,
+    Arrived,
+    BatchReturned,
+    Commit,
+    Core,
+    EngineReady,
+    Event,
+    GiveBack,
+    ScheduleBatch,
+)
+from orca_scheduler.core.policy import Policy
+from orca_scheduler.core.request import Arrival
+from orca_scheduler.core.sets import PAPER
+
+from .cost import Cost, Load, load_of
+from .workload import Asked, Workload
+
+BLOCK_SIZE = 16
+WORD, END = 0, 1  # tokens: any, and one that ends its request before its limit
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One engine of a simulation."""
+
+    cost: Cost
+    n_slots: int
+    max_bs: int
+    policy: Policy = PAPER
+    block_size: int = BLOCK_SIZE
+    run_ahead: int = 0
+
+    @property
+    def memory_slots(self) -> int:
+        """In whole blocks."""
+        return self.n_slots // self.block_size * self.block_size
+
+    def core(self) -> Core:
+        return Core(self.max_bs, self.cost.stages, self.block_size, self.run_ahead, self.policy)
+
+
+@dataclass(frozen=True)
+class Delays:
+    """Seconds that the pool takes. `ahead`: the scheduler sees the whole queue when it selects, as in the paper's
+    Algorithm 1; if not, it claims what it has room for, and learns of a free place one iteration later, as live."""
+
+    claim: float = 0.0
+    commit: float = 0.0
+    ahead: bool = True
+
+
+@dataclass
+class Served:
+    """A request's fate. Moments in seconds; a token counts when it was committed."""
+
+    asked: Asked
+    engine: int = 0
+    began: float = 0.0  # its first iteration was issued
+    first: float = 0.0  # its first token
+    ended: float = 0.0
+    came: list[float] | None = None  # all tokens, where they were asked for
+
+    @property
+    def latency(self) -> float:
+        return self.ended - self.asked.at
+
+    @property
+    def normalized(self) -> float:
+        """The paper's measure: seconds from arrival to end, for each token."""
+        return self.latency / self.asked.output_tokens
+
+    @property
+    def first_token(self) -> float:
+        return self.first - self.asked.at
+
+
+class Ran(NamedTuple):
+    """An iteration: its batch, and when each stage began and ended it."""
+
+    engine: int
+    batch: ScheduleBatch
+    load: Load
+    stages: tuple[tuple[float, float], ...]
+
+
+@dataclass
+class Result:
+    """A simulation's end. `requests` are those that ended, in the order of the workload."""
+
+    requests: list[Served]
+    seconds: float  # of the virtual clock, until the last end
+    iterations: int
+    rows: int  # requests of all iterations
+    busy: list[list[float]]  # seconds, by engine and stage
+    stopped: bool = False  # before the workload's end, because `give_up` said so
+
+    @property
+    def mean_batch(self) -> float:
+        return self.rows / self.iterations if self.iterations else 0.0
+
+
+Listener = Callable[[int, Event, Sequence[Action]], None]  # engine, event, actions: each step of a core
+Watch = Callable[[Ran], None]
+
+
+class Kind(IntEnum):
+    """Of events that come at the same moment, those with the smaller number are first."""
+
+    RETURN = 0
+    CLAIMED = 1
+
+
+@dataclass
+class _Running:
+    """An engine's state beside its core."""
+
+    number: int
+    about: Engine
+    core: Core
+    free: list[float]  # when each stage is done with what it was given
+    busy: list[float]
+    sent: deque[float] = field(default_factory=deque[float])  # of batches in flight: when tokens leave the last stage
+    flight: deque[tuple[int, tuple[int, ...]]] = field(default_factory=deque[tuple[int, tuple[int, ...]]])
+    live: int = 0  # requests that the core has
+    asking: bool = False  # a claim is under way
+    stops: set[int] = field(default_factory=set[int])  # claims whose next token is their last, below their limit
+
+
+class Simulation:
+    """Engines of one pool under one workload."""
+
+    def __init__(
+        self,
+        engines: Sequence[Engine],
+        delays: Delays = Delays(),
+        listener: Listener | None = None,
+        watch: Watch | None = None,
+        tokens: bool = False,
+    ) -> None:
+        """listener and watch: told each step of a core, and each iteration. tokens: note the moment of each token."""
+        assert engines, "a simulation has an engine"
+        assert len(engines) == 1 or not delays.ahead, "engines that share a queue cannot see the whole of it"
+        self._engines = [
+            _Running(n, one, one.core(), [0.0] * one.cost.stages, [0.0] * one.cost.stages)
+            for n, one in enumerate(engines)
+        ]
+        self._delays, self._listener, self._watch, self._tokens = delays, listener, watch, tokens
+        self._events: list[tuple[float, int, int, int]] = []  # moment, kind, order, engine
+        self._order = 0
+        self._queue: deque[int] = deque()  # claims, the oldest first
+        self._served: list[Served] = []
+        self._now = self._last = 0.0
+        self._left = self._iterations = self._rows = 0
+        self.cores = [one.core for one in self._engines]
+
+    def run(self, workload: Workload, give_up: Callable[[float, int], bool] | None = None) -> Result:
+        """Serves a workload to its end. give_up: of the moment and the requests in the queue, at each arrival."""
+        largest = max((asked.limit or asked.output_tokens) + asked.input_tokens for asked in workload)
+        smallest = min(one.memory_slots for one in (engine.about for engine in self._engines))
+        if largest > smallest:
+            raise FailedPrecondition(f"slots: a request needs {largest}; an engine has {smallest}")
+        self._served = [Served(asked, came=[] if self._tokens else None) for asked in workload]
+        self._left, stopped = len(workload), False
+        for engine in self._engines:
+            self._step(engine, EngineReady(0.0, engine.about.n_slots, 1))
+        arrivals = iter(enumerate(workload))
+        coming = next(arrivals, None)
+        while self._left:
+            if coming is not None and (not self._events or coming[1].at < self._events[0][0]):
+                self._now = coming[1].at
+                while coming is not None and coming[1].at == self._now:
+                    self._queue.append(coming[0])
+                    coming = next(arrivals, None)
+                if give_up is not None and give_up(self._now, len(self._queue)):
+                    stopped = True
+                    break
+                self._claim_all()
+                continue
+            if not self._events:
+                raise RuntimeError(f"{self._left} requests are left, and none of them runs")
+            self._now, kind, _, number = heapq.heappop(self._events)
+            engine = self._engines[number]
+            if kind == Kind.RETURN:
+                self._returned(engine)
+            else:
+                engine.asking = False
+                self._take(engine)
+        ended = [one for one in self._served if one.ended] if stopped else self._served
+        busy = [engine.busy for engine in self._engines]
+        return Result(ended, self._last, self._iterations, self._rows, busy, stopped)
+
+    # -- the pool
+
+    def _claim_all(self) -> None:
+        for engine in self._engines:
+            self._claim(engine)
+
+    def _claim(self, engine: _Running) -> None:
+        if not self._queue or engine.asking or self._room(engine) <= 0:
+            return
+        if self._delays.claim:
+            engine.asking = True
+            self._at(self._now + self._delays.claim, Kind.CLAIMED, engine)
+        else:
+            self._take(engine)
+
+    def _room(self, engine: _Running) -> int:
+        """Requests that the engine may take from the queue."""
+        if not self._delays.ahead:
+            return engine.core.room().requests
+        # Of these, n_workers batches may be running and one of them may end: a step begins at most as many again.
+        return (2 * engine.core.n_workers + 1) * engine.about.max_bs - engine.live
+
+    def _take(self, engine: _Running) -> None:
+        """Takes the oldest requests that fit, until one does not."""
+        queue, taken, about = self._queue, list[Arrival](), engine.about
+        slots = about.n_slots if self._delays.ahead else engine.core.room().slots
+        reservation = Reservation(about.block_size, about.policy.reserves_output)
+        for _ in range(min(len(queue), self._room(engine))):
+            number, claim = queue[0], queue[0] + 1
+            asked = self._served[number].asked
+            limit = asked.limit or asked.output_tokens
+            if not self._delays.ahead:
+                slots -= reservation.upfront(asked.input_tokens, limit)
+                if slots < 0:
+                    break
+            queue.popleft()
+            ends = (END,) if limit > asked.output_tokens else ()
+            if ends and asked.output_tokens == 1:
+                engine.stops.add(claim)
+            taken.append(Arrival(claim, claim, asked.input_tokens, limit, eos_token_ids=ends))
+            self._served[number].engine = engine.number
+        if taken:
+            engine.live += len(taken)
+            self._step(engine, Arrived(self._now, tuple(taken)))
+
+    # -- engines
+
+    def _step(self, engine: _Running, event: Event) -> None:
+        actions = engine.core.step(event)
+        if self._listener is not None:
+            self._listener(engine.number, event, actions)
+        for action in actions:
+            match action:
+                case ScheduleBatch():
+                    self._issue(engine, action)
+                case Commit():
+                    self._commit(engine, action)
+                case GiveBack():
+                    raise AssertionError("an engine that stays gives nothing back: its requests fit")
+
+    def _issue(self, engine: _Running, batch: ScheduleBatch) -> None:
+        """Runs a batch through the stages, each as soon as it is free and has the batch's data."""
+        cost, load = engine.about.cost, load_of(batch.members)
+        there = self._now + cost.host
+        hop = cost.hop(load) if cost.stages > 1 else 0.0
+        if len(engine.sent) >= engine.core.n_workers:  # ahead of the tokens of the oldest batch
+            there = max(there, engine.sent[0] + hop)
+        times = list[tuple[float, float]]()
+        for stage in range(cost.stages):
+            begin = max(there, engine.free[stage])
+            end = begin + cost.stage(stage, load)
+            engine.free[stage] = end
+            engine.busy[stage] += end - begin
+            times.append((begin, end))
+            there = end + hop
+        engine.sent.append(times[-1][1])
+        engine.flight.append((batch.iteration, tuple([member.claim for member in batch.members if member.outputs])))
+        for member in batch.members[: batch.admitted]:
+            served = self._served[member.claim - 1]
+            served.began = served.began or times[0][0]
+        self._iterations += 1
+        self._rows += load.rows
+        self._at(times[-1][1], Kind.RETURN, engine)
+        if self._watch is not None:
+            self._watch(Ran(engine.number, batch, load, tuple(times)))
+
+    def _returned(self, engine: _Running) -> None:
+        engine.sent.popleft()
+        iteration, claims = engine.flight.popleft()
+        if engine.stops:
+            made = tuple([(END if claim in engine.stops else WORD,) for claim in claims])
+        else:
+            made = ((WORD,),) * len(claims)
+        self._step(engine, BatchReturned(self._now, iteration, made))
+        if self._delays.ahead:
+            self._claim(engine)
+        else:
+            self._claim_all()
+
+    def _commit(self, engine: _Running, commit: Commit) -> None:
+        moment = self._now + self._delays.commit
+        for claim, base, _, finish in commit.outcomes:
+            served = self._served[claim - 1]
+            if base == 0:
+                served.first = moment
+            if served.came is not None:
+                served.came.append(moment)
+            if finish is not None:
+                served.ended = self._last = moment
+                engine.live -= 1
+                self._left -= 1
+                engine.stops.discard(claim)
+            elif base + 2 == served.asked.output_tokens and served.asked.limit > served.asked.output_tokens:
+                engine.stops.add(claim)
+
+    def _at(self, moment: float, kind: Kind, engine: _Running) -> None:
+        self._order += 1
+        heapq.heappush(self._events, (moment, kind, self._order, engine.number))
+
+
+def simulate(
+    engine: Engine,
+    workload: Workload,
+    delays: Delays = Delays(),
+    tokens: bool = False,
+) -> Result:
+    """Serves a workload by one engine."""
+    return Simulation([engine], delays, tokens=tokens).run(workload)
