@@ -37,11 +37,11 @@ def test_a_prompt_has_its_scores_once() -> None:
     """Its engine is lost before its first token, and again behind it, before anything was committed."""
     outputs = held(1, committed=0)
     for parts in ((b"a",), (b"a", b"b")):
-        outputs.admitted(1)
+        outputs.admitted(1, 0)
         for part in parts:
             outputs.scored(1, part)
     outputs.append(1, TOKEN.pack(5, -1.0, 1), None, TOP.pack(5, -1))
-    outputs.admitted(1)
+    outputs.admitted(1, 0)
     (row,) = outputs.take()
     assert row.prompt == b"ab"
 
