@@ -87,6 +87,7 @@ class GrpcDoor:
             event = pb.GenerateResponse.FromString(message)
             if event.tokens:
                 answer.came.append(moment)
+                answer.made += [token.token_id for token in event.tokens]
             if event.HasField("finished"):
                 answer.tokens = event.finished.output_tokens
 
