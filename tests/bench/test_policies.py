@@ -1,0 +1,43 @@
+"""The bench of policies: its loads on a real stack, and its report."""
+
+import re
+
+import pytest
+
+from orca_bench.policies import COLUMNS, LOADS, POLICIES, measured, report
+from orca_local.stack import DEMO_MODEL
+from orca_scheduler.core.sets import policy_named
+
+
+def test_the_report_has_medians_of_the_rounds() -> None:
+    lines = [
+        {"policy": policy, "load": load, **dict.fromkeys(COLUMNS, base + n)}
+        for policy, base in (("paper", 10), ("balanced", 1000))
+        for load in ("chat", "long")
+        for n in (0, 5, 1)
+    ]
+    table, picture = report(lines)
+    rows = [re.split(r" *\| *", line)[1:-1] for line in table.splitlines()]
+    assert rows[2:] == [
+        [load, f"`{policy}`", *[value] * len(COLUMNS)]
+        for load in ("chat", "long")
+        for policy, value in (("paper", "11"), ("balanced", "1,001"))
+    ]
+    assert picture.startswith("<svg")
+    assert picture.count("balanced") >= 1
+
+
+async def test_conversations_are_computed_less_where_blocks_are_kept() -> None:
+    """The answers of a turn are in the prompt of the next one."""
+    positions = dict[str, int]()
+    for policy in ("paper", "prefix=tenant"):
+        (line,) = [one async for one in measured(policy, ["chat"], 1, model=str(DEMO_MODEL), slots=4000)]
+        assert (line["requests"], line["errors"], line["output_tokens"]) == (48, 0, 48 * 40)
+        positions[policy] = line["positions"]
+    assert positions["prefix=tenant"] < 0.6 * positions["paper"]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_its_policies_are_there(policy: str) -> None:
+    assert policy_named(policy)
+    assert "paper" in LOADS
