@@ -84,7 +84,7 @@ class KVManager:
     def release(self) -> None:
         """Frees the memory and forgets all rows."""
         self.n_blocks = 0
-        self._capacity[:] = 0
+        self._table[:] = self._capacity[:] = 0  # blocks of a larger memory would stay in the table
         self._owners.clear()
         if self._shape is not None and hasattr(self, "keys"):
             del self.keys, self.values
@@ -174,5 +174,5 @@ class KVManager:
         return self._table[rows, blocks] * self.block_size + offsets
 
     def block_table(self, rows: np.ndarray, tokens: int) -> np.ndarray:
-        """rows [B] -> block ids [B, n]: n blocks hold `tokens`. Entries after a row's own blocks mean nothing."""
+        """rows [B] -> block ids [B, n]: n blocks hold `tokens`. Entries after a row's own blocks are any blocks."""
         return self._table[rows, : -(-tokens // self.block_size)]
