@@ -223,6 +223,34 @@ def test_a_foreign_root_finds_nothing(folder: Path) -> None:
         engine.run(actions, for_another)
 
 
+@pytest.mark.parametrize(("shared", "computed"), [(0, 16), (3, 16), (4, 12), (4, 0), (0, 1)])
+@pytest.mark.parametrize("keyed", [True, False])
+def test_a_row_begins_right_behind_the_keys_and_values_that_it_has(
+    folder: Path, shared: int, computed: int, keyed: bool
+) -> None:
+    """Otherwise it would attend to blocks in which nothing was computed, or write over those of others."""
+    engine = Engine(make_stage(folder, 320, 4), 320, 4, "prefix=tenant")
+    prompt = list(range(20))
+    engine.finish(engine.arrive(("a", prompt, 4)))
+    actions = engine.arrive(("a", prompt, 4))
+
+    def elsewhere(message: worker_pb2.Iteration) -> Any:
+        (growth,), (admission,) = message.growths, message.admissions
+        growth.blocks[:] = [*growth.blocks[:shared], *range(40, 46 - shared)]
+        growth.shared = shared
+        admission.computed = message.starts[0] = computed
+        message.counts[0] = 20 - computed
+        if not keyed:
+            admission.root = b""
+        return engine.stage.run(message)
+
+    problem = (
+        f"begins at position {computed}, behind {shared} blocks of 4" if keyed or not shared else "no tokens for them"
+    )
+    with pytest.raises(FailedPrecondition, match=problem):
+        engine.run(actions, elsewhere)
+
+
 @pytest.mark.parametrize(
     ("root", "problem"),
     [(b"", "4 blocks with keys and values, and no tokens for them"), (b"1234", "a root of 4 bytes, not 16")],
