@@ -65,7 +65,7 @@ def test_tokens_are_told_only_where_prompts_may_be_shown(show: bool) -> None:
 
 @pytest.mark.parametrize("show", [False, True])
 def test_what_requests_begin_with_is_told_only_where_prompts_may_be_shown(show: bool) -> None:
-    """Tokens behind a prompt's last full block, and digests, by which one who guesses a prompt is told that it is right."""
+    """Tokens behind its last full block, and digests, which tell one who guesses a prompt that it is right."""
     recent, keys = Recent(1 << 20), keys_of(root_of("a"), [SECRET] * 16, 16)
     arrival = Arrival(4, 4, 17, 3, prefix=keys, tail=(SECRET,))
     journal(recent).core_step(Arrived(1.0, (arrival,)), [])

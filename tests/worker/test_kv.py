@@ -133,7 +133,7 @@ def test_an_allocation_forgets_all_rows() -> None:
 
 
 def test_blocks_of_an_earlier_epoch_are_in_no_table() -> None:
-    """The engine has fewer slots now. A table of several rows goes as far as the longest, and may be read as a whole."""
+    """The engine has fewer slots now. A table of several rows is as wide as the longest, and is read as a whole."""
     kv = kv_of(400, 4)
     kv.grow(0, range(90, 98))
     kv.allocate(40, 4)

@@ -67,8 +67,8 @@ class Live:
 
 
 def told(kept: Kept, show_prompts: bool) -> dict[str, Any]:
-    """A journal's line for a reader: the ids of tokens are in it only where prompts may be shown; otherwise 0 is. So are
-    the digests of prompts."""
+    """A journal's line for a reader: the ids of tokens are in it only where prompts may be shown; otherwise 0 is. The
+    same holds for digests of prompts."""
     line = DECODER.decode(kept.line)
     if not show_prompts:
         event = line.get("event", ["", {}])
