@@ -74,7 +74,7 @@ def told(kept: Kept, show_prompts: bool) -> dict[str, Any]:
         event = line.get("event", ["", {}])
         if event[0] == "Arrived":
             for arrival in event[1]["requests"]:
-                del arrival["prefix"], arrival["tail"]  # whoever guesses a prompt knows its digests
+                del arrival["prefix"], arrival["tail"]  # a reader that guesses a prompt can make its digests
         for _, fields in [event, *line.get("actions", [])]:
             fields.pop("made", None)
             fields.pop("offers", None)
