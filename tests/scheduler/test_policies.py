@@ -261,9 +261,12 @@ class Engine:
         assert self.core.memory.reserved == 0
 
 
-def storm(seed: Any, fill: str, kv: str, drafts: str, prefix: str = "off", steps: int = 120) -> Engine:
+def storm(
+    seed: Any, fill: str, kv: str, drafts: str, prefix: str = "off", steps: int = 120, of: type[Engine] | None = None
+) -> Engine:
+    """of: the kind of engine."""
     draw = random.Random(seed)
-    engine = Engine(draw, fill, kv, drafts, prefix)
+    engine = (of or Engine)(draw, fill, kv, drafts, prefix)
     waits = draw.choice((0.0, 0.0, 0.1))
     for _ in range(steps):
         luck = draw.random()

@@ -3,14 +3,15 @@
 import random
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from orca_common.block_keys import key_of, keys_of, root_of
-from orca_scheduler.core.core import Arrived, BatchReturned, Core, EngineReady, ScheduleBatch
+from orca_scheduler.core.core import Arrived, BatchReturned, Cancelled, Core, EngineReady, Member, ScheduleBatch
 from orca_scheduler.core.on_demand import OnDemand
 from orca_scheduler.core.prefix import Index
-from orca_scheduler.core.request import Arrival, Request
+from orca_scheduler.core.request import Arrival, Phase, Request
 from orca_scheduler.core.sets import FirstCome, policy_named
 
 WORD = 7
@@ -114,14 +115,23 @@ def test_nothing_is_kept_over_a_formation_nor_by_a_policy_without_it() -> None:
         assert serve(core, arrivals[2]) == 0
 
 
-def test_what_was_not_finite_is_not_used_again() -> None:
+@pytest.mark.parametrize("end", ["not finite", "cancelled", "late"])
+def test_what_was_not_finite_is_not_used_again(end: str) -> None:
+    """Nor where its request has ended by something else meanwhile."""
     core = Core(8, 1, 4, policy=policy_named("prefix=tenant"))
     core.step(EngineReady(0.0, 400, 1))
-    (batch,) = core.step(Arrived(0.0, (asked(1, "a", range(40), 4, 4),)))
+    (batch,) = core.step(Arrived(0.0, (replace(asked(1, "a", range(40), 4, 4), deadline=1.0),)))
     assert isinstance(batch, ScheduleBatch)
-    core.step(BatchReturned(0.0, batch.iteration, ((),)))
+    if end == "cancelled":
+        core.step(Cancelled(0.0, (1,)))
+    core.step(BatchReturned(1.0 if end == "late" else 0.0, batch.iteration, ((),)))
     assert serve(core, asked(2, "a", range(40), 4, 4)) == 0
     assert serve(core, asked(3, "a", range(40), 4, 4)) == 36
+
+
+def test_a_request_that_begins_with_its_last_position_is_in_its_initiation() -> None:
+    member = Member(1, 0, 16, 1, outputs=1, new_blocks=(0, 1), token=None, shared=1)
+    assert [member.phase, member._replace(shared=0).phase] == [Phase.INITIATION, Phase.INCREMENT]
 
 
 def test_requests_of_one_batch_begin_apart_and_the_next_one_behind_them() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from scheduler.life_script import fresh_lifecycle
 
+from orca_common.block_keys import keys_of, root_of
 from orca_scheduler.core.core import (
     Action,
     Arrived,
@@ -60,6 +61,19 @@ def test_tokens_are_told_only_where_prompts_may_be_shown(show: bool) -> None:
     assert [token is None for token in commit["outcomes"]["token"]] == [False, True], "who got a token is no secret"
     assert commit["outcomes"]["finish"] == ["EOS", "NOT_FINITE"]
     assert batch["members"]["claim"] == [4]
+
+
+@pytest.mark.parametrize("show", [False, True])
+def test_what_requests_begin_with_is_told_only_where_prompts_may_be_shown(show: bool) -> None:
+    """Tokens behind its last full block, and digests, which tell one who guesses a prompt that it is right."""
+    recent, keys = Recent(1 << 20), keys_of(root_of("a"), [SECRET] * 16, 16)
+    arrival = Arrival(4, 4, 17, 3, prefix=keys, tail=(SECRET,))
+    journal(recent).core_step(Arrived(1.0, (arrival,)), [])
+    (kept,) = recent.after(0, failures_alone=False)
+    line = told(kept, show)
+    assert [secret in json.dumps(line) for secret in (str(SECRET), keys[1])] == [show, show]
+    (request,) = line["line"]["event"][1]["requests"]
+    assert (request["claim"], request["input_tokens"]) == (4, 17)
 
 
 def test_failures_outlast_steps_and_both_have_an_end() -> None:

@@ -130,3 +130,15 @@ def test_an_allocation_forgets_all_rows() -> None:
     with pytest.raises(FailedPrecondition, match="row 0: its blocks hold 0 tokens"):
         kv.slots(np.array([0]), np.array([0]))
     kv.grow(3, [1])
+
+
+def test_blocks_of_an_earlier_epoch_are_in_no_table() -> None:
+    """The engine has fewer slots now. A table of several rows is as wide as the longest, and is read as a whole."""
+    kv = kv_of(400, 4)
+    kv.grow(0, range(90, 98))
+    kv.allocate(40, 4)
+    for row, blocks in enumerate([[1], [2, 3, 4, 5]]):
+        kv.tags.begin(row, "0" * 32, range(row))
+        kv.grow(row, blocks)
+    kv.check([0, 1])
+    assert kv.block_table(np.array([0, 1]), 16).max() < kv.n_blocks

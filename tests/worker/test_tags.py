@@ -3,6 +3,7 @@ row's tokens say is found before anything is computed."""
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,12 +12,13 @@ import numpy as np
 import pytest
 from checkpoints import make_gpt2
 from reference import Reference
+from scheduler import test_policies as policies
 from worker.driver import make_stage
 
 from orca.v1 import worker_pb2
 from orca_common.block_keys import keys_of, root_of
 from orca_common.errors import FailedPrecondition
-from orca_scheduler.core.core import Action, Arrived, BatchReturned, Core, EngineReady, ScheduleBatch
+from orca_scheduler.core.core import Action, Arrived, BatchReturned, Core, EngineReady, Event, Member, ScheduleBatch
 from orca_scheduler.core.request import Arrival
 from orca_scheduler.core.sets import policy_named
 from orca_scheduler.ranks.members import put_members
@@ -122,6 +124,62 @@ def test_tokens_are_right_while_blocks_come_and_go(folder: Path, kernels: str, b
     assert engine.shared > 10, "few began behind others"
 
 
+class Ranked(policies.Engine):
+    """A core under random events, and what two of its ranks keep of it: one knows all tokens, another one those of
+    admissions and of iterations alone."""
+
+    kvs: tuple[KVManager, KVManager] | None = None
+
+    def step(self, event: Event) -> None:
+        if isinstance(event, EngineReady):
+            event = replace(event, n_slots=event.n_slots + self.draw.choice((0, 0, 7)) * self.block)
+            self.kvs = self.kvs or (KVManager(None), KVManager(None))
+            for kv in self.kvs:
+                kv.allocate(event.n_slots, self.block)
+        super().step(event)
+
+    def run(self, life: policies.Life, member: Member) -> None:
+        super().run(life, member)
+        tenant, *prompt = self.texts[life.arrived.arrival]
+        given = [*prompt, *[policies.WORD] * life.generated]
+        row, start, end = member.row, member.start, member.start + member.count
+        tokens = np.array([*given, *[policies.WORD] * end][start:end])
+        tokens[member.count - len(member.drafts) :] = member.drafts
+        message = worker_pb2.Iteration()
+        put_members(message, [member])
+        assert self.kvs is not None
+        for kv, hidden in zip(self.kvs, (0, -1), strict=True):
+            if member.start == member.shared * self.block and row not in kv.tags.texts:
+                kv.tags.begin(row, root_of(str(tenant)), given)
+            if member.new_blocks:
+                kv.grow(row, list(member.new_blocks), member.shared)
+            kv.check([row])
+            if self.run_ahead and hidden:
+                tokens[max(len(prompt) + life.arrived.generated - start, 0) :] = hidden
+            elif self.run_ahead and end > len(given) and self.draw.random() < 0.1:
+                tokens[-1] = 5  # of a run-ahead whose request waits for its form: it runs again
+            kv.ran(message, tokens)
+
+    def scheduled(self, batch: ScheduleBatch) -> None:
+        if not self.flights or batch.iteration > self.flights[-1].iteration:
+            for kv in self.kvs or ():
+                kv.free(batch.free_rows)
+        super().scheduled(batch)
+
+
+@pytest.mark.parametrize("drafts", policies.DRAFTS)
+@pytest.mark.parametrize("kv", policies.MEMORIES)
+@pytest.mark.parametrize("fill", policies.FILLS)
+def test_no_rank_that_is_well_gets_a_verdict(fill: str, kv: str, drafts: str) -> None:
+    """Batches in a pipeline, a run-ahead, parts, drafts that are wrong, forms that wait, cancellations, losses."""
+    shared = 0
+    for seed in range(3):
+        engine = policies.storm(f"{fill} {kv} {drafts} {seed}", fill, kv, drafts, "tenant", of=Ranked)
+        engine.quiesce()
+        shared += engine.shared
+    assert shared
+
+
 def damage(engine: Engine, message: worker_pb2.Iteration, draw: random.Random) -> Callable[[], None] | None:
     """Changes the rank's tables or tags under this iteration. Returns what takes the change back; None: nothing was
     changed."""
@@ -221,6 +279,34 @@ def test_a_foreign_root_finds_nothing(folder: Path) -> None:
 
     with pytest.raises(FailedPrecondition, match="block 0 has the keys and values of other tokens"):
         engine.run(actions, for_another)
+
+
+@pytest.mark.parametrize(("shared", "computed"), [(0, 16), (3, 16), (4, 12), (4, 0), (0, 1)])
+@pytest.mark.parametrize("keyed", [True, False])
+def test_a_row_begins_right_behind_the_keys_and_values_that_it_has(
+    folder: Path, shared: int, computed: int, keyed: bool
+) -> None:
+    """Otherwise it would attend to blocks in which nothing was computed, or write over those of others."""
+    engine = Engine(make_stage(folder, 320, 4), 320, 4, "prefix=tenant")
+    prompt = list(range(20))
+    engine.finish(engine.arrive(("a", prompt, 4)))
+    actions = engine.arrive(("a", prompt, 4))
+
+    def elsewhere(message: worker_pb2.Iteration) -> Any:
+        (growth,), (admission,) = message.growths, message.admissions
+        growth.blocks[:] = [*growth.blocks[:shared], *range(40, 46 - shared)]
+        growth.shared = shared
+        admission.computed = message.starts[0] = computed
+        message.counts[0] = 20 - computed
+        if not keyed:
+            admission.root = b""
+        return engine.stage.run(message)
+
+    problem = (
+        f"begins at position {computed}, behind {shared} blocks of 4" if keyed or not shared else "no tokens for them"
+    )
+    with pytest.raises(FailedPrecondition, match=problem):
+        engine.run(actions, elsewhere)
 
 
 @pytest.mark.parametrize(

@@ -67,10 +67,15 @@ class Live:
 
 
 def told(kept: Kept, show_prompts: bool) -> dict[str, Any]:
-    """A journal's line for a reader: the ids of tokens are in it only where prompts may be shown; otherwise 0 is."""
+    """A journal's line for a reader: the ids of tokens are in it only where prompts may be shown; otherwise 0 is. The
+    same holds for digests of prompts."""
     line = DECODER.decode(kept.line)
     if not show_prompts:
-        for _, fields in [line.get("event", ["", {}]), *line.get("actions", [])]:
+        event = line.get("event", ["", {}])
+        if event[0] == "Arrived":
+            for arrival in event[1]["requests"]:
+                del arrival["prefix"], arrival["tail"]  # a reader that guesses a prompt can make its digests
+        for _, fields in [event, *line.get("actions", [])]:
             fields.pop("made", None)
             fields.pop("offers", None)
             fields.get("members", {}).pop("drafts", None)

@@ -14,6 +14,13 @@ MUTATIONS = [
         "tests/worker/test_tags.py::test_a_block_that_is_not_what_a_rows_tokens_say",
     ),
     Mutation(
+        "a row that begins in front of or behind its blocks with keys",
+        "services/worker/orca_worker/stage/stage.py",
+        "Stage._run",
+        drop("check_start"),
+        "tests/worker/test_tags.py::test_a_row_begins_right_behind_the_keys_and_values_that_it_has",
+    ),
+    Mutation(
         "keys of drafts",
         "services/worker/orca_worker/iteration/tags.py",
         "Tags.ran",

@@ -118,7 +118,7 @@ class Member(NamedTuple):
 
     @property
     def phase(self) -> Phase:
-        return Phase.of(self.start, self.count - len(self.drafts))
+        return Phase.of(0 if self.shared else self.start, self.count - len(self.drafts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -440,6 +440,8 @@ class Core:
             if most:
                 place += 1
                 tokens = made[place]
+                if not tokens and place not in waiting and place not in event.stuck and request.row is not None:
+                    self.memory.spoil(request.row)  # its logits were not finite
             if request.ended:
                 self._end(request)  # what it generated after its end is void
             elif request.arrived.deadline is not None and request.overdue(event.now):  # a call takes 0.05 us a row
@@ -454,8 +456,6 @@ class Core:
             elif not tokens:
                 reason = Reason.STUCK if place in event.stuck else Reason.NOT_FINITE
                 outcomes.append(Outcome(request.claim, request.generated, None, reason))
-                if reason is Reason.NOT_FINITE and request.row is not None:
-                    self.memory.spoil(request.row)
                 self._end(request)
             else:
                 if most > 1:

@@ -84,7 +84,7 @@ class KVManager:
     def release(self) -> None:
         """Frees the memory and forgets all rows."""
         self.n_blocks = 0
-        self._capacity[:] = 0
+        self._table[:] = self._capacity[:] = 0  # blocks of a larger memory would stay in the table
         self._owners.clear()
         if self._shape is not None and hasattr(self, "keys"):
             del self.keys, self.values
@@ -143,6 +143,16 @@ class KVManager:
                 self._capacity[row] = 0
                 self.tags.free(row)
 
+    def check_start(self, row: int, position: int) -> None:
+        """Raises FailedPrecondition unless a new row, which begins at this position, does so behind its last block with
+        keys and values: others would have nothing in them, or be written over."""
+        filled = self.tags.texts[row].filled if row in self.tags.texts else 0
+        if position != filled * self.block_size:
+            raise FailedPrecondition(
+                f"row {row} begins at position {position}, behind {filled} blocks of {self.block_size} with keys and "
+                "values"
+            )
+
     def check(self, rows: Sequence[int]) -> None:
         """Raises FailedPrecondition where a block of one of these rows holds the keys and values of other tokens."""
         keyed = [row for row in rows if row in self.tags.texts and self._capacity[row]]
@@ -174,5 +184,5 @@ class KVManager:
         return self._table[rows, blocks] * self.block_size + offsets
 
     def block_table(self, rows: np.ndarray, tokens: int) -> np.ndarray:
-        """rows [B] -> block ids [B, n]: n blocks hold `tokens`. Entries after a row's own blocks mean nothing."""
+        """rows [B] -> block ids [B, n]: n blocks hold `tokens`. Entries after a row's own blocks are any blocks."""
         return self._table[rows, : -(-tokens // self.block_size)]

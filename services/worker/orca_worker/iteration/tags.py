@@ -77,7 +77,9 @@ class Tags:
         table [B, n]: the rows' blocks, of which the first `held` [B] are theirs. All of them must have begun.
         """
         n = table.shape[1]
-        other = (self._of[table] != self._wanted[rows, :n]).any(2) & (np.arange(n) < held[:, None])
+        # `take`, and both halves as one number: 14 us for 32 rows of 128 blocks; indexing and `any` take 90.
+        differ = (self._of.take(table, 0) != self._wanted[rows, :n]).view(np.uint16)[:, :, 0]
+        other = differ * (np.arange(n) < held[:, None])
         if np.count_nonzero(other):
             member, i = np.argwhere(other)[0].tolist()
             raise FailedPrecondition(

@@ -237,6 +237,8 @@ class Stage:
                 self._kv.tags.begin(admission.row, admission.root.hex(), admission.token_ids)
         for growth in iteration.growths:
             self._kv.grow(growth.row, growth.blocks, growth.shared)
+        for admission in iteration.admissions:
+            self._kv.check_start(admission.row, admission.computed)
         self._kv.check(iteration.rows)
         if not iteration.tokens:
             self._collect(self._going_on(iteration))
