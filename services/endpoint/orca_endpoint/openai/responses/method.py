@@ -6,7 +6,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from orca.v1.orca_pb2 import ResumeRequest
+from orca.v1.orca_pb2 import ChatMessage, ResumeRequest
 from orca_common.errors import InvalidArgument, NotFound
 
 from ...calls.endpoint import Endpoint
@@ -27,6 +27,7 @@ from .items import message_in
 from .kept import Kept
 from .request import Input, asked, parse
 
+REFERRED = 128  # responses that the items of one input may be of: each is read from the pool
 STORED = "only responses are kept whose store is not false"
 
 
@@ -48,7 +49,8 @@ class Library:
         assert isinstance(accepted, Accepted)
         if not accepted.kept:
             raise NotFound(f"response {name} is not kept: {STORED}")
-        return told_again(self.reply(name, seen=NO_EVENTS), events, error), Kept.of(accepted.kept)
+        kept = Kept.of(accepted.kept)
+        return told_again(self.reply(name, kept, NO_EVENTS), events, error), kept
 
     async def ended(self, name: str, tenant: str, field: str) -> tuple[Sequence[Mapping[str, Any]], Kept]:
         """The items of a response that has ended, for one that goes on from it. Raises InvalidArgument that names this
@@ -84,18 +86,25 @@ class Responses(Replies[Input]):
             output, kept = await self._library.ended(question.previous, tenant, field)
             before = [Placed(one, field) for one in (*kept.messages, *map(message_in, output))]
         items = list[Placed]()
-        answers = dict[str, Sequence[Mapping[str, Any]]]()  # that are referred to, by their ids
+        answers = dict[str, dict[str, ChatMessage]]()  # that are referred to, by their ids: their items by theirs
+        room = limit = self._endpoint.settings.max_prompt_bytes  # an item may be referred to often
         for one in question.items:
             if isinstance(one, Placed):
                 items.append(one)
                 continue
             name, field = response_in(one.id), f"{one.place}.id"
             if name not in answers:
-                answers[name], _ = await self._library.ended(name, tenant, field)
-            found = [item for item in answers[name] if item["id"] == one.id]
-            if not found:
+                if len(answers) == REFERRED:
+                    raise InvalidArgument(field, f"is of one response more than {REFERRED}, which is the limit for it")
+                output, _ = await self._library.ended(name, tenant, field)
+                answers[name] = {item["id"]: message_in(item) for item in output}
+            message = answers[name].get(one.id)
+            if message is None:
                 raise InvalidArgument(field, f"is not in the response {name}")
-            items.append(Placed(message_in(found[0]), one.place))
+            room -= message.ByteSize()
+            if room < 0:
+                raise InvalidArgument(field, f"is too much: a chat has at most {limit} bytes")
+            items.append(Placed(message, one.place))
         return asked(question, before, items)
 
 
