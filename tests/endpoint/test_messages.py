@@ -130,7 +130,7 @@ def test_arguments_that_are_nested_deeply() -> None:
     arguments = '{"a": ' + "[" * 5000 + "]" * 5000 + "}"
     for streams in (True, False):
         reply = MessageReply("msg_1", "tiny", streams, str)
-        said = [Said("", [CallPart(0, "id", "f", "")]), Said("", [CallPart(0, "", "", arguments)])]
+        said = [Said("", (CallPart(0, "id", "f", ""),)), Said("", (CallPart(0, "", "", arguments),))]
         reply.begun(0, Choice(), Accepted("msg_1", 1, 0, None))
         reply.shown(0, Choice(), [Token(n, 1, "", None, 1, "e", (), one) for n, one in enumerate(said)])
         end = Finished(Reason.EOS, 2, "", None, Said("", ()), called=True)
