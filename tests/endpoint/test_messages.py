@@ -15,6 +15,11 @@ from pydantic import BaseModel
 from tool_templates import TEMPLATES
 
 from orca_common.api_keys import line_of, new_key
+from orca_common.errors import FailedPrecondition
+from orca_endpoint.anthropic.answer import MessageReply
+from orca_endpoint.calls.events import Accepted, Finished, Token
+from orca_endpoint.openai.answer import Choice
+from orca_endpoint.text.tool_calls import CallPart, Said
 from orca_pool.records import Reason
 
 USER: Any = {"role": "user", "content": "Bern?"}
@@ -118,6 +123,20 @@ async def test_calls_and_the_turn_after_them(orca: World, claude: AsyncAnthropic
     prompt = encode(orca, rendered("hermes", shown, tools=TOLD))
     assert list(script.records[2].prompt_ids) == prompt
     assert counted.input_tokens == len(prompt)
+
+
+def test_arguments_that_are_nested_deeply() -> None:
+    """A model may write them: a stream has them as they are, and a whole message has no object of them."""
+    arguments = '{"a": ' + "[" * 5000 + "]" * 5000 + "}"
+    for streams in (True, False):
+        reply = MessageReply("msg_1", "tiny", streams, str)
+        said = [Said("", (CallPart(0, "id", "f", ""),)), Said("", (CallPart(0, "", "", arguments),))]
+        reply.begun(0, Choice(), Accepted("msg_1", 1, 0, None))
+        reply.shown(0, Choice(), [Token(n, 1, "", None, 1, "e", (), one) for n, one in enumerate(said)])
+        end = Finished(Reason.EOS, 2, "", None, Said("", ()), called=True)
+        assert (b"message_stop" in reply.finished(0, Choice(), end)) == streams
+    with pytest.raises(FailedPrecondition, match="nested too deeply"):
+        reply.whole()
 
 
 async def test_which_end_an_answer_has(orca: World, claude: AsyncAnthropic) -> None:

@@ -1,6 +1,7 @@
 """OpenAI's responses, by OpenAI's own client: items in and out, events, what is kept, and what goes on from it."""
 
 import json
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,11 @@ from tool_templates import TEMPLATES
 from orca_endpoint.calls.events import Accepted, Finished, Token
 from orca_endpoint.openai.answer import Choice
 from orca_endpoint.openai.chat.answer import Logprobs
+from orca_endpoint.openai.content import Placed
+from orca_endpoint.openai.responses import method
 from orca_endpoint.openai.responses.answer import NO_EVENTS, ResponseReply
 from orca_endpoint.openai.responses.kept import Kept
+from orca_endpoint.openai.responses.request import asked, parse
 from orca_endpoint.text.tool_calls import SYNTAXES, CallReader
 from orca_pool.records import Reason, Times
 
@@ -269,6 +273,53 @@ async def test_what_is_not_kept(orca: World, client: AsyncOpenAI) -> None:
         with pytest.raises(BadRequestError, match="is not known here") as refused:
             await client.responses.create(model="tiny", input="a", previous_response_id=name)
         assert refused.value.param == "previous_response_id"
+
+
+async def test_what_a_stop_string_has_ended(orca: World, client: AsyncOpenAI) -> None:
+    """It is kept as it was told, and a conversation goes on from it."""
+    script = Recorder([*encode(orca, "holds 東京"), 0])
+    async with orca.background(script):
+        answer = await client.responses.create(model="tiny", input="a", extra_body={"stop": ["東"]})
+        kept = await client.responses.retrieve(answer.id)
+        await client.responses.create(model="tiny", input="And?", previous_response_id=answer.id)
+    assert (answer.status, answer.output_text) == ("completed", "holds ")
+    assert kept == answer
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "holds "}, USER | {"content": "And?"}]
+    assert list(script.records[1].prompt_ids) == encode(orca, rendered("hermes", turns))
+
+
+async def test_references_bring_no_more_than_a_chat_may_have(
+    orca: World, client: AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A short body may name a long answer often, and many answers."""
+    async with orca.background(Recorder([*encode(orca, "holds 東京" * 40), 0])):
+        answer, other = [await client.responses.create(model="tiny", input="a") for _ in range(2)]
+    monkeypatch.setattr(method, "REFERRED", 1)
+    with pytest.raises(BadRequestError, match="positions"):  # so many messages are put together beside the loop
+        await client.responses.create(model="tiny", input=[USER] * 2 * method.IN_LOOP)
+    both: list[Any] = [{"type": "item_reference", "id": one.output[0].id} for one in (answer, other)]
+    with pytest.raises(BadRequestError, match="one response more than 1") as refused:
+        await client.responses.create(model="tiny", input=both)
+    assert refused.value.param == "input[1].id"
+    often: list[Any] = [{"type": "item_reference", "id": answer.output[0].id}] * 10_000
+    with pytest.raises(BadRequestError, match="a chat has at most 1048576 bytes") as refused:
+        await client.responses.create(model="tiny", input=often)
+    assert str(refused.value.param).startswith("input[2")  # where it became too much
+
+
+def test_many_calls_of_one_answer_take_time_by_their_number() -> None:
+    """They become one message: one that took the calls before it apart for each took 20 s of 4,000 calls."""
+    call = {"type": "function_call", "call_id": "a", "name": "f", "arguments": '{"b": 1}'}
+    seconds = list[float]()
+    for count in (200, 3200):
+        question = parse(json.dumps({"input": [USER, *[call] * count]}).encode())
+        began = time.thread_time()
+        (sample,) = asked(question, [], [one for one in question.items if isinstance(one, Placed)]).samples
+        seconds.append(time.thread_time() - began)
+        user, calls = sample.request.chat.messages
+        assert (user.content, len(json.loads(calls.tool_calls))) == ("Bern?", count)
+        assert [*Kept.of(sample.kept).messages] == [user, calls]
+    assert seconds[1] < 80 * seconds[0] + 0.1  # 16 times as many; by their square it would be 256 times as long
 
 
 async def test_a_request_that_failed(orca: World, client: AsyncOpenAI) -> None:

@@ -6,6 +6,7 @@ import re
 import struct
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,9 @@ from worker.test_quantize import Oracle, check_tokens
 
 from orca_common.checkpoint import read_checkpoint, resolve_model
 from orca_common.errors import FailedPrecondition
+from orca_common.gguf import tokenizer
 from orca_common.gguf.folder import made
-from orca_common.gguf.header import BY_NAME, gguf_header
+from orca_common.gguf.header import BY_NAME, MAX_ITEMS, gguf_header
 from orca_common.gguf.tokenizer import PATTERNS, SPACE
 from orca_kernels.cpu.library import instruction_sets
 from orca_worker.models.families import check_weights, topology
@@ -167,6 +169,14 @@ def test_a_configuration_beside_the_file_wins(tmp_path: Path) -> None:
         check_weights(read_checkpoint(floats))
 
 
+def test_files_beside_it_are_read_within_bounds(tmp_path: Path) -> None:
+    """Their bytes are nowhere taken without the check that each file of a checkpoint has: one may be a device."""
+    file, _ = both(tmp_path, "llama, 2 K/V heads", {"": "Q8_0"})
+    (file.parent / "generation_config.json").symlink_to("/dev/null")
+    with pytest.raises(FailedPrecondition, match=r"generation_config.json is not a regular file"):
+        read_checkpoint(resolve_model(str(file)))
+
+
 def test_the_fingerprint_covers_the_tensors(tmp_path: Path) -> None:
     file, _ = both(tmp_path, "llama, 2 K/V heads", {"": "Q8_0"})
     before = fingerprint(folder := resolve_model(str(file)))
@@ -194,6 +204,9 @@ def test_llama3s_positions(tmp_path: Path) -> None:
     whole = rewritten(file, lambda tensors: tensors.update({"rope_freqs.weight": (0, (8,), strange.tobytes())}))
     with pytest.raises(FailedPrecondition, match=r"rope_freqs.weight divides frequency 0 by 2; Llama 3.1's would be 1"):
         resolve_model(str(whole))
+    zero = rewritten(whole, lambda tensors: None, llama__rope__freq_base=0.0)
+    with pytest.raises(FailedPrecondition, match=r"rope.freq_base is 0.0, not above 0"):
+        resolve_model(str(zero))
 
 
 def rewritten(file: Path, change: Callable[[dict[str, Any]], object], **fields: Any) -> Path:
@@ -294,6 +307,13 @@ WRONG: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("", {"llama__rope__freq_base": float("nan")}, "'llama.rope.freq_base' is nan"),
     ("", {"split__count": 3}, "it is one of several parts of a model"),
     ("", {"tokenizer__ggml__model": "gpt2", "tokenizer__ggml__tokens": ["a", "a"]}, "has a token twice"),
+    ("", {"tokenizer__ggml__eos_token_id": [1]}, "eos_token_id"),
+    (
+        "",
+        {"tokenizer__ggml__model": "gpt2", "tokenizer__ggml__tokens": ["a"]}
+        | {"tokenizer__ggml__merges": [], "tokenizer__ggml__pre": ["gpt-2"]},
+        "tokenizer.ggml.pre is a list",
+    ),
     ("token_embd.weight", {}, "it lacks token_embd.weight"),
     ("blk.1.ffn_up.weight", {}, "it lacks blk.1.ffn_up.weight"),
 )
@@ -335,6 +355,21 @@ def test_headers_that_lie_are_refused(tmp_path: Path) -> None:
         file.write_bytes(lying)
         with pytest.raises(FailedPrecondition, match=rf"^model: {re.escape(str(file))} cannot be read \(.*{part}"):
             gguf_header(file)
+
+
+def test_small_files_make_no_process_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers take 16 times their bytes in Python's lists, and tokens of few letters have millions of merges."""
+    file, count = tmp_path / "m.gguf", MAX_ITEMS // 2 + 1
+    numbers_of = b"".join(struct.pack("<QcIIQ", 1, name, 9, 0, count) + bytes(count) for name in (b"a", b"b"))
+    file.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 2) + numbers_of)
+    with pytest.raises(FailedPrecondition, match=f"'b' has {count} items; at most {MAX_ITEMS} of all fields"):
+        gguf_header(file)
+    monkeypatch.setattr(tokenizer, "MERGES", 100)
+    words = ["", *("".join(letters) for n in range(1, 6) for letters in product("ab", repeat=n))]
+    fields = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": words}
+    file.write_bytes(gguf(fields | {"tokenizer.ggml.scores": [0.0] * len(words)}, {}))
+    with pytest.raises(FailedPrecondition, match="more than 100 merges"):
+        tokenizer.tokenizer(file, gguf_header(file))
 
 
 COUNTS = [pytest.param(3000, id="some"), pytest.param(100_000, id="many", marks=pytest.mark.long)]

@@ -55,7 +55,7 @@ def configuration(file: Path, of: Gguf, divisors: list[float] | None) -> dict[st
     found["attention_bias"] = "blk.0.attn_q.bias" in of.tensors and arch == "llama"
     found["rope_scaling"] = _scaling(file, of, arch, found, divisors)
     ends = [of.fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")]
-    found["eos_token_id"] = list(dict.fromkeys(end for end in ends if end is not None)) or None
+    found["eos_token_id"] = [end for n, end in enumerate(ends) if end is not None and end not in ends[:n]] or None
     found["bos_token_id"] = of.fields.get("tokenizer.ggml.bos_token_id")
     return {name: value for name, value in found.items() if value is not None}
 
@@ -80,6 +80,8 @@ def _llama3(file: Path, config: dict[str, Any], divisors: list[float]) -> dict[s
     size, theta, factor = 2 * len(divisors), config.get("rope_theta", 10000.0), max(divisors)
     if factor == 1:
         return None
+    if type(theta) not in (int, float) or theta <= 0:
+        raise broken(file, f"rope.freq_base is {shown(theta)}, not above 0")
     for i, divisor in enumerate(divisors):
         wavelength = 2 * pi * theta ** (2 * i / size)
         smooth = min(max((BEFORE / wavelength - LOW) / (HIGH - LOW), 0), 1)

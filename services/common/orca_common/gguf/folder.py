@@ -1,4 +1,4 @@
-"""A GGUF file as a checkpoint's folder: with the files that its fields become, and a link to the file.
+"""A GGUF file as a checkpoint's folder: with the files that its fields become, and links to it and to those beside it.
 
 The folder is in the cache, by the file's path, size and time of change. So a service reads a checkpoint there as it
 reads any other, and several processes that start together make the same one.
@@ -7,7 +7,6 @@ reads any other, and several processes that start together make the same one.
 import hashlib
 import json
 import os
-import shutil
 import struct
 import tempfile
 from pathlib import Path
@@ -61,8 +60,8 @@ def unpacked(file: Path) -> Path:
             for name, value in files.items():
                 Path(made_at, name).write_text(json.dumps(value, allow_nan=False))
             for name in BESIDE:
-                if (file.parent / name).exists():
-                    shutil.copyfile(file.parent / name, Path(made_at, name))
+                if (beside := file.parent / name).exists():  # read within the bounds of its readers
+                    Path(made_at, name).symlink_to(beside.resolve())
             Path(made_at, file.name).symlink_to(real)
             os.chmod(made_at, 0o755)
             try:

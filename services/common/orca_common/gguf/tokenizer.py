@@ -11,6 +11,7 @@ from typing import Any
 from ..bounded_file import shown
 from .header import Gguf, broken
 
+MERGES = 1 << 21  # that SentencePiece's tokens may have; Gemma's 256,000 have 580,000
 CONTROL, USER_DEFINED = 3, 4  # of tokenizer.ggml.token_type
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -61,7 +62,7 @@ def _texts(file: Path, name: str, given: object) -> list[str]:
 
 def _byte_level(file: Path, fields: dict[str, Any], vocab: dict[str, int]) -> dict[str, Any]:
     pre = fields.get("pre", "default")
-    if pre not in PATTERNS:
+    if not isinstance(pre, str) or pre not in PATTERNS:
         known = ", ".join(PATTERNS)
         problem = f"tokenizer.ggml.pre is {shown(pre)}; Orca knows {known}. A tokenizer.json beside the file is taken"
         raise broken(file, problem)
@@ -97,6 +98,8 @@ def _sentencepiece(file: Path, fields: dict[str, Any], vocab: dict[str, int]) ->
         cuts = ((token[:at], token[at:]) for at in range(1, min(len(token), 64)))
         pairs = [(vocab[left], vocab[right]) for left, right in cuts if left in vocab and right in vocab]
         merges += [(-scores[i], i, *pair) for pair in sorted(pairs)]
+        if len(merges) > MERGES:
+            raise broken(file, f"tokenizer.ggml.tokens has more than {MERGES} merges")
     merges.sort(key=lambda merge: merge[:2])
     prefix = [{"type": "Prepend", "prepend": SPACE}] if fields.get("add_space_prefix", True) else []
     strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefix else []

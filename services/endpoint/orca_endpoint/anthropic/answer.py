@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from orca_common.errors import OrcaError
+from orca_common.errors import FailedPrecondition, OrcaError
 from orca_pool.records import Reason
 
 from ..calls.events import Accepted, Event, Finished, Token
@@ -22,7 +22,7 @@ class MessageReply(Reply):
         """name: its id. streams: its events are wanted. spell: gives the text of one token alone."""
         self._name, self._model, self._streams, self._spell = name, model, streams, spell
         self._last: int | None = None  # token
-        self._blocks = list[dict[str, Any]]()  # those that are whole
+        self._blocks = list[tuple[dict[str, Any], str]]()  # those that are whole, with their texts or arguments
         self._open: dict[str, Any] | None = None  # the block that grows
         self._pieces = list[str]()  # of its text, or of its arguments
         self._input_tokens = self._output_tokens = self._cached_tokens = 0
@@ -59,7 +59,7 @@ class MessageReply(Reply):
             "type": "message",
             "role": "assistant",
             "model": self._model,
-            "content": self._blocks,
+            "content": [told(*block) for block in self._blocks],
             "stop_reason": self._reason,
             "stop_sequence": self._stop,
             "usage": self._usage(),
@@ -96,15 +96,25 @@ class MessageReply(Reply):
         return self._event("content_block_delta", index=len(self._blocks), delta=delta)
 
     def _close(self) -> bytes:
-        """Ends the block that grows, if there is one. Arguments that were cut are closed where they end."""
+        """Ends the block that grows, if there is one."""
         if self._open is None:
             return b""
         sent = self._event("content_block_stop", index=len(self._blocks))
-        said = "".join(self._pieces)
-        more = {"text": said} if self._open["type"] == "text" else {"input": json.loads(closed(said or "{}"))}
-        self._blocks.append({**self._open, **more})
+        self._blocks.append((self._open, "".join(self._pieces)))
         self._open, self._pieces = None, []
         return sent
+
+
+def told(block: dict[str, Any], said: str) -> dict[str, Any]:
+    """A whole block with its text, or its arguments as an object, which are closed where they were cut. Raises
+    FailedPrecondition."""
+    if block["type"] == "text":
+        return {**block, "text": said}
+    try:
+        return {**block, "input": json.loads(closed(said or "{}"))}
+    except RecursionError:
+        problem = "the arguments of a call are nested too deeply to be told in a whole message; a stream has them"
+        raise FailedPrecondition(problem) from None
 
 
 def stop_reason(event: Finished) -> str:

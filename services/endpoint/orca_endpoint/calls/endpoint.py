@@ -239,10 +239,13 @@ class Endpoint:
         events = list[Event]()
 
         def read() -> OrcaError | None:
+            transcript = Transcript(request_id, self.vocabulary)
             try:
-                events.extend(Transcript(request_id, self.vocabulary).answer(attached))
+                events.extend(transcript.answer(attached))
             except OrcaError as error:
                 return error
+            if transcript.next == "stop" and (end := attached.finish) is not None:  # a call has recorded it
+                events.append(transcript.stopped()._replace(times=end.times, cached_tokens=end.cached_tokens))
             return None
 
         few = len(attached.tokens) <= TOKENS_IN_LOOP

@@ -8,12 +8,13 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse
+from starlette.types import Scope
 
 from orca_common.errors import InvalidArgument
 
 from ..calls.endpoint import Endpoint
 from ..calls.events import Event, Finished, Token
-from ..http.access import caller_in, tenant_in
+from ..http.access import caller_in
 from ..http.bodies import body_in, parsed
 from ..http.exchange import Answer, Exchange, deadline_of, silence_of, until
 from ..text.tool_calls import CallPart
@@ -88,7 +89,7 @@ class Replies(Exchange, ABC, Generic[Q]):
     def _reply(self, name: str, question: Q) -> Reply:
         """The reply, of which nothing has come. name: its id."""
 
-    async def _complete(self, question: Q, tenant: str) -> Q:
+    async def _complete(self, question: Q, scope: Scope) -> Q:
         """Adds what the question refers to."""
         return question
 
@@ -96,7 +97,7 @@ class Replies(Exchange, ABC, Generic[Q]):
         endpoint, body = self._endpoint, body_in(request.scope)
         deadline, silence = deadline_of(request), silence_of(request, endpoint.settings.comment_seconds)
         question = await parsed(body, self._parse, endpoint.large, caller_in(request.scope))
-        question = await self._complete(question, tenant_in(request.scope))
+        question = await self._complete(question, request.scope)
         name = f"{self.prefix}{secrets.token_hex(12)}"
         with endpoint.arrivals.coming():
             try:

@@ -81,7 +81,8 @@ FIELDS = (
         "supported",
         "A text, which is a user's message, or a list of items: messages (roles: user, assistant, system, developer; "
         "`content` is a text or a list of parts of type input_text or output_text), `function_call`, "
-        "`function_call_output`, and `item_reference` to an item of a response that is [kept](#kept-responses). "
+        "`function_call_output`, and `item_reference` to an item of a response that is [kept](#kept-responses), up to "
+        "128 responses. "
         "[Items of answers may be given back](#items) as they came. Images, audio and files are refused.",
         {"oneOf": [STRING, {"type": "array", "items": ITEM, "minItems": 1}]},
     ),

@@ -123,13 +123,22 @@ def message_in(item: Mapping[str, Any]) -> ChatMessage:
 
 def joined(messages: Sequence[Placed]) -> list[Placed]:
     """The messages with the calls of one answer in one message, behind its text."""
-    found = list[Placed]()
+    answers = list[tuple[Placed, list[ChatMessage]]]()  # each message with those that are calls of the same answer
     for one in messages:
-        before = found[-1].message if found else None
-        if before is not None and before.role == "assistant" and one.message.tool_calls and not one.message.content:
-            calls = [*json.loads(before.tool_calls or "[]"), *json.loads(one.message.tool_calls)]
-            both = ChatMessage(role="assistant", content=before.content, tool_calls=json.dumps(calls))
-            found[-1] = Placed(both, found[-1].place)
+        if (
+            answers
+            and answers[-1][0].message.role == "assistant"
+            and one.message.tool_calls
+            and not one.message.content
+        ):
+            answers[-1][1].append(one.message)
         else:
-            found.append(one)
-    return found
+            answers.append((one, []))
+    return [with_calls(first, more) if more else first for first, more in answers]
+
+
+def with_calls(first: Placed, more: Sequence[ChatMessage]) -> Placed:
+    """An assistant's message with the calls of others, too."""
+    calls = [call for one in (first.message, *more) for call in json.loads(one.tool_calls or "[]")]
+    said = ChatMessage(role="assistant", content=first.message.content, tool_calls=json.dumps(calls))
+    return Placed(said, first.place)

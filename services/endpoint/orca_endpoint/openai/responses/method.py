@@ -1,17 +1,19 @@
 """`POST /v1/responses`, and `GET /v1/responses/{id}` for those that are kept: whole, or the stream from an event on."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse
+from starlette.types import Scope
 
-from orca.v1.orca_pb2 import ResumeRequest
+from orca.v1.orca_pb2 import ChatMessage, ResumeRequest
 from orca_common.errors import InvalidArgument, NotFound
 
 from ...calls.endpoint import Endpoint
 from ...calls.events import Accepted
-from ...http.access import tenant_in
+from ...http.access import caller_in, tenant_in
 from ...http.bodies import body_in
 from ...http.exchange import Answer, Exchange, deadline_of, silence_of, until
 from ...http.request_ids import labels_in
@@ -27,6 +29,8 @@ from .items import message_in
 from .kept import Kept
 from .request import Input, asked, parse
 
+REFERRED = 128  # responses that the items of one input may be of: each is read from the pool
+IN_LOOP = 512  # messages, and tokens with all their logprobs, that the loop takes: some 10 ms at most
 STORED = "only responses are kept whose store is not false"
 
 
@@ -48,7 +52,9 @@ class Library:
         assert isinstance(accepted, Accepted)
         if not accepted.kept:
             raise NotFound(f"response {name} is not kept: {STORED}")
-        return told_again(self.reply(name, seen=NO_EVENTS), events, error), Kept.of(accepted.kept)
+        kept = Kept.of(accepted.kept)
+        work = partial(told_again, self.reply(name, kept, NO_EVENTS), events, error)
+        return work() if len(events) <= IN_LOOP else await self._endpoint.large.run(work, tenant), kept
 
     async def ended(self, name: str, tenant: str, field: str) -> tuple[Sequence[Mapping[str, Any]], Kept]:
         """The items of a response that has ended, for one that goes on from it. Raises InvalidArgument that names this
@@ -77,26 +83,35 @@ class Responses(Replies[Input]):
     def _reply(self, name: str, question: Input) -> ResponseReply:
         return self._library.reply(name, question.kept, UNSEEN if question.stream else NO_EVENTS)
 
-    async def _complete(self, question: Input, tenant: str) -> Input:
-        before = list[Placed]()
+    async def _complete(self, question: Input, scope: Scope) -> Input:
+        tenant, before = tenant_in(scope), list[Placed]()
         if question.previous:
             field = "previous_response_id"
             output, kept = await self._library.ended(question.previous, tenant, field)
             before = [Placed(one, field) for one in (*kept.messages, *map(message_in, output))]
         items = list[Placed]()
-        answers = dict[str, Sequence[Mapping[str, Any]]]()  # that are referred to, by their ids
+        answers = dict[str, dict[str, ChatMessage]]()  # that are referred to, by their ids: their items by theirs
+        room = limit = self._endpoint.settings.max_prompt_bytes  # an item may be referred to often
         for one in question.items:
             if isinstance(one, Placed):
                 items.append(one)
                 continue
             name, field = response_in(one.id), f"{one.place}.id"
             if name not in answers:
-                answers[name], _ = await self._library.ended(name, tenant, field)
-            found = [item for item in answers[name] if item["id"] == one.id]
-            if not found:
+                if len(answers) == REFERRED:
+                    raise InvalidArgument(field, f"is of one response more than {REFERRED}, which is the limit for it")
+                output, _ = await self._library.ended(name, tenant, field)
+                answers[name] = {item["id"]: message_in(item) for item in output}
+            message = answers[name].get(one.id)
+            if message is None:
                 raise InvalidArgument(field, f"is not in the response {name}")
-            items.append(Placed(message_in(found[0]), one.place))
-        return asked(question, before, items)
+            room -= message.ByteSize()
+            if room < 0:
+                raise InvalidArgument(field, f"is too much: a chat has at most {limit} bytes")
+            items.append(Placed(message, one.place))
+        work = partial(asked, question, before, items)
+        few = len(before) + len(items) <= IN_LOOP
+        return work() if few else await self._endpoint.large.run(work, caller_in(scope))
 
 
 class KeptResponses(Exchange):
