@@ -196,10 +196,15 @@ RULES = [
     ),
     Rule(
         "the scheduler's core and lifecycle, its timers, its share and its scaling import the standard library, each "
-        "other, orca_common.reservation and the words of orca_common.protocol only: no clock, no I/O, no protobuf",
+        "other, orca_common.reservation, .block_keys and the words of .protocol only: no clock, no I/O, no protobuf",
         "orca_scheduler",
         lambda i: (
-            i.within("orca_common.reservation", "orca_common.protocol", *(f"orca_scheduler.{name}" for name in PURE))
+            i.within(
+                "orca_common.reservation",
+                "orca_common.block_keys",
+                "orca_common.protocol",
+                *(f"orca_scheduler.{name}" for name in PURE),
+            )
             or (i.top in sys.stdlib_module_names and i.top not in IMPURE)
         ),
         modules=PURE,

@@ -13,7 +13,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from orca_cli import lab
 from orca_cli.chat import chat
 from orca_cli.credentials import certs, key
 from orca_cli.generate import generate
@@ -459,17 +458,22 @@ def _add_service(name: str) -> None:
 for _name in SERVICES:
     _add_service(_name)
 
-app.add_typer(lab.app, name="lab")
 try:
-    from orca_cli import bench
+    from orca_cli import bench, lab
 
     app.add_typer(bench.app, name="bench")
+    app.add_typer(lab.app, name="lab")
 except ModuleNotFoundError:
 
     @app.command("bench", context_settings={**SETTINGS, "help_option_names": []})
     def bench_is_missing(context: typer.Context) -> None:
         """Measures the engine, a server, and single kernels. It is not installed."""
         importlib.import_module("orca_cli.bench")  # `__main__` says which extra brings what this lacks
+
+    @app.command("lab", context_settings={**SETTINGS, "help_option_names": []})
+    def lab_is_missing(context: typer.Context) -> None:
+        """The paper's experiments, and what another setting would do. It is not installed."""
+        importlib.import_module("orca_cli.lab")
 
 
 class Interrupted(typer.Exit):

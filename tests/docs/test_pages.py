@@ -40,7 +40,7 @@ def files() -> list[Path]:
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     named = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     paths = [ROOT / name for name in named]
-    return [path for path in paths if path.suffix in TEXT and path.is_file()]
+    return [path for path in paths if path.suffix in TEXT and path.is_file() and "corpus" not in path.parts]
 
 
 def anchors(page: Path) -> set[str]:

@@ -70,9 +70,8 @@ def test_serve_generate_and_ctrl_c(served: tuple[subprocess.Popen[str], Path, st
     assert set(found) == {"redis", "endpoint", "scheduler", "supervisor", "rank", "ui"}
     assert {"engine", "stage", "rank"} <= set(found["rank"])
     address = str(found["endpoint"]["address"])
-    settings = {role: psutil.Process(int(str(found[role]["pid"]))).environ() for role in ("scheduler", "endpoint")}
-    assert settings["scheduler"]["ORCA_MAX_BATCH_SIZE"] == "32"
-    assert settings["endpoint"]["ORCA_MAX_WAITING"] == "77"
+    (heading, *_) = [json.loads(line) for path in run_dir.glob("journal-*.jsonl") for line in path.open()]
+    assert heading["core"]["max_bs"] == 32, "a setting of the environment"
 
     def generate(*arguments: str) -> str:
         command = [ORCA, "generate", "--address", address, "--max-new-tokens", "6", *arguments]

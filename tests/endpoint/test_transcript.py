@@ -214,7 +214,7 @@ def test_a_stop_string_that_the_last_token_completes(vocabulary: Vocabulary) -> 
     assert isinstance(held, Token)
     assert isinstance(last, Token)
     assert (held.text, last.text, transcript.next) == ("a", "", "stop")
-    assert transcript.stopped() == Finished(Reason.STOP, 3, "", None)
+    assert transcript.stopped() == Finished(Reason.STOP, 3, "", None, stop="ab")
     assert transcript.next == "end"
 
 

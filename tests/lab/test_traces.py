@@ -64,7 +64,7 @@ def made(folder: Path, text: str) -> Path:
 def test_published_forms(tmp_path: Path, text: str, requests: list[tuple[float, ...]], changes: list[str]) -> None:
     trace = read(made(tmp_path, text))
     assert [one.at for one in trace.requests] == pytest.approx([one[0] for one in requests], abs=1e-6)
-    assert [one[1:] for one in trace.requests] == [tuple((*one[1:], ())[:3]) for one in requests]
+    assert [one[1:4] for one in trace.requests] == [tuple((*one[1:], ())[:3]) for one in requests]
     assert list(trace.changes) == changes
 
 

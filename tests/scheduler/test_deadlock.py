@@ -27,6 +27,9 @@ class OnDemand(Slots):
         held = len(self.rows().get(request.row, ())) if request.row is not None else 0
         return request.computed + count - held
 
+    def size(self, request: Request) -> int:
+        return request.known
+
 
 class Naive(FirstCome):
     """A request runs when it finds slots now, by arrival; a failure stops no other."""

@@ -159,6 +159,11 @@ def has_form(sampling: SamplingParams) -> bool:
     return bool(sampling.grammar)
 
 
+def scores_prompt(sampling: SamplingParams) -> bool:
+    """Whether the tokens of the prompt are to have logprobs: each of them is computed."""
+    return sampling.prompt_logprobs
+
+
 def markdown(parameters: Iterable[Parameter] = EVERY.values()) -> str:
     """The table of docs/call.md."""
     rows = [

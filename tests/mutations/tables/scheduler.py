@@ -484,7 +484,7 @@ MUTATIONS = [
         "a late master judges silence",
         RANKS,
         "_listen",
-        without("_pulse.on_time", "_silence"),
+        without("_pulse.on_time", "rank.silence"),
         f"{RANKS_TESTS}::test_a_master_that_was_late_itself_judges_nobody",
     ),
     Mutation(

@@ -1,7 +1,7 @@
 """The header of a GGUF file: it is read here and nowhere else, and believed only as a whole.
 
 A file (version 2 or 3, little-endian) has three parts: named fields, a description of each tensor, and the tensors,
-each at a multiple of the alignment. A tensor of blocks has rows of whole blocks (ggml's docs/gguf.md).
+each at a multiple of the alignment. A tensor of blocks has rows of whole blocks (ggml's page on GGUF).
 """
 
 import os

@@ -303,7 +303,7 @@ class Core:
         if not self._formed or self._draining:
             return None
         plan = NOTHING
-        if self._shares:
+        if self._shares and self.n_scheduled < self.n_workers + self.run_ahead:
             for request in self._pool:
                 if request.row is None:
                     request.computed = self.memory.match(request)

@@ -20,6 +20,7 @@ from orca_common.block_keys import keys_of, root_of
 from orca_common.errors import FailedPrecondition, Unavailable
 from orca_common.metrics import Metrics
 from orca_common.reservation import Reservation
+from orca_common.sampling import scores_prompt
 from orca_common.service import LoopPulse
 from orca_common.telemetry import Telemetry
 from orca_common.tls import Transport
@@ -796,7 +797,7 @@ def arrival(held: Held, root: str, block_size: int) -> Arrival:
     """A claimed request as the core knows it. root: '' where it begins with its first position in any case."""
     claimed, record = held.claimed, held.record
     stops, prefix, tail = tuple(record.stop_token_ids), (), ()
-    if root and not record.sampling.prompt_logprobs:  # which are told of positions that are computed
+    if root and not scores_prompt(record.sampling):
         known = [*record.prompt_ids, *held.token_ids()]
         prefix = keys_of(root, known, block_size)
         tail = tuple(known[(len(prefix) - 1) * block_size :])
