@@ -20,9 +20,9 @@ class Answer:
     sent: float = 0.0
     came: list[float] = field(default_factory=list)  # moments of the messages that brought tokens
     tokens: int = 0  # that the server says it made
-    made: list[int] = field(default_factory=list[int])  # their ids, where the door tells them
     ended: float = 0.0
     error: str = ""  # why it failed; empty: it has all its tokens
+    made: list[int] = field(default_factory=list[int])  # ids of the tokens, where the door tells them
 
     @property
     def latency(self) -> float:

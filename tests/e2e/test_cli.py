@@ -70,7 +70,7 @@ def test_serve_generate_and_ctrl_c(served: tuple[subprocess.Popen[str], Path, st
     assert set(found) == {"redis", "endpoint", "scheduler", "supervisor", "rank", "ui"}
     assert {"engine", "stage", "rank"} <= set(found["rank"])
     address = str(found["endpoint"]["address"])
-    (heading, *_) = [json.loads(line) for path in run_dir.glob("journal-*.jsonl") for line in path.open()]
+    heading = json.loads(next(run_dir.glob("journal-*.jsonl")).read_text().splitlines()[0])
     assert heading["core"]["max_bs"] == 32, "a setting of the environment"
 
     def generate(*arguments: str) -> str:
