@@ -158,7 +158,7 @@ async def test_a_busy_endpoint_says_when_to_try_again() -> None:
 
 async def test_browsers_that_leave_before_the_answer_leave_nothing_behind() -> None:
     """64 of them left every later chat at 429. The endpoint sees each leave."""
-    left, speak = asyncio.Semaphore(0), asyncio.Event()
+    came, left, speak = asyncio.Semaphore(0), asyncio.Semaphore(0), asyncio.Event()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -167,6 +167,7 @@ async def test_browsers_that_leave_before_the_answer_leave_nothing_behind() -> N
             writer.write(head)
             writer.close()
         else:
+            came.release()
             await reader.read()  # until it leaves
             left.release()
             writer.close()
@@ -177,6 +178,8 @@ async def test_browsers_that_leave_before_the_answer_leave_nothing_behind() -> N
             body = {"messages": [{"role": "user", "content": "a"}], "stream": True}
             for _ in range(2):
                 asked = [asyncio.create_task(client.post("/v1/chat/completions", json=body)) for _ in range(40)]
+                async with asyncio.timeout(20):
+                    await came.acquire()
                 await asyncio.wait(asked, timeout=0.3)  # at the endpoint, most of them
                 for one in asked:
                     one.cancel()
