@@ -122,7 +122,7 @@ test-kubernetes: $(STAMP) ## Run the tests on KUBECONFIG's cluster, with the ima
 distributed: $(STAMP) ## Run all of what `make test` samples: tokens of every tp x pp and of 400 checkpoints, ROUNDS=30 of killed and frozen ranks; SAMPLE=48 of the tokens; SCHEMAS=5000.
 	$(BIN)/python tests/e2e/token_grid.py $(if $(SAMPLE),--sample $(SAMPLE))
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS)
-	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --tp 1 --pp 3 --run-ahead 1 --policy balanced,positions=9 --slots 112
+	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --tp 1 --pp 3 --run-ahead 1 --policy balanced,positions=9,prefix=tenant --slots 112
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --tp 1 --pp 2 --dtype bfloat16
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --run-ahead 1 --kernels device-loop
 	$(PYTEST) -m long tests/worker tests/kernels tests/e2e/test_sweep.py tests/endpoint/test_schemas.py
