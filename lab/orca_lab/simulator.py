@@ -1,7 +1,7 @@
 """A simulation: the scheduler's own core under a virtual clock, with stages as servers in a line and one modelled pool.
 
-What is real: `Core`, its policies and memory, every selection. What is modelled: the time of a stage, a hop, the host,
-a claim and a commit. Equal inputs give equal results to the bit: nothing here looks at a clock or draws a number.
+`Core`, its policies, its memory and every selection are the real ones. Only times are modelled: of a stage, a hop, the
+host, a claim and a commit. Equal inputs give equal results to the bit: nothing here looks at a clock or draws a number.
 
 An engine's batch passes its stages in order. A stage runs one batch at a time, in the order of issue, so a batch's
 return is known when it is issued. With a run-ahead, stage 0 begins a batch when the tokens of its requests have left

@@ -295,7 +295,7 @@ async def test_references_bring_no_more_than_a_chat_may_have(
     async with orca.background(Recorder([*encode(orca, "holds 東京" * 40), 0])):
         answer, other = [await client.responses.create(model="tiny", input="a") for _ in range(2)]
     monkeypatch.setattr(method, "REFERRED", 1)
-    with pytest.raises(BadRequestError, match="positions"):  # so many messages are put together beside the loop
+    with pytest.raises(BadRequestError, match="positions"):  # this many messages are put together beside the loop
         await client.responses.create(model="tiny", input=[USER] * 2 * method.IN_LOOP)
     both: list[Any] = [{"type": "item_reference", "id": one.output[0].id} for one in (answer, other)]
     with pytest.raises(BadRequestError, match="one response more than 1") as refused:

@@ -377,7 +377,7 @@ COUNTS = [pytest.param(3000, id="some"), pytest.param(100_000, id="many", marks=
 
 @pytest.mark.parametrize("count", COUNTS)
 def test_changed_files_are_read_or_refused(tmp_path: Path, count: int) -> None:
-    """Cut short, with other bytes, with pieces that come twice. What is read lies in the file."""
+    """Files are cut short, have other bytes, or pieces that come twice. All that is read lies within the file."""
     words = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": ["<unk>", "a", "b", "ab"]}
     fields = {"general.architecture": "llama", "llama.context_length": 64, "llama.block_count": 1, **words}
     sizes = {"llama.embedding_length": 32, "llama.feed_forward_length": 32, "llama.attention.head_count": 4}

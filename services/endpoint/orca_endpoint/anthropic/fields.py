@@ -1,11 +1,11 @@
 """The fields of Anthropic's `POST /v1/messages`, and which of them Orca honours: the one list of them."""
 
 from ..openai.chat.fields import TEMPLATE_KWARGS
-from ..openai.fields import BOOLEAN, MODEL, OURS, SAMPLED, STRING, Field, Fixed, closed
+from ..openai.fields import BOOLEAN, FUNCTION_NAME, MODEL, OURS, SAMPLED, STRING, Field, Fixed, closed
 
 REFUSED = (
     Fixed("container", (), "no code runs here"),
-    Fixed("diagnostics", (), "no prompts are cached"),
+    Fixed("diagnostics", (), "usage alone says what was cached"),
     Fixed("inference_geo", (), "a release is where it is"),
     Fixed("service_tier", ("auto", "standard_only"), "all requests are served alike"),
     Fixed("speed", ("standard",), "all requests are served alike"),
@@ -24,7 +24,7 @@ MESSAGE = closed(
 TOOL = closed(
     ["name", "input_schema"],
     type={"const": "custom"},
-    name=STRING | {"pattern": "^[A-Za-z0-9_-]{1,64}$"},
+    name=FUNCTION_NAME,
     description=STRING,
     input_schema={"type": "object"},
     strict=BOOLEAN,

@@ -382,7 +382,7 @@ td:first-child {{ white-space: nowrap; }}
 </head>
 <body>
 <h1>Orca serves <code>{name}</code></h1>
-<p>The chat, responses and completions APIs are OpenAI's, that of messages Anthropic's. What is not supported is
+<p>Chats, responses and completions are OpenAI's APIs, messages are Anthropic's. A field that is not supported is
 refused by name, never ignored. The whole description is <a href="openapi.json">openapi.json</a>.</p>
 <pre>curl {base}/v1/chat/completions -H "Content-Type: application/json" \\
   -d '{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello"}}]}}'

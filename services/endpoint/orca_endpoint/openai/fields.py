@@ -10,11 +10,14 @@ from typing import Any, Literal, NamedTuple
 
 from orca_common.sampling import MAX_BIASES, SAMPLING, Parameter
 
+from ..requests.tools import NAME
+
 Support = Literal["supported", "refused", "ours"]
 
 NUMBER, INTEGER, BOOLEAN, STRING = {"type": "number"}, {"type": "integer"}, {"type": "boolean"}, {"type": "string"}
 STRINGS = {"oneOf": [STRING, {"type": "array", "items": STRING}]}
 IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+FUNCTION_NAME = STRING | {"pattern": f"^{NAME.pattern}$"}
 
 
 def thing(required: Iterable[str] = (), **properties: dict[str, Any]) -> dict[str, Any]:
@@ -52,6 +55,11 @@ class Fixed(NamedTuple):
             self.name, support, sentence + (f" {accepted}{verb}" if accepted else ""), {"enum": [*self.values]}
         )
 
+
+CACHES = tuple(
+    Fixed(name, (), "the engine's policy says what is cached")
+    for name in ("prompt_cache_options", "prompt_cache_retention")
+)
 
 # Sampling parameters that OpenAI has, and what is special about a parameter at this door.
 THEIRS = {"frequency_penalty", "logit_bias", "presence_penalty", "seed", "temperature", "top_p"}

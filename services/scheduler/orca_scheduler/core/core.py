@@ -390,7 +390,7 @@ class Core:
         request.known = known + outputs
         request.in_flight += 1  # line 6
         request.iterations += 1
-        if request.keys and end // self.block_size > request.filled:
+        if request.filled < len(request.keys) - 1 and end // self.block_size > request.filled:
             request.filled = self.memory.fill(request, end)
         token = None if self.run_ahead else request.last_token
         row: Any = request.row  # it has one now

@@ -86,7 +86,7 @@ class Memory(Protocol):
         ...
 
     def spoil(self, row: int) -> None:
-        """What is in a row's blocks is not to be used again."""
+        """No later request begins with the keys and values in a row's blocks."""
         ...
 
     def grow(self, row: int, slots: int) -> tuple[int, ...]:
@@ -166,8 +166,11 @@ class Slots:
         """Slots that a request would begin with and other rows have: it takes none of the free ones for them."""
         if not request.computed:
             return 0
-        found = self._index.longest(request.keys[: request.computed // self.block_size + 1])
-        return sum(block not in self._index.unused for block in found) * self.block_size
+        return sum(block not in self._index.unused for block in self._behind(request)) * self.block_size
+
+    def _behind(self, request: Request) -> list[int]:
+        """The blocks of the index behind which a request begins."""
+        return self._index.longest(request.keys[: request.computed // self.block_size + 1])
 
     def room(self, waiting: Iterable[Request]) -> int:
         return self.free - sum(self.need(request, request.remaining) for request in waiting)
@@ -181,7 +184,7 @@ class Slots:
         """Slots that become free as one row after the other is released, and these requests begin."""
         owners = dict[int, int]()
         for request in beginning:
-            for block in self._index.longest(request.keys[: request.computed // self.block_size + 1]):
+            for block in self._behind(request):
                 owners[block] = owners.get(block, self._owners.get(block, 1)) + 1
         for row in rows:
             gained = 0
@@ -199,7 +202,7 @@ class Slots:
         for request in requests:
             row, shared = self.new_row(), request.computed // self.block_size
             if shared:
-                self.share(row, self._index.longest(request.keys[: shared + 1]))
+                self.share(row, self._behind(request))
             begun.append((row, shared))
         for request, (row, shared) in zip(requests, begun, strict=True):
             self.grow(row, self.size(request) - shared * self.block_size)

@@ -88,7 +88,7 @@ class Progress:
 
     @property
     def _bound(self) -> float:
-        """Seconds for the oldest iteration in flight. What was seen of others may be their last stage's part."""
+        """Seconds for the oldest iteration in flight. A measured duration may be that of the last stage alone."""
         expected = self._stages * self._durations.at_most(self._sent[0][2])
         return min(max(timers.STUCK, timers.STUCK_TIMES * expected), timers.STUCK_MOST)
 

@@ -695,7 +695,8 @@ class EngineMaster:
         return message
 
     def _root(self, held: Held) -> str:
-        """With whose keys and values a request may begin, and who with its own: '' nobody's."""
+        """The root of a request's keys: requests of one root may begin with each other's keys and values. '': it shares
+        none."""
         match self.core.policy.prefix:
             case "tenant":
                 return root_of(f"tenant {tenant_of(held.claimed.request_id)}")

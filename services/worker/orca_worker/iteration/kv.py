@@ -155,6 +155,8 @@ class KVManager:
 
     def check(self, rows: Sequence[int]) -> None:
         """Raises FailedPrecondition where a block of one of these rows holds the keys and values of other tokens."""
+        if not self.tags.texts:
+            return
         keyed = [row for row in rows if row in self.tags.texts and self._capacity[row]]
         if keyed:
             held = self._capacity[keyed] // self.block_size

@@ -1,4 +1,4 @@
-"""What is in each block of keys and values, by key, and what each row must find in its own.
+"""Tags of blocks: which tokens' keys and values are in each block, and which ones each row needs there.
 
 A row that begins behind the wrong blocks, or whose table was damaged, would attend to another text, and its answer
 would look as any other. So a rank makes the key of each full block from the tokens that it has run itself, and compares
@@ -16,7 +16,7 @@ PRIVATE = 1 << 63  # in the first half of a tag: a row's own block, which is not
 
 
 class Text:
-    """What a row must find in its blocks: keys of its full blocks of known tokens, and the tokens behind those."""
+    """A row's known tokens: the keys of full blocks of them, and the tokens behind the last full block."""
 
     __slots__ = ("filled", "keys", "start", "tokens")
 
@@ -46,7 +46,7 @@ class Tags:
         self.texts[row] = Text(keys, token_ids[start:], start)
 
     def free(self, row: int) -> None:
-        """Forgets a row. What is in its blocks stays there."""
+        """Forgets a row. Its blocks keep their tags."""
         self.texts.pop(row, None)
 
     def grown(self, row: int, held: int, blocks: Sequence[int], shared: int) -> None:

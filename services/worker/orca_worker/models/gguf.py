@@ -28,7 +28,7 @@ def name_in_file(name: str) -> str:
 
 def kept(file: Path, recording: Recording) -> str | None:
     """The format, one of KEPT, in which a rank keeps its matrices: where all have one type, and its inputs begin and
-    end between blocks. What is wrong with a file is left to its reader to say."""
+    end between blocks. None, too, for a file that cannot be read: its reader says why."""
     try:
         tensors = gguf_header(file).tensors
     except (FailedPrecondition, FileNotFoundError):

@@ -4,6 +4,7 @@ from orca_common.scores import MAX_TOP
 
 from ..fields import (
     BOOLEAN,
+    CACHES,
     METADATA,
     MODEL,
     OURS,
@@ -28,8 +29,7 @@ REFUSED = (
     Fixed("modalities", (["text"],), "answers are text alone"),
     Fixed("moderation", (), "nothing is moderated here"),
     Fixed("prediction", (), "no predicted output is used"),
-    Fixed("prompt_cache_options", (), "the engine's policy says what is cached"),
-    Fixed("prompt_cache_retention", (), "the engine's policy says what is cached"),
+    *CACHES,
     Fixed("reasoning_effort", ("none",), "where a chat template knows one, give it in `chat_template_kwargs`"),
     Fixed("service_tier", ("auto", "default"), "all requests are served alike"),
     Fixed("store", (False,), "nothing is stored"),

@@ -11,12 +11,12 @@ from orca.v1.orca_pb2 import TOOL_CHOICE_NONE, TOOL_CHOICE_REQUIRED, TOOL_CHOICE
 from orca_common.errors import InvalidArgument, echo
 
 from ..body import check_names, get, text
-from ..fields import BOOLEAN, STRING, Field, closed
+from ..fields import BOOLEAN, FUNCTION_NAME, STRING, Field, closed
 
 IS_FUNCTION = {"const": "function"}
 FUNCTION = closed(
     ["name"],
-    name=STRING | {"pattern": "^[A-Za-z0-9_-]{1,64}$"},
+    name=FUNCTION_NAME,
     description=STRING,
     parameters={"type": "object"},
     strict=BOOLEAN,

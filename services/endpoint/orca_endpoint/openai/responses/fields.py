@@ -5,6 +5,8 @@ from orca_common.scores import MAX_TOP
 from ..chat.fields import PROMPT_CACHE_KEY, SAFETY, TEMPLATE_KWARGS
 from ..fields import (
     BOOLEAN,
+    CACHES,
+    FUNCTION_NAME,
     METADATA,
     MODEL,
     OURS,
@@ -27,8 +29,7 @@ REFUSED = (
     Fixed("max_tool_calls", (), "it bounds tools that run at the server, and none do here"),
     Fixed("moderation", (), "nothing is moderated here"),
     Fixed("prompt", (), "no templates of prompts are kept"),
-    Fixed("prompt_cache_options", (), "no prompts are cached"),
-    Fixed("prompt_cache_retention", (), "no prompts are cached"),
+    *CACHES,
     Fixed("service_tier", ("auto", "default"), "all requests are served alike"),
     Fixed("truncation", ("disabled",), "a conversation that does not fit is refused"),
 )
@@ -47,7 +48,7 @@ INCLUDABLE = (  # what OpenAI can include; all but LOGPROBS are parts of items t
 FUNCTION = closed(
     ["type", "name"],
     type={"const": "function"},
-    name=STRING | {"pattern": "^[A-Za-z0-9_-]{1,64}$"},
+    name=FUNCTION_NAME,
     description=STRING,
     parameters={"type": "object"},
     strict=BOOLEAN,
