@@ -4,8 +4,9 @@ import asyncio
 import json
 import resource
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +23,7 @@ from orca_common.gguf.folder import made
 from orca_common.gguf.header import gguf_header
 from orca_common.lanes.connection import Connection
 from orca_common.lanes.server import LaneCall
+from orca_common.telemetry import Telemetry
 from orca_common.tls import Plaintext
 from orca_endpoint.anthropic.request import parse as parse_message
 from orca_endpoint.openai.chat.request import parse as parse_chat
@@ -47,11 +49,13 @@ from orca_scheduler.master.output import Held
 from orca_scheduler.master.reports import first_tokens, made_of, problem_of
 from orca_scheduler.ranks.answers import problem_of_hello, problem_of_table
 from orca_scheduler.ranks.rank import Listener, Rank, hello_of
+from orca_worker.data_plane.rendezvous import Rendezvous
 from orca_worker.iteration.model import Compute
 from orca_worker.models.families import check_partition, family_of
 from orca_worker.models.gpt2.configuration import GPT2Config
 from orca_worker.partition import SINGLE
-from orca_worker.rank.lane import hearer
+from orca_worker.rank.controller import Controller
+from orca_worker.rank.lane import Lane, hearer
 from orca_worker.stage.stage import Stage
 
 M = TypeVar("M", pb_worker.HelloResponse, pb_worker.RankTable)
@@ -88,6 +92,7 @@ def targets(folder: Path, runner: asyncio.Runner) -> dict[str, Target]:
         "http2": _http2(runner),
         "reports": _reports(runner),
         "control": _control(folder / "control", runner),
+        "calls": _calls(folder / "calls", runner),
         "greetings": _answers(pb_worker.HelloResponse, _greeting),
         "tables": _answers(pb_worker.RankTable, _table),
     }
@@ -418,6 +423,75 @@ def _control(folder: Path, runner: asyncio.Runner) -> Target:
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + (1 << 19), "half a GB for one message"
 
     return lambda raw: runner.run(check(raw))
+
+
+def _calls(folder: Path, runner: asyncio.Runner) -> Target:
+    """Calls of masters and of other ranks: each input is what one rank gets, in turn; two bytes of length, one of the
+    method. The rank refuses by a sentence and stays well, but for an iteration that failed, which it reports.
+
+    An epoch of more than one rank needs others to be formed: only its refusals are here.
+    """
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text('{"model_type": "orca_timed", "vocab_size": 256, "n_positions": 96}')
+    checkpoint, telemetry = read_checkpoint(folder), Telemetry("fuzz")
+    rendezvous = Rendezvous("127.0.0.1", None)
+
+    async def converse(raw: bytes) -> None:
+        failures: list[str] = []
+        iterations = 0
+        stage = Stage(checkpoint, "float32", None, 64, Compute(1, "auto"))
+        rank = Controller(checkpoint, stage, telemetry, rendezvous, Plaintext(), failures.append)
+        unary: list[tuple[type[Message], Callable[[Any], Coroutine[Any, Any, Message]]]] = [
+            (pb_worker.HelloRequest, rank.hello),
+            (pb_worker.FormRequest, rank.form),
+            (pb_worker.AllocateRequest, rank.allocate),
+        ]
+        over: asyncio.Future[OrcaError | None] = asyncio.get_running_loop().create_future()
+        relayed = hearer(pb_worker.Iteration, lambda iteration: rank._take(iteration, None), over)
+        lane = Lane(lambda report: None)
+        told = hearer(pb_worker.ControlMessage, partial(rank._told, lane), lane.over)
+        try:
+            async with asyncio.timeout(10):
+                for method, message in framed(raw):
+                    match method % 5:
+                        case 3:
+                            relayed(message)
+                            iterations += 1
+                        case 4:
+                            if rank._lanes.current is None:  # a greeting with a newer term ends one
+                                rank._lanes.open(lane, None)
+                            told(message)
+                            iterations += 1
+                        case number:
+                            kind, call = unary[number]
+                            with suppress(DecodeError):
+                                request = kind.FromString(message)
+                                if isinstance(request, pb_worker.FormRequest) and ranks_of(request) > 1:
+                                    request.ClearField("controllers")
+                                answer, *_ = await asyncio.gather(call(request), return_exceptions=True)
+                                if isinstance(answer, Internal) or not isinstance(answer, Message | OrcaError):
+                                    raise AssertionError(answer)
+            for end in (over, lane.over):
+                assert not (end.done() and isinstance(end.result(), Internal)), end
+            assert not failures or iterations, failures
+        finally:
+            rank._lanes.closed(lane)
+            assert await rank.leave(5)
+
+    return lambda raw: runner.run(converse(raw))
+
+
+def framed(raw: bytes) -> Iterator[tuple[int, bytes]]:
+    """Methods and messages, the last of which ends with the input."""
+    at = 0
+    while len(raw) - at > 3:
+        size = int.from_bytes(raw[at : at + 2])
+        yield raw[at + 2], raw[at + 3 : at + 3 + size]
+        at += 3 + size
+
+
+def ranks_of(request: pb_worker.FormRequest) -> int:
+    return request.formation.tensor_parallel * request.formation.pipeline_parallel
 
 
 def _answers(kind: type[M], take: Callable[[Lifecycle, M], None]) -> Target:
