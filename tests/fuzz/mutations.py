@@ -53,10 +53,20 @@ def mutated(raw: bytes, others: Sequence[bytes], chance: random.Random) -> bytes
         else:
             for _ in range(chance.choice((1, 1, 2, 4))):
                 value = _value(value, chance)
-            return json.dumps(value).encode("utf-8", "surrogatepass")[:LARGEST]
+            return _dumped(value)
     for _ in range(chance.choice((1, 1, 2, 4, 8))):
         raw = _bytes(raw, others, chance)
     return raw[:LARGEST]
+
+
+def _dumped(value: Any) -> bytes:
+    """Its JSON, as far as it is an input: what was repeated in what was repeated would fill the memory."""
+    text = ""
+    for part in json.JSONEncoder().iterencode(value):
+        text += part
+        if len(text) >= LARGEST:
+            break
+    return text.encode("utf-8", "surrogatepass")[:LARGEST]
 
 
 def _bytes(raw: bytes, others: Sequence[bytes], chance: random.Random) -> bytes:
