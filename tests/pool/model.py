@@ -12,6 +12,7 @@ from typing import Any
 
 from orca_pool.leases import RENEW_SECONDS
 from orca_pool.records import (
+    BY_ARRIVAL,
     NO_LOAD,
     Attached,
     Busy,
@@ -31,6 +32,7 @@ from orca_pool.records import (
     Refusal,
     Renewed,
     Times,
+    Turn,
 )
 from orca_pool.scripts import Constants
 from orca_pool.wire import unpack_tokens
@@ -44,7 +46,7 @@ class Request:
     max_tokens: int
     upfront: int
     grace: int
-    arrival: int
+    order: int
     submitted: int
     deadline: int | None
     endpoint: str | None
@@ -133,10 +135,10 @@ class Model:
         return max(last + 1, self.now)
 
     def _queue(self) -> list[Request]:
-        return sorted((r for r in self.requests.values() if r.state == "waiting"), key=lambda r: r.arrival)
+        return sorted((r for r in self.requests.values() if r.state == "waiting"), key=place)
 
     def _held(self, engine: str) -> list[Request]:
-        return sorted((r for r in self.requests.values() if r.engine == engine), key=lambda r: r.arrival)
+        return sorted((r for r in self.requests.values() if r.engine == engine), key=place)
 
     def _fenced(self, engine: str, owner: str, term: int) -> bool:
         lease = self.engines.get(engine)
@@ -210,7 +212,7 @@ class Model:
         assert r.claim is not None
         left = None if r.deadline is None else (r.deadline - self.now) / 1e6
         about = (r.losses, left, r.submitted, r.queued_at, r.taken_at, r.weights)
-        return Claimed(r.request_id, r.claim, r.arrival, r.record, list(r.tokens), *about)
+        return Claimed(r.request_id, r.claim, r.order, r.record, list(r.tokens), *about)
 
     # -- endpoints
     def renew_endpoint(
@@ -245,6 +247,7 @@ class Model:
         endpoint: str,
         attempt: int,
         max_waiting: int,
+        turn: Turn = BY_ARRIVAL,
     ) -> Attached | Refusal | Busy:
         if endpoint not in self.endpoints:
             return Refusal.UNREGISTERED
@@ -258,7 +261,7 @@ class Model:
             return Refusal.NEVER_FITS
         if len(self._queue()) >= max_waiting:
             return Busy(Refusal.FULL, None)
-        self.arrival += 1
+        self.arrival = self._number(self.arrival)
         deadline = None if deadline_in is None else self.now + round(deadline_in * 1e6)
         grace = round(detach_grace * 1e6)
         r = Request(
@@ -268,7 +271,7 @@ class Model:
             max_tokens,
             upfront,
             grace,
-            self.arrival,
+            self.arrival + turn.lift,
             self.now,
             deadline,
             endpoint,
@@ -592,6 +595,11 @@ class Model:
         }
 
 
+def place(r: Request) -> tuple[int, str]:
+    """Its place in a sorted set."""
+    return r.order, r.request_id
+
+
 def _request_fields(r: Request) -> dict[str, Any]:
     def text(value: Any) -> Any:
         return "" if value is None else value
@@ -601,10 +609,9 @@ def _request_fields(r: Request) -> dict[str, Any]:
         "digest": r.digest,
         "max_tokens": r.max_tokens,
         "upfront": r.upfront,
-        "order": r.arrival,
+        "order": r.order,
         "grace": r.grace,
         "state": r.state,
-        "arrival": r.arrival,
         "claim": text(r.claim),
         "engine": text(r.engine),
         "endpoint": text(r.endpoint),

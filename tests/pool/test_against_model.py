@@ -19,7 +19,7 @@ from pool.lab import CONSTANTS, Lab
 from pool.model import Model, Request, prefix_digest
 from servers import RedisServer
 
-from orca_pool.records import NO_LOAD, CommitRow, CommittedToken, EngineInfo, EngineState, Reason
+from orca_pool.records import BY_ARRIVAL, NO_LOAD, CommitRow, CommittedToken, EngineInfo, EngineState, Reason, Turn
 from orca_pool.wire import pack_tokens
 
 REQUESTS = st.sampled_from([f"r{i}" for i in range(4)])
@@ -112,7 +112,7 @@ class SideBySide(RuleBasedStateMachine):
         if self.snapshot and really:
             kept, model = self.snapshot
             self.model = copy.deepcopy(model)
-            self.committed = {(i, r.arrival): list(r.tokens) for i, r in self.model.requests.items()}
+            self.committed = {(i, r.order): list(r.tokens) for i, r in self.model.requests.items()}
             self.runner.run(self.lab.rollback(kept))
             self.time_passes(0.001)
 
@@ -138,6 +138,7 @@ class SideBySide(RuleBasedStateMachine):
         endpoint=ENDPOINTS,
         attempt=ATTEMPTS,
         alive=USUALLY,
+        turn=st.sampled_from([BY_ARRIVAL, BY_ARRIVAL, Turn(-3_000_000), Turn(2_000_000)]),
     )
     def submit(
         self,
@@ -150,6 +151,7 @@ class SideBySide(RuleBasedStateMachine):
         endpoint: str,
         attempt: int,
         alive: bool,
+        turn: Turn = BY_ARRIVAL,
     ) -> None:
         if alive:
             self.do("renew_endpoint", endpoint, register=True)
@@ -165,6 +167,7 @@ class SideBySide(RuleBasedStateMachine):
             endpoint=endpoint,
             attempt=attempt,
             max_waiting=4,
+            turn=turn,
         )
 
     @rule(request_id=REQUESTS, endpoint=ENDPOINTS, shift=SHIFTS, alive=USUALLY, known=st.integers(0, 4), same=USUALLY)
@@ -356,9 +359,9 @@ class SideBySide(RuleBasedStateMachine):
         places = [*state["waiting"], *(i for ids in state["claimed"].values() for i in ids)]
         ended = [i for i, r in state["requests"].items() if r["state"] == "ended"]
         assert sorted([*places, *ended]) == sorted(state["requests"]), "each request is in one place"
-        arrivals = [state["requests"][i]["arrival"] for i in state["waiting"]]
+        arrivals = [state["requests"][i]["order"] for i in state["waiting"]]
         assert arrivals == sorted(arrivals), "the queue is in the order of arrival"
-        tokens = {(i, r["arrival"]): state["tokens"].get(i, []) for i, r in state["requests"].items()}
+        tokens = {(i, r["order"]): state["tokens"].get(i, []) for i, r in state["requests"].items()}
         for request, now in tokens.items():  # what was forgotten may come again, with another arrival
             before = self.committed.get(request, [])
             assert now[: len(before)] == before, f"committed tokens of {request} changed"

@@ -15,6 +15,8 @@ tables into docs/pool.md, "Keys".
 |                       |            | bytes that wait, and its requests that live                |                    |
 | waiting               | sorted set | ids in the queue by their order: position = rank           | until claimed or   |
 |                       |            |                                                            | ended              |
+| tags                  | sorted set | where shares are fair: tenants by the order of their next  | until all that     |
+|                       |            | request, at most 65,536                                    | runs is behind it  |
 | claimed:ENGINE        | sorted set | ids that an engine has claimed, by their order             | until finished or  |
 |                       |            |                                                            | given back         |
 | listeners:ENGINE      | hash       | by claim number: the first bytes of all packets to the     | until given back   |
@@ -62,7 +64,7 @@ The fields of `request:ID`, '' where a field has no value:
 |                                                | in microseconds, the tenant who pays                                |
 | upfront, order                                 | slots that must be free for it to begin; its sort key in the queue  |
 | state                                          | waiting, claimed or ended                                           |
-| arrival, claim, engine                         | arrival number; claim number and engine while claimed               |
+| claim, engine                                  | claim number and engine while claimed                               |
 | engines                                        | lines `INDEX ENGINE`, one for each claim: the first token's index   |
 | weights                                        | of the engine that claimed it last: with tokens, no other weights   |
 |                                                | go on with it                                                       |

@@ -18,6 +18,7 @@ from .leases import DETACH_FLOOR_SECONDS
 from .link import Argument, Link
 from .listeners import Listeners
 from .records import (
+    BY_ARRIVAL,
     NO_LIMITS,
     NO_LOAD,
     Attached,
@@ -41,6 +42,7 @@ from .records import (
     Renewed,
     Standing,
     Times,
+    Turn,
 )
 from .scripts import SCHEMA, Constants, build, standard
 from .wire import pack_tokens, unpack_packets, unpack_tokens
@@ -244,6 +246,7 @@ class Pool:
         max_waiting: int,
         new_tokens: int | None = None,
         tenant: str = "",
+        turn: Turn = BY_ARRIVAL,
         limits: QueueLimits = NO_LIMITS,
     ) -> Attached | Refusal | Busy:
         """Queues a request and attaches its call. A known id with the same body is only attached.
@@ -252,13 +255,15 @@ class Pool:
         upfront: slots that must be free for it to begin. deadline_in: seconds from now (None: no deadline).
         detach_grace: seconds for which the request lives on when its endpoint dies. max_waiting: a queue of this many
         requests is full. new_tokens: max_new_tokens, None: all of max_tokens. tenant: who pays for the request, which
-        counts against the limits of a tenant and its share of the queue; a host, where callers have no keys.
+        counts against the limits of a tenant and its share of the queue; a host, where callers have no keys. turn:
+        where it comes into the queue.
         Raises ValueError for an attempt that is not below 2^53.
         """
         deadline = "" if deadline_in is None else _microseconds(deadline_in)
         grace = _microseconds(detach_grace)
         rest: list[Argument] = [body_digest, max_tokens, upfront, deadline, grace, endpoint, _exact(attempt)]
-        rest += [max_tokens if new_tokens is None else new_tokens, tenant, max_waiting]
+        rest += [max_tokens if new_tokens is None else new_tokens, tenant, turn.lift]
+        rest += ["" if turn.weight is None else str(turn.weight), max_waiting]
         rest += ["" if limit is None else limit for limit in limits]
         try:
             answer = _submitted(await self._submit(request_id, record, *rest))
@@ -325,9 +330,9 @@ class Pool:
         answer = await self._run("look_up", request_id)
         if answer is None:
             return None
-        state, position, slots, arrival, engine, tokens, losses, reason, *times, now = answer
+        state, position, slots, order, engine, tokens, losses, reason, *times, now = answer
         why = Reason(int(reason)) if int(reason) else None
-        numbers = int(position), int(slots), int(arrival)
+        numbers = int(position), int(slots), int(order)
         moments = Times(*map(int, times))
         return Standing(state.decode(), *numbers, engine.decode(), int(tokens), int(losses), why, moments, int(now))
 
@@ -575,7 +580,7 @@ def _claim_answer(answer: Any) -> ClaimAnswer | None:
         Claimed(
             request_id.decode(),
             int(claim),
-            int(arrival),
+            int(order),
             record,
             unpack_tokens(tokens),
             int(losses),
@@ -585,6 +590,6 @@ def _claim_answer(answer: Any) -> ClaimAnswer | None:
             int(taken),
             weights.decode(),
         )
-        for request_id, claim, arrival, record, tokens, losses, deadline, submitted, queued, taken, weights in held
+        for request_id, claim, order, record, tokens, losses, deadline, submitted, queued, taken, weights in held
     ]
     return ClaimAnswer(requests, int(last_claim), needs)

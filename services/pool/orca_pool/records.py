@@ -79,7 +79,7 @@ class Standing(NamedTuple):
     state: str  # waiting, claimed or ended
     position: int  # in the queue, from 1; 0: it is in none
     slots: int  # that must be free for it to begin
-    arrival: int
+    order: int  # its sort key in the queue
     engine: str  # that has claimed it; "" for none
     tokens: int  # committed
     losses: int  # of its engine in a row, without a token in between
@@ -97,6 +97,16 @@ class QueueLimits(NamedTuple):
 
 
 NO_LIMITS = QueueLimits(None, None, None)
+
+
+class Turn(NamedTuple):
+    """Where a request comes into the queue."""
+
+    lift: int = 0  # microseconds that are added to its arrival: those of its class (orca_common.turns)
+    weight: float | None = None  # of its tenant, above 0; with it tenants have fair shares, whatever arrived first
+
+
+BY_ARRIVAL = Turn()
 
 
 class Refusal(IntEnum):
@@ -167,7 +177,7 @@ class Claimed:
 
     request_id: str
     claim: int
-    arrival: int
+    order: int  # its sort key in the queue
     record: bytes
     tokens: list[CommittedToken]  # committed before the claim
     losses: int  # of its engine in a row, without a token in between

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from orca.v1.orca_pb2 import CancelRequest, Engine, GenerateRequest, GetModelResponse, ResumeRequest
@@ -19,11 +19,12 @@ from orca_common.errors import (
     echo,
 )
 from orca_common.metrics import Metrics
+from orca_common.priorities import CLASSES, Grant, Priority, lift_of
 from orca_common.reservation import Reservation
 from orca_common.telemetry import Telemetry, trace_id_of
 from orca_pool.keys import scoped
 from orca_pool.pool import Pool
-from orca_pool.records import QueueLimits
+from orca_pool.records import QueueLimits, Turn
 from orca_pool.retry import reached
 
 from ..requests.arrivals import Arrivals
@@ -32,7 +33,7 @@ from ..requests.defaults import Defaults
 from ..requests.forms import FormCompiler
 from ..requests.limits import full
 from ..requests.threads import Threads
-from ..requests.validation import Validator
+from ..requests.validation import Fields, Validator
 from ..settings import EndpointSettings
 from ..text.chat_template import ChatTemplate
 from ..text.vocabulary import Vocabulary
@@ -76,13 +77,14 @@ class Endpoint:
         delivery: Delivery,
         telemetry: Telemetry,
         metrics: Metrics,
+        grant_of: Callable[[str], Grant],
     ) -> None:
-        """defaults: of the sampling, for methods whose callers need not say how to draw."""
+        """defaults: of the sampling, for methods whose callers need not say how to draw. grant_of: a tenant's."""
         self.settings, self.checkpoint, self.defaults = settings, checkpoint, defaults
         self.telemetry, self.metrics = telemetry, CallMetrics(metrics)
         self.metrics.count_calls(lambda: delivery.count)
         self.name = settings.served_model_name or checkpoint.name
-        self.delivery = delivery
+        self.delivery, self._grant_of = delivery, grant_of
         self._pool, self.vocabulary = pool, vocabulary
         # Parsing holds Python's lock, so the loop shares it with one thread only.
         self.large = Threads("large-inputs", 1, WAITING, ALL_WAITING)
@@ -169,6 +171,7 @@ class Endpoint:
         with refused(span):
             self._admit(deadline, self.settings.max_calls)
             self.check_model(request.model)
+            turn = self._turn(request.priority, Fields(names or {}), tenant)
             self._validating += 1
             try:
                 work = await self._validator.generate(request, names, encoded, self._slots, tenant or host, loose)
@@ -195,6 +198,7 @@ class Endpoint:
                 self.settings.max_waiting,
                 self._queue_limits,
                 tenant or host,
+                turn,
                 self.arrivals,
             ),
             deadline=deadline,
@@ -224,6 +228,25 @@ class Endpoint:
             span=span,
             interval=request.stream_interval,
         )
+
+    def _turn(self, asked: int, check: Fields, tenant: str) -> Turn:
+        """Where a tenant's request comes into the queue. asked: its `priority`. Raises InvalidArgument."""
+        grant = self._grant_of(tenant)
+        if asked not in (0, *Priority):
+            raise check.error("priority", f"is {asked}, which is no class: {', '.join(CLASSES)}")
+        priority = Priority(asked) if asked else max(Priority.NORMAL, grant.highest)
+        if priority < grant.highest:
+            highest = grant.highest.name.lower()
+            raise check.error(
+                "priority", f"is {priority.name.lower()}; tenant {tenant!r} may ask for {highest} at most"
+            )
+        if self.settings.order == "fair":
+            if asked and priority is not Priority.NORMAL:
+                raise check.error(
+                    "priority", "must be normal here: tenants have fair shares, by the weights of their keys"
+                )
+            return Turn(weight=grant.weight)
+        return Turn(lift_of(priority, self.settings.aging))
 
     async def shown(self, request_id: str, *, tenant: str = "") -> tuple[list[Event], OrcaError | None]:
         """The events of a tenant's request so far: Accepted, its tokens, and Finished if it has ended. With the error

@@ -11,7 +11,7 @@
 --
 -- An engine that took all there is, and has room left, asks for more (`asking`), and gets a hint.
 local PAGE = 16 -- ids read from the queue at once
-local ABOUT = { 'max_tokens', 'upfront', 'arrival', 'new', 'tenant', 'losses', 'deadline', 'detach_at', 'engines', 'submitted', 'queued_at',
+local ABOUT = { 'max_tokens', 'upfront', 'new', 'tenant', 'losses', 'deadline', 'detach_at', 'engines', 'submitted', 'queued_at',
   'claimed_at', 'attempt', 'endpoint', 'weights' } -- what is asked of a request in the queue
 local engine, owner, term, heard, count, slots, total = unpack(ARGV)
 heard, count, slots, total = tonumber(heard), tonumber(count), tonumber(slots), tonumber(total)
@@ -58,7 +58,7 @@ local function take(id, order, request)
     'weights', mine)
   call('HSET', LISTENERS .. engine, claim, listener_of(id, request.attempt, request.endpoint))
   reply[#reply + 1] =
-    held_entry(id, claim, request.arrival, record, tokens, request.losses, request.deadline, request.submitted,
+    held_entry(id, claim, order, record, tokens, request.losses, request.deadline, request.submitted,
       request.queued_at, int(time), mine, time)
 end
 

@@ -2,14 +2,14 @@
 --
 -- KEYS: the pool hash.
 -- ARGV: request id.
--- Returns {state, position in the queue or 0, slots that it needs to begin, arrival number, engine or '', committed
+-- Returns {state, position in the queue or 0, slots that it needs to begin, order, engine or '', committed
 --   tokens, losses, reason or 0, submitted, claimed, first token, finished, now}; nil when the request is not known.
 local id = ARGV[1]
-local request = named(REQUEST .. id, { 'state', 'upfront', 'arrival', 'engine', 'losses', 'reason', 'submitted',
+local request = named(REQUEST .. id, { 'state', 'upfront', 'order', 'engine', 'losses', 'reason', 'submitted',
   'claimed_at', 'first_token', 'finished' })
 if not request.state then
   return false
 end
 local position = request.state == 'waiting' and (call('ZRANK', WAITING, id) or -1) + 1 or 0
-return { request.state, position, request.upfront, request.arrival, request.engine, committed(id), request.losses,
+return { request.state, position, request.upfront, request.order, request.engine, committed(id), request.losses,
   request.reason, request.submitted, request.claimed_at, request.first_token, request.finished, int(now()) }

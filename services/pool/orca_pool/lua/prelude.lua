@@ -15,7 +15,7 @@ local TOPS, PROMPT = PREFIX .. 'tops:', PREFIX .. 'prompt:'
 local ENGINE, ENDPOINT, CALLS = PREFIX .. 'engine:', PREFIX .. 'endpoint:', PREFIX .. 'calls:'
 local LISTENERS = PREFIX .. 'listeners:'
 local DELIVERY, CONTROL = PREFIX .. 'delivery:', PREFIX .. 'control:'
-local LOAD = PREFIX .. 'load'
+local LOAD, TAGS = PREFIX .. 'load', PREFIX .. 'tags'
 
 -- Another version of these scripts may still serve the release. Both must not write the same keys.
 do
@@ -534,20 +534,20 @@ local function attach(id, endpoint, attempt, known, last, seen, digest)
 end
 
 -- A claimed request as its master hears of it:
--- {id, claim, arrival, record, tokens, losses, microseconds to its deadline or '', submitted, queued at, taken at, weights
+-- {id, claim, order, record, tokens, losses, microseconds to its deadline or '', submitted, queued at, taken at, weights
 -- that are to make its tokens}.
-local function held_entry(id, claim, arrival, record, tokens, losses, deadline, submitted, queued_at, taken_at, weights,
+local function held_entry(id, claim, order, record, tokens, losses, deadline, submitted, queued_at, taken_at, weights,
   time)
   local left = deadline == '' and '' or int(deadline - time)
-  return { id, claim, arrival, record, tokens, losses, left, submitted, queued_at, taken_at, weights }
+  return { id, claim, order, record, tokens, losses, left, submitted, queued_at, taken_at, weights }
 end
 
 -- Appends the held_entry of a claimed request to a reply.
 local function add_held(reply, id, time)
-  local claim, arrival, record, losses, deadline, submitted, queued_at, taken_at, weights = fields(REQUEST .. id, 'claim',
-    'arrival', 'record', 'losses', 'deadline', 'submitted', 'queued_at', 'taken_at', 'weights')
+  local claim, order, record, losses, deadline, submitted, queued_at, taken_at, weights = fields(REQUEST .. id, 'claim',
+    'order', 'record', 'losses', 'deadline', 'submitted', 'queued_at', 'taken_at', 'weights')
   local tokens = call('GET', TOKENS .. id) or ''
-  reply[#reply + 1] = held_entry(id, claim, arrival, record, tokens, losses, deadline, submitted, queued_at, taken_at,
+  reply[#reply + 1] = held_entry(id, claim, order, record, tokens, losses, deadline, submitted, queued_at, taken_at,
     weights or '', time)
 end
 

@@ -37,7 +37,7 @@ class Arrival:
     """A request as it was claimed from the pool."""
 
     claim: int  # its claim number: the core's name for it
-    arrival: int  # its place in the queue, kept over recoveries
+    arrival: int  # its sort key in the pool's queue, kept over recoveries: by arrival, class or share
     input_tokens: int  # of the prompt
     max_new_tokens: int
     generated: int = 0  # tokens committed under earlier claims: the initiation computes them again

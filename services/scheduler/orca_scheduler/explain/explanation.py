@@ -201,7 +201,7 @@ class _Story:
         begin, end = self._cursor, until
         if end <= begin:
             return
-        arrival = stay.arrival if stay is not None else self._standing.arrival if self._standing else 0
+        arrival = stay.arrival if stay is not None else self._standing.order if self._standing else 0
         need = stay.need if stay is not None else self._standing.slots if self._standing else 0
         before = self._later(arrival, begin) if arrival else []
         holders = history.holders(begin, end)

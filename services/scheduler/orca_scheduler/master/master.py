@@ -804,7 +804,7 @@ def arrival(held: Held, root: str, block_size: int) -> Arrival:
         tail = tuple(known[(len(prefix) - 1) * block_size :])
     return Arrival(
         claim=claimed.claim,
-        arrival=claimed.arrival,
+        arrival=claimed.order,
         input_tokens=len(record.prompt_ids),
         max_new_tokens=record.max_new_tokens,
         generated=len(held.tokens) // TOKEN.size,
