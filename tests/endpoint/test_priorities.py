@@ -35,9 +35,11 @@ async def test_classes_go_first(redis_url: str, model: Path) -> None:
                 body = {**more, "detach_grace": 600}
                 stream = await ask(model="tiny", prompt=[5], max_tokens=4, stream=True, extra_body=body)
                 assert stream.headers["x-queue-position"] == before
-        async with AsyncOrcaClient(orca.serving.addresses["grpc"]) as client:
-            async with client.generate([5], max_new_tokens=4, priority="low") as stream:
-                assert (await anext(aiter(stream))).queue_position == 8  # type: ignore[union-attr]
+        async with (
+            AsyncOrcaClient(orca.serving.addresses["grpc"]) as client,
+            client.generate([5], max_new_tokens=4, priority="low") as stream,
+        ):
+            assert (await anext(aiter(stream))).queue_position == 8  # type: ignore[union-attr]
 
 
 async def test_a_key_bounds_the_class(redis_url: str, model: Path) -> None:
