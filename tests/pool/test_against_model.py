@@ -20,7 +20,7 @@ from pool.model import Model, Request, prefix_digest
 from servers import RedisServer
 
 from orca_pool.records import NO_LOAD, CommitRow, CommittedToken, EngineInfo, EngineState, Reason
-from orca_pool.wire import pack_tokens
+from orca_pool.wire import KEY_SIZE, pack_tokens
 
 REQUESTS = st.sampled_from([f"r{i}" for i in range(4)])
 ENDPOINTS = st.sampled_from(["e0", "e1", "e2"])
@@ -42,7 +42,7 @@ class SideBySide(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        constants = replace(CONSTANTS, retain_requests=2)
+        constants = replace(CONSTANTS, retain_requests=2, overtakings=2)
         self.lab = Lab(self.url, constants=constants)
         self.model = Model(constants)
         self.sent: list[tuple[str, tuple[Any, ...], Mapping[str, Any]]] = []
@@ -138,6 +138,7 @@ class SideBySide(RuleBasedStateMachine):
         endpoint=ENDPOINTS,
         attempt=ATTEMPTS,
         alive=USUALLY,
+        blocks=st.text("ab", max_size=4),
     )
     def submit(
         self,
@@ -150,7 +151,9 @@ class SideBySide(RuleBasedStateMachine):
         endpoint: str,
         attempt: int,
         alive: bool,
+        blocks: str = "",
     ) -> None:
+        keys = b"".join(blocks[:n].ljust(KEY_SIZE, "-").encode() for n in range(1, len(blocks) + 1))
         if alive:
             self.do("renew_endpoint", endpoint, register=True)
         self.do(
@@ -165,6 +168,7 @@ class SideBySide(RuleBasedStateMachine):
             endpoint=endpoint,
             attempt=attempt,
             max_waiting=4,
+            keys=keys,
         )
 
     @rule(request_id=REQUESTS, endpoint=ENDPOINTS, shift=SHIFTS, alive=USUALLY, known=st.integers(0, 4), same=USUALLY)
