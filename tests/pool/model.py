@@ -35,7 +35,7 @@ from orca_pool.records import (
     Turn,
 )
 from orca_pool.scripts import Constants
-from orca_pool.wire import unpack_tokens
+from orca_pool.wire import KEY_SIZE, unpack_tokens
 
 
 @dataclass
@@ -61,6 +61,10 @@ class Request:
     tokens: list[CommittedToken] = field(default_factory=list)
     engines: list[tuple[int, str]] = field(default_factory=list)
     weights: str = ""  # of the engine that claimed it last
+    keys: tuple[bytes, ...] = ()  # of its prompt's blocks
+    place: tuple[str, int, int] | None = None  # engine, term and epoch of its last claim
+    prefix_at: tuple[str, int, int] | None = None  # that of the request that it goes on from
+    overtaken: int = 0
     reason: Reason | None = None
     final: int = 0
     queued_at: int = 0
@@ -125,6 +129,9 @@ class Model:
         self.orphaned_calls = False
         self.shrunk = False  # requests may wait that no engine can go on with
         self.asking: dict[str, int] = {}  # engines that found nothing to claim, and their free slots
+        self.prefixes: dict[
+            bytes, tuple[bool, str]
+        ] = {}  # last key of a prompt -> is it of one alone, the last of them
         self.requests: dict[str, Request] = {}
         self.engines: dict[str, Engine] = {}
         self.endpoints: dict[str, Endpoint] = {}
@@ -149,8 +156,25 @@ class Model:
         hints.append(text)
         del hints[: -self.constants.control_length]
 
+    def _place(self, engine: str) -> tuple[str, int, int] | None:
+        g = self.engines.get(engine)
+        return None if g is None or g.owner is None else (engine, g.term, g.epoch)
+
+    def _others(self, engine: str, r: Request) -> bool:
+        """Whether the request waits for another engine, which has its prefix."""
+        at, wait = r.prefix_at, self.constants.prefix_wait * 1e6
+        if at is None or r.overtaken >= self.constants.overtakings or self.now - r.queued_at >= wait:
+            return False
+        return at[0] != engine and self._place(at[0]) == at
+
+    def _find_prefix(self, keys: Sequence[bytes]) -> tuple[str, int, int] | None:
+        found = [self.prefixes[key] for key in reversed(keys) if key in self.prefixes]
+        places = [self.requests[i].place for alone, i in found if alone and i in self.requests]
+        return next((at for at in places if at is not None and self._place(at[0]) == at), None)
+
     def _hint_waiting(self, slots: int, r: Request) -> None:
-        suited = [e for e, room in self.asking.items() if room >= slots and self.engines[e].suits(r)]
+        asking = [e for e, room in self.asking.items() if room >= slots and not self._others(e, r)]
+        suited = [e for e in asking if self.engines[e].suits(r)]
         if suited:
             emptiest = max(suited, key=lambda engine: (self.asking[engine], engine))
             del self.asking[emptiest]
@@ -159,7 +183,8 @@ class Model:
     def _needs(self, engine: str) -> int:
         g = self.engines[engine]
         total = g.slots
-        fitting = (r for r in self._queue()[:16] if r.max_tokens <= total and g.suits(r))
+        mine = (r for r in self._queue()[:16] if not self._others(engine, r))
+        fitting = (r for r in mine if r.max_tokens <= total and g.suits(r))
         first = next(fitting, None)
         return 0 if first is None else total if first.losses >= 2 else first.upfront
 
@@ -179,7 +204,9 @@ class Model:
         for finished, request_id in ended[:most]:
             count = sum(r.state == "ended" for r in self.requests.values())
             if self.now - finished > self.constants.retention * 1e6 or count > self.constants.retain_requests:
-                del self.requests[request_id]
+                r = self.requests.pop(request_id)
+                if r.keys and self.prefixes.get(r.keys[-1], (True, ""))[1] == request_id:
+                    del self.prefixes[r.keys[-1]]
 
     def _end(self, r: Request, reason: Reason, final: int | None = None) -> None:
         """Ends a request outside of a commit."""
@@ -211,7 +238,8 @@ class Model:
     def _full(self, r: Request) -> Claimed:
         assert r.claim is not None
         left = None if r.deadline is None else (r.deadline - self.now) / 1e6
-        about = (r.losses, left, r.submitted, r.queued_at, r.taken_at, r.weights)
+        at = r.prefix_at[0] if r.prefix_at else ""
+        about = (r.losses, left, r.submitted, r.queued_at, r.taken_at, r.weights, at, r.overtaken)
         return Claimed(r.request_id, r.claim, r.order, r.record, list(r.tokens), *about)
 
     # -- endpoints
@@ -248,6 +276,7 @@ class Model:
         attempt: int,
         max_waiting: int,
         turn: Turn = BY_ARRIVAL,
+        keys: bytes = b"",
     ) -> Attached | Refusal | Busy:
         if endpoint not in self.endpoints:
             return Refusal.UNREGISTERED
@@ -277,8 +306,12 @@ class Model:
             endpoint,
             attempt,
             queued_at=self.now,
+            keys=tuple(keys[at : at + KEY_SIZE] for at in range(0, len(keys), KEY_SIZE)),
         )
         self.requests[request_id] = r
+        if r.keys:
+            r.prefix_at = self._find_prefix(r.keys)
+            self.prefixes[r.keys[-1]] = (r.keys[-1] not in self.prefixes, request_id)
         self._hint_waiting(upfront, r)
         return replace(self._attached(r), new=True)
 
@@ -490,12 +523,16 @@ class Model:
     def _take(self, engine: str, count: int, slots: int, total: int) -> tuple[list[Request], int, Request | None]:
         """What is taken, the slots that the engine must have free to claim again, the request that waits for them."""
         taken: list[Request] = []
+        passed: list[Request] = []  # they wait for another engine
         for r in self._queue():
             if reason := self._overdue(r):
                 self._end(r, reason)
                 continue
             g = self.engines[engine]
             if r.max_tokens > total or not g.suits(r):
+                continue
+            if self._others(engine, r):
+                passed.append(r)
                 continue
             held = self._held(engine)
             if any(other.losses >= 2 for other in held) or (r.losses >= 2 and bool(held)):
@@ -506,8 +543,14 @@ class Model:
             r.state, r.claim, r.engine, r.weights = "claimed", g.last_claim, engine, g.weights
             r.taken_at, r.claimed_at = self.now, r.claimed_at or self.now
             r.engines = [line for line in r.engines if line[0] != len(r.tokens)] + [(len(r.tokens), engine)]
+            if r.keys:
+                r.place = self._place(engine)
             slots -= r.upfront
             taken.append(r)
+            for other in passed:
+                other.overtaken += 1
+            if tired := [other for other in passed if other.overtaken >= self.constants.overtakings]:
+                return taken, tired[0].upfront, None
         if any(r.losses >= 2 for r in self._held(engine)):
             return taken, total, None
         if count == len(taken) or slots <= 0:
@@ -587,6 +630,7 @@ class Model:
                 for e, g in engines
             },
             "asking": self.asking,
+            "prefixes": {key.decode(): "+1"[alone] + i for key, (alone, i) in self.prefixes.items()},
             "endpoints": {name: {"number": e.number} for name, e in self.endpoints.items()},
             "renewals": {name: e.renewed for name, e in self.endpoints.items()},
             "schedulers": self.schedulers,
@@ -631,7 +675,20 @@ def _request_fields(r: Request) -> dict[str, Any]:
         "first_token": r.first_token,
         "finished": r.finished,
         "weights": r.weights,
-    }
+    } | (
+        {}
+        if not r.keys
+        else {
+            "mark": r.keys[-1].decode(),
+            "prefix_at": _spelled(r.prefix_at),
+            "overtaken": r.overtaken,
+            **({"place": _spelled(r.place)} if r.place else {}),
+        }
+    )
+
+
+def _spelled(place: tuple[str, int, int] | None) -> str:
+    return "" if place is None else "{1} {2} {0}".format(*place)
 
 
 def prefix_digest(tokens: Sequence[CommittedToken]) -> bytes:

@@ -20,7 +20,7 @@ from pool.model import Model, Request, prefix_digest
 from servers import RedisServer
 
 from orca_pool.records import BY_ARRIVAL, NO_LOAD, CommitRow, CommittedToken, EngineInfo, EngineState, Reason, Turn
-from orca_pool.wire import pack_tokens
+from orca_pool.wire import KEY_SIZE, pack_tokens
 
 REQUESTS = st.sampled_from([f"r{i}" for i in range(4)])
 ENDPOINTS = st.sampled_from(["e0", "e1", "e2"])
@@ -42,7 +42,7 @@ class SideBySide(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        constants = replace(CONSTANTS, retain_requests=2)
+        constants = replace(CONSTANTS, retain_requests=2, overtakings=2)
         self.lab = Lab(self.url, constants=constants)
         self.model = Model(constants)
         self.sent: list[tuple[str, tuple[Any, ...], Mapping[str, Any]]] = []
@@ -139,6 +139,7 @@ class SideBySide(RuleBasedStateMachine):
         attempt=ATTEMPTS,
         alive=USUALLY,
         turn=st.sampled_from([BY_ARRIVAL, BY_ARRIVAL, Turn(-3_000_000), Turn(2_000_000)]),
+        blocks=st.text("ab", max_size=4),
     )
     def submit(
         self,
@@ -152,7 +153,9 @@ class SideBySide(RuleBasedStateMachine):
         attempt: int,
         alive: bool,
         turn: Turn = BY_ARRIVAL,
+        blocks: str = "",
     ) -> None:
+        keys = b"".join(blocks[:n].ljust(KEY_SIZE, "-").encode() for n in range(1, len(blocks) + 1))
         if alive:
             self.do("renew_endpoint", endpoint, register=True)
         self.do(
@@ -168,6 +171,7 @@ class SideBySide(RuleBasedStateMachine):
             attempt=attempt,
             max_waiting=4,
             turn=turn,
+            keys=keys,
         )
 
     @rule(request_id=REQUESTS, endpoint=ENDPOINTS, shift=SHIFTS, alive=USUALLY, known=st.integers(0, 4), same=USUALLY)

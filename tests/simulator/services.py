@@ -114,7 +114,7 @@ class EndpointProcess:
             digest = hashlib.sha1(record.SerializeToString()).hexdigest()
             work = Work(record, digest, ask.attempt)
             submission = Submission(
-                work, work.upfront(None), deadline, MAX_WAITING, NO_LIMITS, "", BY_ARRIVAL, self.arrivals
+                work, work.upfront(None), b"", deadline, MAX_WAITING, NO_LIMITS, "", BY_ARRIVAL, self.arrivals
             )
         letters = cast(Vocabulary, Letters())
         transcript = Transcript(ask.request_id, letters, from_index=ask.from_index, digest=ask.digest)

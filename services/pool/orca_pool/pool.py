@@ -185,14 +185,15 @@ class Pool:
 
     async def identity(self) -> ModelIdentity | None:
         """The model that the release has agreed on, and the slots of its largest engine. None: no service was there."""
-        fields = ("digest", "max_positions", "vocab_size", "slots", "block", "output")
-        digest, positions, vocabulary, slots, block, output = await self._link.command(
+        fields = ("digest", "max_positions", "vocab_size", "slots", "block", "output", "prefix")
+        digest, positions, vocabulary, slots, block, output, prefix = await self._link.command(
             "HMGET", self._keys.pool, *fields
         )
         if digest is None:
             return None
         reservation = None if block is None else Reservation(int(block), bool(int(output)))
-        return ModelIdentity(digest.decode(), int(positions), int(vocabulary), int(slots or 0), reservation)
+        sizes = int(positions), int(vocabulary), int(slots or 0)
+        return ModelIdentity(digest.decode(), *sizes, reservation, (prefix or b"off").decode())
 
     async def engine_infos(self) -> list[EngineInfo]:
         """The engines that have formed, by name."""
@@ -247,6 +248,7 @@ class Pool:
         new_tokens: int | None = None,
         tenant: str = "",
         turn: Turn = BY_ARRIVAL,
+        keys: bytes = b"",
         limits: QueueLimits = NO_LIMITS,
     ) -> Attached | Refusal | Busy:
         """Queues a request and attaches its call. A known id with the same body is only attached.
@@ -256,14 +258,15 @@ class Pool:
         detach_grace: seconds for which the request lives on when its endpoint dies. max_waiting: a queue of this many
         requests is full. new_tokens: max_new_tokens, None: all of max_tokens. tenant: who pays for the request, which
         counts against the limits of a tenant and its share of the queue; a host, where callers have no keys. turn:
-        where it comes into the queue.
+        where it comes into the queue. keys: those of its prompt's last full blocks (`wire.pack_keys`), where it may
+        begin with others' keys and values.
         Raises ValueError for an attempt that is not below 2^53.
         """
         deadline = "" if deadline_in is None else _microseconds(deadline_in)
         grace = _microseconds(detach_grace)
         rest: list[Argument] = [body_digest, max_tokens, upfront, deadline, grace, endpoint, _exact(attempt)]
         rest += [max_tokens if new_tokens is None else new_tokens, tenant, turn.lift]
-        rest += ["" if turn.weight is None else str(turn.weight), max_waiting]
+        rest += ["" if turn.weight is None else str(turn.weight), keys, max_waiting]
         rest += ["" if limit is None else limit for limit in limits]
         try:
             answer = _submitted(await self._submit(request_id, record, *rest))
@@ -330,11 +333,12 @@ class Pool:
         answer = await self._run("look_up", request_id)
         if answer is None:
             return None
-        state, position, slots, order, engine, tokens, losses, reason, *times, now = answer
+        state, position, slots, order, engine, tokens, losses, reason, *times, now, prefix_at, overtaken = answer
         why = Reason(int(reason)) if int(reason) else None
         numbers = int(position), int(slots), int(order)
         moments = Times(*map(int, times))
-        return Standing(state.decode(), *numbers, engine.decode(), int(tokens), int(losses), why, moments, int(now))
+        about = engine.decode(), int(tokens), int(losses), why, moments, int(now), prefix_at.decode(), int(overtaken)
+        return Standing(state.decode(), *numbers, *about)
 
     async def show(self, request_id: str) -> Attached | None:
         """Returns all of a request that an attach would, beside its place in the queue; None: it is not known. Changes
@@ -417,7 +421,7 @@ class Pool:
         begins anything.
         """
         numbers = ("" if epoch is None else epoch, "" if reserve is None else reserve)
-        sizes: Sequence[Argument] = [""] * 6
+        sizes: Sequence[Argument] = [""] * 7
         if form is not None:
             rule = form.reservation
             sizes = (
@@ -427,6 +431,7 @@ class Pool:
                 form.policy,
                 rule.block_size,
                 int(rule.output),
+                form.prefix,
             )
         told = (load.rows, load.free, _microseconds(load.pace), _microseconds(load.room_in), int(load.finishing))
         answer = await self._renew("renew", engine, owner, term, *numbers, *sizes, weights, known, *told)
@@ -576,20 +581,36 @@ def _claim_answer(answer: Any) -> ClaimAnswer | None:
     if answer is None:
         return None
     last_claim, needs, *held = answer
-    requests = [
-        Claimed(
-            request_id.decode(),
-            int(claim),
-            int(order),
-            record,
-            unpack_tokens(tokens),
-            int(losses),
-            None if deadline == b"" else int(deadline) / 1e6,
-            int(submitted),
-            int(queued),
-            int(taken),
-            weights.decode(),
-        )
-        for request_id, claim, order, record, tokens, losses, deadline, submitted, queued, taken, weights in held
-    ]
-    return ClaimAnswer(requests, int(last_claim), needs)
+    return ClaimAnswer([_claimed(*one) for one in held], int(last_claim), needs)
+
+
+def _claimed(
+    request_id: bytes,
+    claim: bytes,
+    order: bytes,
+    record: bytes,
+    tokens: bytes,
+    losses: bytes,
+    deadline: bytes,
+    submitted: bytes,
+    queued: bytes,
+    taken: bytes,
+    weights: bytes,
+    prefix_at: bytes,
+    overtaken: bytes,
+) -> Claimed:
+    return Claimed(
+        request_id.decode(),
+        int(claim),
+        int(order),
+        record,
+        unpack_tokens(tokens),
+        int(losses),
+        None if deadline == b"" else int(deadline) / 1e6,
+        int(submitted),
+        int(queued),
+        int(taken),
+        weights.decode(),
+        prefix_at.decode(),
+        int(overtaken),
+    )

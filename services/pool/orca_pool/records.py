@@ -86,6 +86,8 @@ class Standing(NamedTuple):
     reason: Reason | None  # of its end
     times: Times
     now: int  # Redis's TIME in microseconds
+    prefix_at: str = ""  # the engine that had its prefix as it was submitted; "" for none
+    overtaken: int = 0  # how many were taken before it as it waited for that engine
 
 
 class QueueLimits(NamedTuple):
@@ -186,6 +188,8 @@ class Claimed:
     queued_at: int  # when it came into the queue last
     taken_at: int  # when the engine claimed it
     weights: str = ""  # fingerprint of those that are to make its tokens
+    prefix_at: str = ""  # the engine that had its prefix as it was submitted; "" for none
+    overtaken: int = 0  # how many were taken before it as it waited for that engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +289,7 @@ class ModelIdentity:
     vocab_size: int
     slots: int  # of the largest engine that ever formed; 0: none has formed yet
     reservation: Reservation | None = None  # of the engine that formed last; None: none has formed yet
+    prefix: str = "off"  # whose keys and values a request may begin with there, as of EngineInfo
 
 
 ONE_BY_ONE = Reservation(1)
@@ -301,4 +306,5 @@ class EngineInfo:
     epoch: int
     weights: str = ""  # fingerprint
     policy: str = ""  # by which its batches are chosen
-    reservation: Reservation = ONE_BY_ONE  # of that policy; `Pool.engine_infos` does not tell it
+    reservation: Reservation = ONE_BY_ONE  # of that policy; `Pool.engine_infos` does not tell it, nor the next
+    prefix: str = "off"  # whose keys and values a request may begin with: off, tenant or shared

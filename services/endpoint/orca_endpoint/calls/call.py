@@ -53,6 +53,7 @@ class Submission:
 
     work: Work
     upfront: int  # slots that must be free for it to begin
+    keys: bytes  # of its prompt's blocks, as `Pool.submit` takes them
     deadline: float | None  # a moment of the loop's clock
     max_waiting: int  # requests in the queue above which the pool refuses
     limits: QueueLimits
@@ -77,6 +78,7 @@ class Submission:
             new_tokens=record.max_new_tokens,
             tenant=self.payer,
             turn=self.turn,
+            keys=self.keys,
             limits=self.limits,
         )
 

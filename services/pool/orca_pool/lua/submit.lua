@@ -4,14 +4,16 @@
 -- ARGV: for each request its id, record, digest of the body, max_tokens (input and new tokens: slots that it fills at the
 --   end), slots that must be free for it to begin, microseconds until its deadline or '', detach grace (microseconds),
 --   endpoint, attempt, new tokens, tenant, microseconds that its class adds to its arrival, the weight of its tenant or ''
---   (the order is by arrival), then the limits, '' for none: requests in the queue, their bytes, the tenant's requests
---   (waiting or claimed), its slots in the queue. Requests whose tenant is '' have no share of the queue. The record is '' where Redis has no
+--   (the order is by arrival), keys of its prompt's last full blocks (8 bytes each; '' where its prefix is not to be found),
+--   then the limits, '' for none: requests in the queue, their bytes, the tenant's requests (waiting or claimed), its slots
+--   in the queue. Requests whose tenant is '' have no share of the queue. The record is '' where Redis has no
 --   memory left: then a known request is attached, and a new one refused.
 -- Returns for each request what `attach` of prelude.lua returns (without the record, where the request is new: its endpoint
 --   has it), a number of REFUSAL, or {a number of REFUSAL, microseconds until the request would begin if it were in the
 --   queue, microseconds until what it lacks is due, the limit of its tenant, what that counts}, '' for what is not known;
 --   or the error of its record alone.
 local MOST_TAGS = 65536 -- of tenants; those who used least are forgotten
+local ONE, SEVERAL = '1', '+' -- before the id of a request whose prompt ends like no other, or the last of several
 local MARGIN = 1.15 -- a prediction is an estimate, and what it promises must hold
 
 -- A limit that may be ''.
@@ -46,8 +48,33 @@ local function place(k, n, m)
   return math.ceil(math.min(k, n) * (m + 1) / (n + 1))
 end
 
+-- Where the request stood that a new one goes on from: of those whose prompts are the beginning of its own, the longest
+-- that an engine has still. '' for none. Prompts that end alike are nobody's conversation: they tell nothing.
+local function find_prefix(keys)
+  for last = #keys, KEY_SIZE, -KEY_SIZE * LOOKED_AT do
+    local page = {}
+    for at = last, math.max(last - KEY_SIZE * (LOOKED_AT - 1), KEY_SIZE), -KEY_SIZE do
+      page[#page + 1] = keys:sub(at - KEY_SIZE + 1, at)
+    end
+    for _, of in ipairs(call('HMGET', PREFIXES, unpack(page))) do
+      local place = of and of:sub(1, 1) == ONE and call('HGET', REQUEST .. of:sub(2), 'place')
+      if place and engine_at(place) then
+        return place
+      end
+    end
+  end
+  return ''
+end
+
+-- Notes a new request as the one whose prompt ends with its last key, or as the last one of several.
+local function note_prefix(id, keys)
+  local mark = keys:sub(-KEY_SIZE)
+  call('HSET', REQUEST .. id, 'mark', mark, 'prefix_at', find_prefix(keys), 'overtaken', '0')
+  call('HSET', PREFIXES, mark, (call('HEXISTS', PREFIXES, mark) == 1 and SEVERAL or ONE) .. id)
+end
+
 local function submit(id, record, body_digest, max_tokens, upfront, deadline_in, grace, endpoint, attempt, new, tenant, lift,
-  weight, max_waiting, max_bytes, max_requests, max_queued)
+  weight, keys, max_waiting, max_bytes, max_requests, max_queued)
   local key = REQUEST .. id
   if not registered(endpoint) then
     return REFUSAL.UNREGISTERED
@@ -155,8 +182,11 @@ local function submit(id, record, body_digest, max_tokens, upfront, deadline_in,
   if deadline ~= '' then
     set_due(id, deadline, '')
   end
-  hint_waiting(upfront, '')
+  if keys ~= '' then
+    note_prefix(id, keys)
+  end
+  hint_waiting(upfront, '', keys ~= '' and engine_at(call('HGET', key, 'prefix_at')))
   return { '', before + 1, own_wait and int(own_wait) or '', 0, '', '', '', '', '', '0', '0', int(time), '0', '0', '0' }
 end
 
-return one_by_one(17, submit)
+return one_by_one(18, submit)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from orca.v1 import worker_pb2 as pb
-from orca_common.block_keys import keys_of, root_of
+from orca_common.block_keys import keys_of, root_by
 from orca_common.errors import FailedPrecondition, Unavailable
 from orca_common.metrics import Metrics
 from orca_common.reservation import Reservation
@@ -565,9 +565,8 @@ class EngineMaster:
     async def _record(self, action: Record) -> None:
         shape = self.shape
         policy, rule = self.core.policy, Reservation(shape.block_size, self.core.policy.reserves_output)
-        info = EngineInfo(
-            self.engine, shape.tp, shape.pp, action.slots, action.epoch, action.weights, policy.name, rule
-        )
+        sizes = shape.tp, shape.pp, action.slots, action.epoch
+        info = EngineInfo(self.engine, *sizes, action.weights, policy.name, rule, policy.prefix)
         self._post(Recorded(self._now, action.life, await self._ledger.formed(info, action.above)))
 
     async def _confirm(self, life: int) -> None:
@@ -697,13 +696,7 @@ class EngineMaster:
     def _root(self, held: Held) -> str:
         """The root of a request's keys: requests of one root may begin with each other's keys and values. '': it shares
         none."""
-        match self.core.policy.prefix:
-            case "tenant":
-                return root_of(f"tenant {tenant_of(held.claimed.request_id)}")
-            case "shared":
-                return root_of("all")
-            case _:
-                return ""
+        return root_by(self.core.policy.prefix, tenant_of(held.claimed.request_id))
 
     def _commit(self, action: Commit, report: pb.IterationReport | None, firsts: Mapping[int, int]) -> None:
         """Tokens and ends for the next commit to the pool. firsts: where a request's tokens begin in the report."""
@@ -739,10 +732,12 @@ class EngineMaster:
     def _note_claims(self, now: float, claims: tuple[int, ...]) -> None:
         """The queue has given this engine requests, or had given them to the term before."""
         claimed = [held.claimed for held in self._ledger.outputs.of(claims)]
+        awaited = [one for one in claimed if one.prefix_at]
         self._journal.note(
             now=now,
             claims={one.claim: one.request_id for one in claimed},
             submitted={one.claim: one.submitted for one in claimed},
+            **({"prefix_at": {one.claim: (one.prefix_at, one.overtaken) for one in awaited}} if awaited else {}),
         )
 
     def _check_invariants(self) -> None:
