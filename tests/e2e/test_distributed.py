@@ -16,6 +16,7 @@ from e2e import kill_rounds, token_grid
 from reference import Reference
 from stacks import Running, generation, running
 
+from orca.v1 import orca_pb2 as pb
 from orca_lab.timeline import label, letters, planes, read_run, shares
 from orca_scheduler.core.core import Arrived
 from orca_scheduler.core.request import Arrival
@@ -25,10 +26,10 @@ STAGE = 0.02  # seconds of a stage's compute
 WINDOW = 24  # iterations
 
 
-async def ids(stack: Running, prompt: list[int], count: int, accepted: asyncio.Event) -> list[int]:
+async def ids(stack: Running, prompt: list[int], count: int, accepted: asyncio.Event, **fields: Any) -> list[int]:
     """Runs a request. Returns its tokens."""
     got = list[int]()
-    async for response in stack.stub.Generate(generation(prompt, count, ignore_eos=True)):
+    async for response in stack.stub.Generate(generation(prompt, count, ignore_eos=True, **fields)):
         if response.HasField("accepted"):
             accepted.set()
         got += [token.token_id for token in response.tokens]
@@ -125,6 +126,27 @@ async def test_slots_for_a_third_of_the_requests(tmp_path: Path, pp: int) -> Non
     assert got == [tokens for _, tokens in asked]
     print(f"{preempted} gave up their slots")
     assert preempted >= 20
+
+
+@pytest.mark.parametrize("pp", [1, 2])
+async def test_an_urgent_request_takes_the_place_of_a_low_one(tmp_path: Path, pp: int) -> None:
+    """The engine is full of long requests: one of them pauses with its slots, goes on, and all tokens are right."""
+    model = make_shape(tmp_path / "model", "llama, 2 K/V heads", max_position_embeddings=400)
+    asked = list(islice(Reference(model).random(random.Random(pp), (4, 8), (300, 300)), 2 * pp))
+    [(prompt, tokens)] = islice(Reference(model).random(random.Random(9), (4, 8), (5, 5)), 1)
+    numbers: dict[str, Any] = {"pp": pp, "max_batch_size": 2, "slots": 4000}
+    async with running(tmp_path / "run", model, dtype="float32", block_size=4, **numbers) as stack:
+        low: list[asyncio.Task[list[int]]] = []
+        for one, made in asked:
+            accepted = asyncio.Event()
+            work = ids(stack, one, len(made), accepted, priority=pb.PRIORITY_LOW)
+            low.append(asyncio.create_task(work))
+            await asyncio.wait_for(accepted.wait(), 30)
+        await stack.until(lambda: len(list(scheduled(stack.journal()))) > 4 * pp)
+        got = await ids(stack, prompt, len(tokens), asyncio.Event(), priority=pb.PRIORITY_URGENT)
+        assert not any(task.done() for task in low)
+        assert got == tokens
+        assert await asyncio.gather(*low) == [made for _, made in asked]
 
 
 async def test_two_engines_share_a_pool(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ request is in one place because one field says so. The methods have the signatur
 
 import hashlib
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -47,6 +47,7 @@ class Request:
     upfront: int
     grace: int
     order: int
+    priority: int
     submitted: int
     deadline: int | None
     endpoint: str | None
@@ -104,6 +105,8 @@ class Engine:
     weights: str = ""
     policy: str = ""
     finishing: int = 0  # 1: it begins nothing
+    yields: int = 0  # the lowest class of requests that give way
+    free: int = 0  # slots, as its master told
     hints: list[str] = field(default_factory=list)
 
     def suits(self, r: Request) -> bool:
@@ -172,13 +175,20 @@ class Model:
         places = [self.requests[i].place for alone, i in found if alone and i in self.requests]
         return next((at for at in places if at is not None and self._place(at[0]) == at), None)
 
-    def _hint_waiting(self, slots: int, r: Request) -> None:
+    def _hint_waiting(self, slots: int, r: Request) -> bool:
         asking = [e for e, room in self.asking.items() if room >= slots and not self._others(e, r)]
         suited = [e for e in asking if self.engines[e].suits(r)]
         if suited:
             emptiest = max(suited, key=lambda engine: (self.asking[engine], engine))
             del self.asking[emptiest]
             self._hint(emptiest, "")
+        return bool(suited)
+
+    def _hint_yielding(self, slots: int, r: Request) -> None:
+        for name, g in sorted(self.engines.items(), key=lambda engine: (engine[1].slots, engine[0])):
+            if g.yields > r.priority and g.free >= slots and not g.finishing:
+                self._hint(name, "")
+                return
 
     def _needs(self, engine: str) -> int:
         g = self.engines[engine]
@@ -240,7 +250,7 @@ class Model:
         left = None if r.deadline is None else (r.deadline - self.now) / 1e6
         at = r.prefix_at[0] if r.prefix_at else ""
         about = (r.losses, left, r.submitted, r.queued_at, r.taken_at, r.weights, at, r.overtaken)
-        return Claimed(r.request_id, r.claim, r.order, r.record, list(r.tokens), *about)
+        return Claimed(r.request_id, r.claim, r.order, r.priority, r.record, list(r.tokens), *about)
 
     # -- endpoints
     def renew_endpoint(
@@ -301,6 +311,7 @@ class Model:
             upfront,
             grace,
             self.arrival + turn.lift,
+            turn.priority,
             self.now,
             deadline,
             endpoint,
@@ -312,7 +323,8 @@ class Model:
         if r.keys:
             r.prefix_at = self._find_prefix(r.keys)
             self.prefixes[r.keys[-1]] = (r.keys[-1] not in self.prefixes, request_id)
-        self._hint_waiting(upfront, r)
+        if not self._hint_waiting(upfront, r):
+            self._hint_yielding(upfront, r)
         return replace(self._attached(r), new=True)
 
     def attach(
@@ -467,7 +479,7 @@ class Model:
             return None
         g = self.engines[engine]
         g.counter += 1
-        g.finishing = int(load.finishing)
+        g.finishing, g.yields, g.free = int(load.finishing), load.yields, load.free
         g.epoch, g.reserved = max(g.epoch, epoch or 0), max(g.reserved, reserve or 0)
         if form is not None:
             g.slots, g.tp, g.pp, g.policy = form.slots, form.tensor_parallel, form.pipeline_parallel, form.policy
@@ -506,6 +518,7 @@ class Model:
         count: int,
         slots: int,
         total: int,
+        yielding: Iterable[tuple[int, int]] = (),
     ) -> ClaimAnswer | None:
         if self._fenced(engine, owner, term):
             return None
@@ -515,12 +528,14 @@ class Model:
             needs = self._needs(engine)
         else:
             self.asking.pop(engine, None)
-            taken, needs, waits = self._take(engine, count, slots, total)
+            taken, needs, waits = self._take(engine, count, slots, total, list(yielding))
             if waits is not None:
                 self._hint_waiting(needs, waits)
         return ClaimAnswer([self._full(r) for r in taken], g.last_claim, needs)
 
-    def _take(self, engine: str, count: int, slots: int, total: int) -> tuple[list[Request], int, Request | None]:
+    def _take(
+        self, engine: str, count: int, slots: int, total: int, yielding: list[tuple[int, int]]
+    ) -> tuple[list[Request], int, Request | None]:
         """What is taken, the slots that the engine must have free to claim again, the request that waits for them."""
         taken: list[Request] = []
         passed: list[Request] = []  # they wait for another engine
@@ -537,8 +552,14 @@ class Model:
             held = self._held(engine)
             if any(other.losses >= 2 for other in held) or (r.losses >= 2 and bool(held)):
                 return taken, total, r
-            if count == len(taken) or r.upfront > slots:
+            if r.upfront > slots:
                 return taken, r.upfront, r
+            if not count:
+                priority, order = yielding[0] if yielding else (0, 0)
+                if r.order >= order or not (r.priority < priority or r.priority == priority == 0):
+                    return taken, r.upfront, r
+                del yielding[0]
+            count = max(count - 1, 0)
             g.last_claim = self.last_claim = self._number(max(self.last_claim, g.last_claim))
             r.state, r.claim, r.engine, r.weights = "claimed", g.last_claim, engine, g.weights
             r.taken_at, r.claimed_at = self.now, r.claimed_at or self.now
@@ -553,7 +574,7 @@ class Model:
                 return taken, tired[0].upfront, None
         if any(r.losses >= 2 for r in self._held(engine)):
             return taken, total, None
-        if count == len(taken) or slots <= 0:
+        if not count or slots <= 0:
             return taken, 1, None
         self.asking[engine] = slots
         return taken, 0, None
@@ -625,7 +646,7 @@ class Model:
             "delivery": {name: endpoint.stream for name, endpoint in self.endpoints.items()},
             "control": {e: g.hints for e, g in engines if g.hints},
             "engines": {
-                e: {name: getattr(g, name) for name in Engine.__annotations__ if name != "hints"}
+                e: {name: getattr(g, name) for name in Engine.__annotations__ if name not in ("hints", "free")}
                 | {"owner": g.owner or ""}
                 for e, g in engines
             },
@@ -654,6 +675,7 @@ def _request_fields(r: Request) -> dict[str, Any]:
         "max_tokens": r.max_tokens,
         "upfront": r.upfront,
         "order": r.order,
+        "class": r.priority,
         "grace": r.grace,
         "state": r.state,
         "claim": text(r.claim),

@@ -138,7 +138,7 @@ class SideBySide(RuleBasedStateMachine):
         endpoint=ENDPOINTS,
         attempt=ATTEMPTS,
         alive=USUALLY,
-        turn=st.sampled_from([BY_ARRIVAL, BY_ARRIVAL, Turn(-3_000_000), Turn(2_000_000)]),
+        turn=st.sampled_from([BY_ARRIVAL, BY_ARRIVAL, Turn(-3_000_000, priority=2), Turn(2_000_000, priority=4)]),
         blocks=st.text("ab", max_size=4),
     )
     def submit(
@@ -244,6 +244,7 @@ class SideBySide(RuleBasedStateMachine):
         slots=st.sampled_from([None, None, 16, 32]),
         weights=st.sampled_from(["", "w", "w", "x"]),
         finishing=SELDOM,
+        yields=st.sampled_from([0, 0, 3, 4, 5]),
         again=st.booleans(),
     )
     def renew(
@@ -256,12 +257,13 @@ class SideBySide(RuleBasedStateMachine):
         slots: int | None,
         weights: str,
         finishing: bool,
+        yields: int,
         again: bool,
     ) -> None:
         form = None if slots is None else EngineInfo(engine, 2, 1, slots, 0)
         lease = self.lease(engine, right, which)
         known = self.versions.get(engine, "") if again else ""
-        load = NO_LOAD._replace(finishing=finishing)
+        load = NO_LOAD._replace(free=8, finishing=finishing, yields=yields)
         renewed = self.do(
             "renew", *lease, epoch=epoch, reserve=reserve, form=form, weights=weights, known=known, load=load
         )
@@ -282,12 +284,24 @@ class SideBySide(RuleBasedStateMachine):
         count=st.integers(0, 3),
         slots=st.sampled_from([8, 16, 32]),
         total=st.sampled_from([16, 32]),
+        yielding=st.lists(st.tuples(st.sampled_from([0, 2, 3, 4]), st.integers(-4, 4)), max_size=3),
     )
-    def claim(self, engine: str, right: bool, which: int, heard: bool, count: int, slots: int, total: int) -> None:
+    def claim(
+        self,
+        engine: str,
+        right: bool,
+        which: int,
+        heard: bool,
+        count: int,
+        slots: int,
+        total: int,
+        yielding: list[tuple[int, int]],
+    ) -> None:
         g = self.model.engines.get(engine)
         have = g.last_claim if g is not None and heard else 0
         lease = self.lease(engine, right, which)
-        self.do("claim", *lease, have, count=count, slots=slots, total=total)
+        last = [(priority, self.model.now + seconds * 1_000_000) for priority, seconds in yielding]
+        self.do("claim", *lease, have, count=count, slots=slots, total=total, yielding=last)
 
     @rule(engine=ENGINES, total=st.sampled_from([16, 32]), count=st.integers(1, 3), finish=ENDS)
     def an_iteration(self, engine: str, total: int, count: int, finish: Reason | None) -> None:

@@ -21,12 +21,14 @@ class Priority(IntEnum):
     LOW = 4
 
 
+FAIR = 0  # in place of a class, where tenants have fair shares
+ABOVE_ALL = len(Priority) + 1  # the number after the lowest class
 CLASSES = {one.name.lower(): one for one in Priority}
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a tenant's requests may ask for, and weigh."""
+    """The highest class of a tenant's requests, and the weight of its share."""
 
     highest: Priority = Priority.NORMAL
     weight: float = 1.0  # of its share, where shares are fair

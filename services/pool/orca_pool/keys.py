@@ -66,7 +66,8 @@ The fields of `request:ID`, '' where a field has no value:
 | record, digest, max_tokens, new, grace, tenant | the request as submitted: PoolRequest, digest of its body, slots    |
 |                                                | that it fills at the end, its new tokens among them, detach grace   |
 |                                                | in microseconds, the tenant who pays                                |
-| upfront, order                                 | slots that must be free for it to begin; its sort key in the queue  |
+| upfront, order, class                          | slots that must be free for it to begin; its sort key in the queue; |
+|                                                | its class, 0 where shares are fair                                  |
 | state                                          | waiting, claimed or ended                                           |
 | claim, engine                                  | claim number and engine while claimed                               |
 | engines                                        | lines `INDEX ENGINE`, one for each claim: the first token's index   |

@@ -1,7 +1,7 @@
 """The request pool: all its operations, on one Redis. See docs/pool.md and docs/design.md, "The request pool"."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, cast
@@ -266,7 +266,7 @@ class Pool:
         grace = _microseconds(detach_grace)
         rest: list[Argument] = [body_digest, max_tokens, upfront, deadline, grace, endpoint, _exact(attempt)]
         rest += [max_tokens if new_tokens is None else new_tokens, tenant, turn.lift]
-        rest += ["" if turn.weight is None else str(turn.weight), keys, max_waiting]
+        rest += ["" if turn.weight is None else str(turn.weight), int(turn.priority), keys, max_waiting]
         rest += ["" if limit is None else limit for limit in limits]
         try:
             answer = _submitted(await self._submit(request_id, record, *rest))
@@ -433,8 +433,10 @@ class Pool:
                 int(rule.output),
                 form.prefix,
             )
-        told = (load.rows, load.free, _microseconds(load.pace), _microseconds(load.room_in), int(load.finishing))
-        answer = await self._renew("renew", engine, owner, term, *numbers, *sizes, weights, known, *told)
+        told = (load.rows, load.free, _microseconds(load.pace), _microseconds(load.room_in))
+        answer = await self._renew(
+            "renew", engine, owner, term, *numbers, *sizes, weights, known, *told, int(load.finishing), load.yields
+        )
         if answer is None:
             return None
         epoch_now, reserved, last_claim, version, needs, *claims = answer
@@ -470,14 +472,17 @@ class Pool:
         count: int,
         slots: int,
         total: int,
+        yielding: Iterable[tuple[int, int]] = (),
     ) -> ClaimAnswer | None:
-        """Takes at most `count` of the oldest requests that fit into `slots`. None: not the master any more.
+        """Takes at most `count` of the first requests that fit into `slots`. None: not the master any more.
 
         have: the last claim number that the master heard of. If the engine's is higher, an answer was lost: this one
         tells what was claimed since, and nothing new is taken. total: all slots of the engine; a larger request is left
-        to a larger engine.
+        to a larger engine. yielding: class and order of requests that the engine runs, the last one first, each of
+        which gives way to a request of a higher class before it, beyond `count`.
         """
-        answer = await self._run("claim", engine, owner, term, have, count, slots, total)
+        last = " ".join(f"{priority} {order}" for priority, order in yielding)
+        answer = await self._run("claim", engine, owner, term, have, count, slots, total, last)
         if answer is None:
             return None
         last_claim, needs, before, after, *held = answer
@@ -588,6 +593,7 @@ def _claimed(
     request_id: bytes,
     claim: bytes,
     order: bytes,
+    priority: bytes,
     record: bytes,
     tokens: bytes,
     losses: bytes,
@@ -603,6 +609,7 @@ def _claimed(
         request_id.decode(),
         int(claim),
         int(order),
+        int(priority),
         record,
         unpack_tokens(tokens),
         int(losses),

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
+from orca_common.priorities import Priority
 from orca_common.reservation import Reservation
 
 
@@ -104,8 +105,9 @@ NO_LIMITS = QueueLimits(None, None, None)
 class Turn(NamedTuple):
     """Where a request comes into the queue."""
 
-    lift: int = 0  # microseconds that are added to its arrival: those of its class (orca_common.turns)
+    lift: int = 0  # microseconds that are added to its arrival: those of its class (orca_common.priorities)
     weight: float | None = None  # of its tenant, above 0; with it tenants have fair shares, whatever arrived first
+    priority: int = Priority.NORMAL  # its class; FAIR where shares are fair
 
 
 BY_ARRIVAL = Turn()
@@ -180,6 +182,7 @@ class Claimed:
     request_id: str
     claim: int
     order: int  # its sort key in the queue
+    priority: int  # its class, or FAIR
     record: bytes
     tokens: list[CommittedToken]  # committed before the claim
     losses: int  # of its engine in a row, without a token in between
@@ -230,6 +233,7 @@ class EngineLoad(NamedTuple):
     pace: float  # seconds from one token of a request to its next; 0: not known yet
     room_in: float  # seconds until a request that runs makes room, if it makes all its tokens
     finishing: bool = False  # it begins nothing: it goes on with what has tokens of its weights
+    yields: int = 0  # the lowest class of requests that may give way to new ones; 0: of no request
 
 
 class EngineUse(NamedTuple):

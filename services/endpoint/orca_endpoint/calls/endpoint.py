@@ -21,7 +21,7 @@ from orca_common.errors import (
     echo,
 )
 from orca_common.metrics import Metrics
-from orca_common.priorities import CLASSES, Grant, Priority, lift_of
+from orca_common.priorities import CLASSES, FAIR, Grant, Priority, lift_of
 from orca_common.reservation import Reservation
 from orca_common.sampling import scores_prompt
 from orca_common.telemetry import Telemetry, trace_id_of
@@ -267,8 +267,8 @@ class Endpoint:
                 raise check.error(
                     "priority", "must be normal here: tenants have fair shares, by the weights of their keys"
                 )
-            return Turn(weight=grant.weight)
-        return Turn(lift_of(priority, self.settings.aging))
+            return Turn(weight=grant.weight, priority=FAIR)
+        return Turn(lift_of(priority, self.settings.aging), priority=priority)
 
     async def shown(self, request_id: str, *, tenant: str = "") -> tuple[list[Event], OrcaError | None]:
         """The events of a tenant's request so far: Accepted, its tokens, and Finished if it has ended. With the error

@@ -3,7 +3,7 @@
 --
 -- KEYS: the pool hash.
 -- ARGV: engine, owner, term, the last claim number that the master heard of, how many requests to take at most, free
---   slots, all slots of the engine.
+--   slots, all slots of the engine, 'CLASS ORDER ..' of requests that may give way beyond that, the last one first.
 -- Returns {last claim number, slots that the engine must have free to claim again or 0, number of the engine's listeners
 --   before, and after, add_held's entry of each request taken...}; nil when the master has lost the lease. The slots are
 --   those of the first request that had to wait, or what an engine that is full now needs to ask for more.
@@ -13,8 +13,8 @@
 -- An engine that took all there is, and has room left, asks for more (`asking`), and gets a hint.
 local PAGE = 16 -- ids read from the queue at once
 local ABOUT = { 'max_tokens', 'upfront', 'new', 'tenant', 'losses', 'deadline', 'detach_at', 'engines', 'submitted', 'queued_at',
-  'claimed_at', 'attempt', 'endpoint', 'weights', 'mark', 'prefix_at', 'overtaken' } -- what is asked of a request in the queue
-local engine, owner, term, heard, count, slots, total = unpack(ARGV)
+  'claimed_at', 'attempt', 'endpoint', 'weights', 'mark', 'prefix_at', 'overtaken', 'class' } -- what is asked of a request in the queue
+local engine, owner, term, heard, count, slots, total, last_ones = unpack(ARGV)
 heard, count, slots, total = tonumber(heard), tonumber(count), tonumber(slots), tonumber(total)
 if fenced(engine, owner, term) then
   return false
@@ -62,7 +62,7 @@ local function take(id, order, request)
   end
   call('HSET', LISTENERS .. engine, claim, listener_of(id, request.attempt, request.endpoint))
   reply[#reply + 1] =
-    held_entry(id, claim, order, record, tokens, request.losses, request.deadline, request.submitted,
+    held_entry(id, claim, order, request.class, record, tokens, request.losses, request.deadline, request.submitted,
       request.queued_at, int(time), mine, request.prefix_at, request.overtaken, time)
 end
 
@@ -86,6 +86,22 @@ end
 -- pace.
 local function too_late(id, deadline, new, pace, length)
   return deadline ~= '' and pace and time + (new - committed(id)) * length * pace > tonumber(deadline)
+end
+
+-- Requests of the engine, the last in their order first, that may give way: each has its class and its order.
+local yielding = {}
+for class, order in last_ones:gmatch('(%d+) (%d+)') do
+  yielding[#yielding + 1] = { class = tonumber(class), order = tonumber(order) }
+end
+
+-- Whether the last of them gives way to a request: that comes before it, and has a higher class; where shares are fair (class
+-- 0) it need only come before it.
+local function gives_way(class, order)
+  local last = yielding[1]
+  if last and order < last.order and (class < last.class or (class == 0 and last.class == 0)) then
+    table.remove(yielding, 1)
+    return true
+  end
 end
 
 -- Counts that a request was taken before these, which wait for another engine. Returns the slots of the first that no other
@@ -137,11 +153,11 @@ local function walk_queue()
           passed[#passed + 1] = { id = id, upfront = upfront }
         elseif alone or (suspect and not empty) then
           return total, tied_to(id, request.weights), only
-        elseif count == 0 or upfront > slots then
+        elseif upfront > slots or (count == 0 and not gives_way(tonumber(request.class), tonumber(order))) then
           return upfront, tied_to(id, request.weights), only
         else
           take(id, order, request)
-          count, slots, alone, empty = count - 1, slots - upfront, suspect, false
+          count, slots, alone, empty = math.max(count - 1, 0), slots - upfront, suspect, false
           local needed = overtake(passed)
           if needed then
             return needed

@@ -188,6 +188,18 @@ local function hint_waiting(slots, weights, only)
     if (not only or engine == only) and suits(weights, taste(engine)) then
       call('ZREM', ASKING, engine)
       hint(engine, '')
+      return true
+    end
+  end
+end
+
+-- Tells one engine's master of a new request before which one that runs there may give way: `yields` is the lowest class of
+-- those, and above all classes where shares are fair.
+local function hint_yielding(slots, class)
+  for _, engine in ipairs(call('ZRANGE', ENGINES, 0, -1)) do
+    local yields, free, finishing = fields(ENGINE .. engine, 'yields', 'free', 'finishing')
+    if yields and tonumber(yields) > tonumber(class) and tonumber(free) >= tonumber(slots) and finishing ~= '1' then
+      hint(engine, '')
       return
     end
   end
@@ -564,23 +576,23 @@ local function attach(id, endpoint, attempt, known, last, seen, digest)
 end
 
 -- A claimed request as its master hears of it:
--- {id, claim, order, record, tokens, losses, microseconds to its deadline or '', submitted, queued at, taken at, weights
+-- {id, claim, order, class, record, tokens, losses, microseconds to its deadline or '', submitted, queued at, taken at, weights
 -- that are to make its tokens, the engine that had its prefix as it was submitted or '', how many have overtaken it as it
 -- waited for that}.
-local function held_entry(id, claim, order, record, tokens, losses, deadline, submitted, queued_at, taken_at, weights,
+local function held_entry(id, claim, order, class, record, tokens, losses, deadline, submitted, queued_at, taken_at, weights,
   prefix_at, overtaken, time)
   local left = deadline == '' and '' or int(deadline - time)
   local at = (prefix_at or ''):match('^%d+ %d* (.*)$') or ''
-  return { id, claim, order, record, tokens, losses, left, submitted, queued_at, taken_at, weights, at, overtaken or '0' }
+  return { id, claim, order, class, record, tokens, losses, left, submitted, queued_at, taken_at, weights, at, overtaken or '0' }
 end
 
 -- Appends the held_entry of a claimed request to a reply.
 local function add_held(reply, id, time)
-  local claim, order, record, losses, deadline, submitted, queued_at, taken_at, weights, prefix_at, overtaken =
-    fields(REQUEST .. id, 'claim', 'order', 'record', 'losses', 'deadline', 'submitted', 'queued_at', 'taken_at', 'weights',
+  local claim, order, class, record, losses, deadline, submitted, queued_at, taken_at, weights, prefix_at, overtaken =
+    fields(REQUEST .. id, 'claim', 'order', 'class', 'record', 'losses', 'deadline', 'submitted', 'queued_at', 'taken_at', 'weights',
       'prefix_at', 'overtaken')
   local tokens = call('GET', TOKENS .. id) or ''
-  reply[#reply + 1] = held_entry(id, claim, order, record, tokens, losses, deadline, submitted, queued_at, taken_at,
+  reply[#reply + 1] = held_entry(id, claim, order, class, record, tokens, losses, deadline, submitted, queued_at, taken_at,
     weights or '', prefix_at, overtaken, time)
 end
 

@@ -4,7 +4,7 @@
 -- ARGV: for each request its id, record, digest of the body, max_tokens (input and new tokens: slots that it fills at the
 --   end), slots that must be free for it to begin, microseconds until its deadline or '', detach grace (microseconds),
 --   endpoint, attempt, new tokens, tenant, microseconds that its class adds to its arrival, the weight of its tenant or ''
---   (the order is by arrival), keys of its prompt's last full blocks (8 bytes each; '' where its prefix is not to be found),
+--   (the order is by arrival), its class (0 where shares are fair), keys of its prompt's last full blocks (8 bytes each; '' where its prefix is not to be found),
 --   then the limits, '' for none: requests in the queue, their bytes, the tenant's requests (waiting or claimed), its slots
 --   in the queue. Requests whose tenant is '' have no share of the queue. The record is '' where Redis has no
 --   memory left: then a known request is attached, and a new one refused.
@@ -74,7 +74,7 @@ local function note_prefix(id, keys)
 end
 
 local function submit(id, record, body_digest, max_tokens, upfront, deadline_in, grace, endpoint, attempt, new, tenant, lift,
-  weight, keys, max_waiting, max_bytes, max_requests, max_queued)
+  weight, class, keys, max_waiting, max_bytes, max_requests, max_queued)
   local key = REQUEST .. id
   if not registered(endpoint) then
     return REFUSAL.UNREGISTERED
@@ -171,7 +171,7 @@ local function submit(id, record, body_digest, max_tokens, upfront, deadline_in,
   end
   local deadline = deadline_in == '' and '' or int(time + deadline_in)
   call('HSET', key, 'record', record, 'digest', body_digest, 'max_tokens', max_tokens, 'grace', grace,
-    'upfront', upfront, 'order', int(order), 'state', 'waiting', 'claim', '', 'engine', '', 'endpoint', endpoint, 'attempt', attempt,
+    'upfront', upfront, 'order', int(order), 'class', class, 'state', 'waiting', 'claim', '', 'engine', '', 'endpoint', endpoint, 'attempt', attempt,
     'closed', '0', 'losses', '0', 'loss_at', '-1', 'reason', '0', 'final', '0', 'deadline', deadline, 'detach_at', '',
     'engines', '', 'new', new, 'tenant', tenant, 'submitted', int(time), 'queued_at', int(time), 'taken_at', '0', 'claimed_at', '0', 'first_token', '0',
     'finished', '0', 'weights', '')
@@ -185,8 +185,10 @@ local function submit(id, record, body_digest, max_tokens, upfront, deadline_in,
   if keys ~= '' then
     note_prefix(id, keys)
   end
-  hint_waiting(upfront, '', keys ~= '' and engine_at(call('HGET', key, 'prefix_at')))
+  if not hint_waiting(upfront, '', keys ~= '' and engine_at(call('HGET', key, 'prefix_at'))) then
+    hint_yielding(upfront, class)
+  end
   return { '', before + 1, own_wait and int(own_wait) or '', 0, '', '', '', '', '', '0', '0', int(time), '0', '0', '0' }
 end
 
-return one_by_one(18, submit)
+return one_by_one(19, submit)

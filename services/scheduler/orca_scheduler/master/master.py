@@ -19,6 +19,7 @@ from orca.v1 import worker_pb2 as pb
 from orca_common.block_keys import keys_of, root_by
 from orca_common.errors import FailedPrecondition, Unavailable
 from orca_common.metrics import Metrics
+from orca_common.priorities import ABOVE_ALL
 from orca_common.reservation import Reservation
 from orca_common.sampling import scores_prompt
 from orca_common.service import LoopPulse
@@ -174,7 +175,9 @@ class EngineMaster:
         limits, seconds = self.core.limits, self.core.policy.seconds
         self._forecast = Forecast(seconds, limits.positions) if seconds is not None and limits.positions else None
         self._pace, self._metrics = Pace(), EngineMetrics(metrics, engine, settings.pp)
-        self._ledger = Ledger(pool, engine, owner, term, self.core.room, self.load, self._post, self._committed)
+        self._ledger = Ledger(
+            pool, engine, owner, term, self.core.room, self.load, self._post, self._committed, self.core.yielding
+        )
         self._inbox: asyncio.Queue[Message] = asyncio.Queue()
         self._ranks: Ranks | None = None  # of the last life that was dialed
         self._durations = Durations()
@@ -250,7 +253,8 @@ class EngineMaster:
         if self.lifecycle.finishing:
             return FINISHING_LOAD
         left = min((r.arrived.max_new_tokens - r.generated for r in core.requests), default=0)
-        return EngineLoad(core.limits.max_bs * core.n_workers, core.room().slots, pace, left * pace)
+        yields = max((priority or ABOVE_ALL for priority, _ in core.yielding()), default=0)
+        return EngineLoad(core.limits.max_bs * core.n_workers, core.room().slots, pace, left * pace, yields=yields)
 
     def leave(self) -> None:
         """Schedule nothing more; finish what is in flight, commit it, release the engine."""
@@ -800,6 +804,7 @@ def arrival(held: Held, root: str, block_size: int) -> Arrival:
     return Arrival(
         claim=claimed.claim,
         arrival=claimed.order,
+        priority=claimed.priority,
         input_tokens=len(record.prompt_ids),
         max_new_tokens=record.max_new_tokens,
         generated=len(held.tokens) // TOKEN.size,
