@@ -125,7 +125,7 @@ async def served(lab: Lab, weights: Mapping[str, float], sizes: Mapping[str, int
     ({"a": 2.0, "b": 1.0, "c": 1.0}, {"a": 40, "b": 8, "c": 16}),
 ])  # fmt: skip
 async def test_shares_are_fair(lab: Lab, weights: dict[str, float], sizes: dict[str, int]) -> None:
-    """The tokens served of tenants that always wait, by weight, differ by at most twice what runs at once: VTC's bound."""
+    """The tokens of tenants that always wait, by weight, differ by at most twice what runs at once: VTC's bound."""
     await lab.endpoint()
     await lab.engine(slots=LAST)
     counts = await served(lab, weights, sizes, 4000)
