@@ -18,7 +18,7 @@ from .errors import Cancelled, InvalidArgument, OrcaError
 from .events import Accepted, Finished, FinishReason, Token
 from .many import Answer, Prompt
 from .patience import Patience
-from .request import ToolChoice, Tools, generate_request
+from .request import PriorityName, ToolChoice, Tools, generate_request
 from .resumption import Resumption
 from .routing import routed
 from .tracing import Trace
@@ -123,6 +123,7 @@ class BaseClient(ABC, Generic[S]):
         stream_interval: int = 0,
         on_leave: OnLeave = "cancel",
         metadata: Sequence[tuple[str, str]] = (),
+        priority: PriorityName = "normal",
     ) -> S:
         """Sends a request, and returns its stream of Accepted, Tokens and Finished.
 
@@ -141,7 +142,7 @@ class BaseClient(ABC, Generic[S]):
         metadata, too, by which a proxy finds its release. stream_interval: after the first token the server waits until
         it can send this number together, at most 256: cheaper where no person reads along. on_leave: "cancel" ends the
         request when its stream is left before the end, "detach" lets it live on. metadata: goes with the calls of this
-        request.
+        request. priority: its class: who goes first in the queue.
 
         Raises InvalidArgument for a value that its field cannot hold. What the server refuses is raised by the stream.
         """
@@ -172,6 +173,7 @@ class BaseClient(ABC, Generic[S]):
             model=model,
             stream_interval=stream_interval,
             form={"json_schema": json_schema, "regex": regex, "grammar": grammar},
+            priority=priority,
         )
         _check_on_leave(on_leave)
         patience = self._patience(self._resume_timeout, timeout)

@@ -30,6 +30,13 @@ CHOICES: Mapping[str, pb.ToolChoice] = {
     "none": pb.TOOL_CHOICE_NONE,
     "required": pb.TOOL_CHOICE_REQUIRED,
 }
+PriorityName = Literal["urgent", "high", "normal", "low"]
+PRIORITIES: Mapping[str, pb.Priority] = {
+    "urgent": pb.PRIORITY_URGENT,
+    "high": pb.PRIORITY_HIGH,
+    "normal": pb.PRIORITY_UNSPECIFIED,
+    "low": pb.PRIORITY_LOW,
+}
 SHOWN = 100  # characters of a wrong value in a sentence
 
 
@@ -70,6 +77,7 @@ def generate_request(
     model: str,
     stream_interval: int,
     form: Mapping[str, str | Mapping[str, Any] | None],
+    priority: PriorityName,
 ) -> GenerateRequest:
     """Raises InvalidArgument with the field's name for a value that the field cannot hold, such as a negative count.
 
@@ -114,6 +122,9 @@ def generate_request(
         request.model = model
     with _field("detach_grace", "a number of seconds", detach_grace):
         request.detach_grace.CopyFrom(_duration(detach_grace))
+    if priority not in PRIORITIES:
+        raise InvalidArgument(f"priority: must be one of {', '.join(PRIORITIES)}", "priority")
+    request.priority = PRIORITIES[priority]
     with _field("stream_interval", COUNT, stream_interval):
         request.stream_interval = stream_interval
     return request

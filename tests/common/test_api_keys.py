@@ -6,6 +6,7 @@ import pytest
 
 from orca_common.api_keys import ApiKeys, line_of, new_key, parse
 from orca_common.errors import FailedPrecondition, Unauthenticated
+from orca_common.priorities import Grant, Priority
 
 
 def bearer(key: str) -> str:
@@ -23,8 +24,24 @@ def test_a_key_names_its_tenant() -> None:
         assert key not in str(refused.value)
 
 
+def test_a_key_says_what_its_tenant_may_ask_for() -> None:
+    first, second = new_key(), new_key()
+    keys = ApiKeys(f"{line_of('a', first)} priority=urgent weight=2.5\n{line_of('b', second)}", None)
+    assert keys.tenant_of(bearer(first)) == "a"
+    assert [keys.grant_of(tenant) for tenant in "ab"] == [Grant(Priority.URGENT, 2.5), Grant(Priority.NORMAL, 1.0)]
+    for wrong in ("priority=first", "weight=-1", "weight=1e9", "weight=2 priority=low", "weight=x"):
+        with pytest.raises(FailedPrecondition, match="line 1 is not"):
+            parse(f"{line_of('a', first)} {wrong}", "keys")
+    with pytest.raises(FailedPrecondition, match="must be above 0"):
+        parse(f"{line_of('a', first)} weight=0.0", "keys")
+    with pytest.raises(FailedPrecondition, match="gives a another priority or weight"):
+        parse(f"{line_of('a', first)} weight=2\n{line_of('a', second)}", "keys")
+
+
 def test_without_keys_everybody_may_call() -> None:
-    assert ApiKeys(None, None).tenant_of(None) == ""
+    keys = ApiKeys(None, None)
+    assert keys.tenant_of(None) == ""
+    assert keys.grant_of("").highest is Priority.URGENT
 
 
 def test_what_is_no_list_is_refused_and_never_shown() -> None:

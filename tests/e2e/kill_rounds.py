@@ -37,6 +37,7 @@ from stacks import Running, running  # noqa: E402
 from orca_scheduler.master.journal import CoreStep, Heading, LifeStep, Line, Note, read, restored, scheduled  # noqa: E402
 
 VOCAB, REQUESTS, NEW_TOKENS, MAX_BS = 211, 8, 40, 2
+CLASSES = ("urgent", "normal", "low")  # the higher ones take places of the lower ones
 SIGNALS = (signal.SIGKILL, signal.SIGSTOP)
 
 
@@ -102,7 +103,10 @@ class Rounds:
             wanted = [await stack.tokens(prompt, NEW_TOKENS, lambda _: None) for prompt in prompts]
         seen: list[int] = []
         moment = draw.randint(1, REQUESTS * NEW_TOKENS // 3)
-        streams = [asyncio.create_task(stack.tokens(prompt, NEW_TOKENS, seen.append)) for prompt in prompts]
+        streams = [
+            asyncio.create_task(stack.tokens(prompt, NEW_TOKENS, seen.append, priority=draw.choice(CLASSES)))
+            for prompt in prompts
+        ]
         await stack.until(lambda: len(seen) >= moment or all(task.done() for task in streams))
         disturb()
         got = await asyncio.wait_for(asyncio.gather(*streams), 120)

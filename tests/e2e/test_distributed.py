@@ -5,6 +5,7 @@ import itertools
 import os
 import random
 import signal
+from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from e2e import kill_rounds, token_grid
 from reference import Reference
 from stacks import Running, generation, running
 
+from orca.v1 import orca_pb2 as pb
 from orca_lab.timeline import label, letters, planes, read_run, shares
 from orca_scheduler.core.core import Arrived
 from orca_scheduler.core.request import Arrival
@@ -24,25 +26,26 @@ STAGE = 0.02  # seconds of a stage's compute
 WINDOW = 24  # iterations
 
 
-async def count(stack: Running, prompt: list[int], tokens: int, accepted: asyncio.Event | None = None) -> int:
-    """Runs a request. Returns how many tokens came."""
-    got = 0
-    async for response in stack.stub.Generate(generation(prompt, tokens)):
-        if accepted is not None and response.HasField("accepted"):
+async def ids(stack: Running, prompt: list[int], count: int, accepted: asyncio.Event, **fields: Any) -> list[int]:
+    """Runs a request. Returns its tokens."""
+    got = list[int]()
+    async for response in stack.stub.Generate(generation(prompt, count, ignore_eos=True, **fields)):
+        if response.HasField("accepted"):
             accepted.set()
-        got += len(response.tokens)
+        got += [token.token_id for token in response.tokens]
     return got
 
 
-async def start_together(stack: Running, requests: int, tokens: int) -> list[asyncio.Task[int]]:
-    """Sends requests while the scheduler is frozen, so that it then finds all of them in the queue, in order."""
+async def start_together(stack: Running, asked: Iterable[tuple[list[int], int]]) -> list[asyncio.Task[list[int]]]:
+    """Sends prompts, with the number of tokens to make, while the scheduler is frozen, so that it then finds all of
+    them in the queue, in order."""
     scheduler = next(p["pid"] for p in stack.processes() if p["role"] == "scheduler")
     os.kill(scheduler, signal.SIGSTOP)
     try:
         tasks = []
-        for n in range(requests):
+        for prompt, count in asked:
             accepted = asyncio.Event()
-            tasks.append(asyncio.create_task(count(stack, [n + 1] * 3, tokens, accepted)))
+            tasks.append(asyncio.create_task(ids(stack, prompt, count, accepted)))
             await asyncio.wait_for(accepted.wait(), 30)
     finally:
         os.kill(scheduler, signal.SIGCONT)
@@ -62,8 +65,8 @@ async def test_figure_8a(tmp_path: Path, run_ahead: int) -> None:
     tokens = 60
     model = make_timed(tmp_path / "model", seconds=STAGE)
     async with running(tmp_path / "run", model, pp=3, max_batch_size=2, run_ahead=run_ahead) as stack:
-        tasks = await start_together(stack, 6, tokens)
-        assert await asyncio.gather(*tasks) == [tokens] * 6
+        tasks = await start_together(stack, [([n + 1] * 3, tokens) for n in range(6)])
+        assert [len(made) for made in await asyncio.gather(*tasks)] == [tokens] * 6
         await stack.until(lambda: len(batches(stack.journal())) >= 3 * tokens)
         journal = stack.journal()
     assert batches(journal) == ["AB", "CD", "EF"] * tokens
@@ -117,18 +120,41 @@ async def test_slots_for_a_third_of_the_requests(tmp_path: Path, pp: int) -> Non
     slots = sum(len(prompt) + len(tokens) for prompt, tokens in asked) // 3
     numbers: dict[str, Any] = {"pp": pp, "max_batch_size": 60, "policy": "balanced,positions=80", "slots": slots}
     async with running(tmp_path / "run", model, dtype="float32", block_size=4, **numbers) as stack:
-        got = await asyncio.gather(*(stack.tokens(prompt, len(tokens)) for prompt, tokens in asked))
+        tasks = await start_together(stack, [(prompt, len(tokens)) for prompt, tokens in asked])
+        got = await asyncio.gather(*tasks)
         preempted = sum(len(batch.preempted) for batch in scheduled(stack.journal()))
     assert got == [tokens for _, tokens in asked]
+    print(f"{preempted} gave up their slots")
     assert preempted >= 20
+
+
+@pytest.mark.parametrize("pp", [1, 2])
+async def test_an_urgent_request_takes_the_place_of_a_low_one(tmp_path: Path, pp: int) -> None:
+    """The engine is full of long requests: one of them pauses with its slots, goes on, and all tokens are right."""
+    model = make_shape(tmp_path / "model", "llama, 2 K/V heads", max_position_embeddings=400)
+    asked = list(islice(Reference(model).random(random.Random(pp), (4, 8), (300, 300)), 2 * pp))
+    [(prompt, tokens)] = islice(Reference(model).random(random.Random(9), (4, 8), (5, 5)), 1)
+    numbers: dict[str, Any] = {"pp": pp, "max_batch_size": 2, "slots": 4000}
+    async with running(tmp_path / "run", model, dtype="float32", block_size=4, **numbers) as stack:
+        low: list[asyncio.Task[list[int]]] = []
+        for one, made in asked:
+            accepted = asyncio.Event()
+            work = ids(stack, one, len(made), accepted, priority=pb.PRIORITY_LOW)
+            low.append(asyncio.create_task(work))
+            await asyncio.wait_for(accepted.wait(), 30)
+        await stack.until(lambda: len(list(scheduled(stack.journal()))) > 4 * pp)
+        got = await ids(stack, prompt, len(tokens), asyncio.Event(), priority=pb.PRIORITY_URGENT)
+        assert not any(task.done() for task in low)
+        assert got == tokens
+        assert await asyncio.gather(*low) == [made for _, made in asked]
 
 
 async def test_two_engines_share_a_pool(tmp_path: Path) -> None:
     """Requests leave the queue oldest first, whichever engine takes them."""
     model = make_timed(tmp_path / "model", seconds=0.01)
     async with running(tmp_path / "run", model, pp=2, engines=2, max_batch_size=2) as stack:
-        tasks = await start_together(stack, 24, 10)
-        assert await asyncio.gather(*tasks) == [10] * 24
+        tasks = await start_together(stack, [([n + 1] * 3, 10) for n in range(24)])
+        assert [len(made) for made in await asyncio.gather(*tasks)] == [10] * 24
         engines = {p["engine"] for p in stack.processes() if p["role"] == "rank"}
         journal = stack.journal()
     assert engines == {"engine-0", "engine-1"}

@@ -12,8 +12,11 @@ from stacks import Running, running
 
 from orca_client import Finished, Token
 from orca_local.stack import DEMO_MODEL
+from orca_pool.scripts import Constants
+from orca_scheduler.master.journal import Note, read
 
 BLOCK = 16
+TURNS = 4
 
 
 async def turn(stack: Running, prompt: list[int], new: int, **more: Any) -> tuple[list[int], int]:
@@ -68,3 +71,58 @@ async def test_turns_of_a_conversation(tmp_path: Path) -> None:
         other = [9, *text[1:]]
         assert await turn(stack, other, 9) == (reference.greedy(other, 9), 0)
         assert (await turn(stack, other, 9))[1] == (len(other) - 1) // BLOCK * BLOCK
+
+
+async def conversations(stack: Running, first: int, count: int) -> tuple[list[list[int]], int]:
+    """The texts of conversations that begin alike and go on at the same time, and how many of their tokens were
+    cached."""
+
+    async def talk(n: int) -> tuple[list[int], int]:
+        text, hits = [(3 * k) % 250 for k in range(48)], 0
+        for number in range(TURNS):
+            text = [*text, *((17 * n + 5 * number + k) % 250 for k in range(20))]
+            answer, cached = await turn(stack, text, 12)
+            text, hits = [*text, *answer], hits + cached
+        return text, hits
+
+    done = await asyncio.gather(*(talk(n) for n in range(first, first + count)))
+    return [text for text, _ in done], sum(hits for _, hits in done)
+
+
+async def test_turns_find_their_engine(tmp_path: Path) -> None:
+    """Two engines hit nearly as often as one with all the slots, whichever has room first, and through a kill."""
+    numbers: dict[str, Any] = {
+        "block_size": BLOCK,
+        "max_batch_size": 4,
+        "policy": "balanced,positions=64,prefix=tenant",
+    }
+    async with running(tmp_path / "one", DEMO_MODEL, slots=8192, **numbers) as stack:
+        texts, most = await conversations(stack, 0, 16)
+        others, _ = await conversations(stack, 100, 8)
+    async with running(tmp_path / "two", DEMO_MODEL, slots=4096, engines=2, **numbers) as stack:
+        mine, hits = await conversations(stack, 0, 16)
+        assert mine == texts
+        print(f"{hits} of {most} hits")
+        assert hits >= 0.9 * most
+
+        rank = next(process["pid"] for process in stack.processes() if process["role"] == "rank")
+        lost = asyncio.create_task(conversations(stack, 100, 8))
+        claimed = len(prefixes(stack))
+        await stack.until(lambda: len(prefixes(stack)) > claimed)
+        os.kill(rank, signal.SIGKILL)
+        assert (await lost)[0] == others
+        found = prefixes(stack)
+    assert len({engine for engine, *_ in found}) == 2
+    assert all(overtaken <= Constants().overtakings for *_, overtaken in found)
+    print(f"{sum(at != engine for engine, at, _ in found)} of {len(found)} elsewhere")
+
+
+def prefixes(stack: Running) -> list[tuple[str, str, int]]:
+    """The claims of requests whose prefix an engine had: who claimed them, that engine, and how many overtook them."""
+    found = list[tuple[str, str, int]]()
+    for path in sorted(stack.run_dir.glob("journal-*.jsonl")):
+        engine = next(name for name in ("engine-0", "engine-1") if name in path.name)
+        for line in read(path):
+            if isinstance(line, Note):
+                found += [(engine, at, overtaken) for at, overtaken in line.values.get("prefix_at", {}).values()]
+    return found

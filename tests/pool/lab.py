@@ -24,7 +24,7 @@ START = 1_700_000_000_000_000  # microseconds
 CONSTANTS = Constants(retention=3600.0, delivery_length=8, control_length=8)  # short enough to overflow in a test
 LAB_COUNT = itertools.count()
 # fields of the pool that `model.py` does not keep
-NOT_COMPARED = ("schema", "checked", "ended_bytes", "length", "block", "output")
+NOT_COMPARED = ("schema", "checked", "ended_bytes", "length", "block", "output", "prefix")
 
 # Everything under the pool's prefix: {key, type, content}.
 DUMP = """
@@ -172,6 +172,11 @@ class Lab:
             assert await self.commit(request_id, claim, 0, count) == -1
         return claim
 
+    async def claimed_by(self, engine: str, request_id: str, **body: Any) -> int:
+        """Submits a request, which this engine claims. Returns the claim number."""
+        assert isinstance(await self.submit(request_id, **body), Attached)
+        return (await self.claim(engine))[request_id]
+
     async def lose(self, request_id: str, claim: int) -> None:
         """Gives a request back as one that was RUNNING when its engine was lost."""
         await self.pool.give_back("g", *self.terms["g"], {request_id: (claim, True)})
@@ -213,7 +218,19 @@ class Lab:
         found: dict[str, Any] = {
             name: {} for name in ("claimed", "requests", "tokens", "delivery", "control", "engines", "endpoints")
         }
-        names = ("pool", "due", "schedulers", "renewals", "asking", "leases", "sizes", "ended", "calls", "listeners")
+        names = (
+            "pool",
+            "due",
+            "schedulers",
+            "renewals",
+            "asking",
+            "leases",
+            "sizes",
+            "ended",
+            "calls",
+            "listeners",
+            "prefixes",
+        )
         load: dict[str, int] = {}
         single: dict[str, Any] = {name: {} for name in names} | {"waiting": []}
         for raw_key, content in await self.redis("EVAL", DUMP, 1, self.keys.pool, self.keys.prefix):
@@ -243,6 +260,8 @@ class Lab:
                     found["endpoints"][name] = _fields(content)
                 case "pool":
                     single["pool"] = _fields(content)
+                case "prefixes":
+                    single["prefixes"] = _fields(content)
                 case "load":
                     load = _fields(content)
                 case "engines":

@@ -6,12 +6,13 @@ request is in one place because one field says so. The methods have the signatur
 
 import hashlib
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from orca_pool.leases import RENEW_SECONDS
 from orca_pool.records import (
+    BY_ARRIVAL,
     NO_LOAD,
     Attached,
     Busy,
@@ -31,9 +32,10 @@ from orca_pool.records import (
     Refusal,
     Renewed,
     Times,
+    Turn,
 )
 from orca_pool.scripts import Constants
-from orca_pool.wire import unpack_tokens
+from orca_pool.wire import KEY_SIZE, unpack_tokens
 
 
 @dataclass
@@ -44,7 +46,8 @@ class Request:
     max_tokens: int
     upfront: int
     grace: int
-    arrival: int
+    order: int
+    priority: int
     submitted: int
     deadline: int | None
     endpoint: str | None
@@ -59,6 +62,10 @@ class Request:
     tokens: list[CommittedToken] = field(default_factory=list)
     engines: list[tuple[int, str]] = field(default_factory=list)
     weights: str = ""  # of the engine that claimed it last
+    keys: tuple[bytes, ...] = ()  # of its prompt's blocks
+    place: tuple[str, int, int] | None = None  # engine, term and epoch of its last claim
+    prefix_at: tuple[str, int, int] | None = None  # that of the request that it goes on from
+    overtaken: int = 0
     reason: Reason | None = None
     final: int = 0
     queued_at: int = 0
@@ -98,6 +105,8 @@ class Engine:
     weights: str = ""
     policy: str = ""
     finishing: int = 0  # 1: it begins nothing
+    yields: int = 0  # the lowest class of requests that give way
+    free: int = 0  # slots, as its master told
     hints: list[str] = field(default_factory=list)
 
     def suits(self, r: Request) -> bool:
@@ -123,6 +132,9 @@ class Model:
         self.orphaned_calls = False
         self.shrunk = False  # requests may wait that no engine can go on with
         self.asking: dict[str, int] = {}  # engines that found nothing to claim, and their free slots
+        self.prefixes: dict[
+            bytes, tuple[bool, str]
+        ] = {}  # last key of a prompt -> is it of one alone, the last of them
         self.requests: dict[str, Request] = {}
         self.engines: dict[str, Engine] = {}
         self.endpoints: dict[str, Endpoint] = {}
@@ -133,10 +145,10 @@ class Model:
         return max(last + 1, self.now)
 
     def _queue(self) -> list[Request]:
-        return sorted((r for r in self.requests.values() if r.state == "waiting"), key=lambda r: r.arrival)
+        return sorted((r for r in self.requests.values() if r.state == "waiting"), key=place)
 
     def _held(self, engine: str) -> list[Request]:
-        return sorted((r for r in self.requests.values() if r.engine == engine), key=lambda r: r.arrival)
+        return sorted((r for r in self.requests.values() if r.engine == engine), key=place)
 
     def _fenced(self, engine: str, owner: str, term: int) -> bool:
         lease = self.engines.get(engine)
@@ -147,17 +159,42 @@ class Model:
         hints.append(text)
         del hints[: -self.constants.control_length]
 
-    def _hint_waiting(self, slots: int, r: Request) -> None:
-        suited = [e for e, room in self.asking.items() if room >= slots and self.engines[e].suits(r)]
+    def _place(self, engine: str) -> tuple[str, int, int] | None:
+        g = self.engines.get(engine)
+        return None if g is None or g.owner is None else (engine, g.term, g.epoch)
+
+    def _others(self, engine: str, r: Request) -> bool:
+        """Whether the request waits for another engine, which has its prefix."""
+        at, wait = r.prefix_at, self.constants.prefix_wait * 1e6
+        if at is None or r.overtaken >= self.constants.overtakings or self.now - r.queued_at >= wait:
+            return False
+        return at[0] != engine and self._place(at[0]) == at
+
+    def _find_prefix(self, keys: Sequence[bytes]) -> tuple[str, int, int] | None:
+        found = [self.prefixes[key] for key in reversed(keys) if key in self.prefixes]
+        places = [self.requests[i].place for alone, i in found if alone and i in self.requests]
+        return next((at for at in places if at is not None and self._place(at[0]) == at), None)
+
+    def _hint_waiting(self, slots: int, r: Request) -> bool:
+        asking = [e for e, room in self.asking.items() if room >= slots and not self._others(e, r)]
+        suited = [e for e in asking if self.engines[e].suits(r)]
         if suited:
             emptiest = max(suited, key=lambda engine: (self.asking[engine], engine))
             del self.asking[emptiest]
             self._hint(emptiest, "")
+        return bool(suited)
+
+    def _hint_yielding(self, slots: int, r: Request) -> None:
+        for name, g in sorted(self.engines.items(), key=lambda engine: (engine[1].slots, engine[0])):
+            if g.yields > r.priority and g.free >= slots and not g.finishing:
+                self._hint(name, "")
+                return
 
     def _needs(self, engine: str) -> int:
         g = self.engines[engine]
         total = g.slots
-        fitting = (r for r in self._queue()[:16] if r.max_tokens <= total and g.suits(r))
+        mine = (r for r in self._queue()[:16] if not self._others(engine, r))
+        fitting = (r for r in mine if r.max_tokens <= total and g.suits(r))
         first = next(fitting, None)
         return 0 if first is None else total if first.losses >= 2 else first.upfront
 
@@ -177,7 +214,9 @@ class Model:
         for finished, request_id in ended[:most]:
             count = sum(r.state == "ended" for r in self.requests.values())
             if self.now - finished > self.constants.retention * 1e6 or count > self.constants.retain_requests:
-                del self.requests[request_id]
+                r = self.requests.pop(request_id)
+                if r.keys and self.prefixes.get(r.keys[-1], (True, ""))[1] == request_id:
+                    del self.prefixes[r.keys[-1]]
 
     def _end(self, r: Request, reason: Reason, final: int | None = None) -> None:
         """Ends a request outside of a commit."""
@@ -209,8 +248,9 @@ class Model:
     def _full(self, r: Request) -> Claimed:
         assert r.claim is not None
         left = None if r.deadline is None else (r.deadline - self.now) / 1e6
-        about = (r.losses, left, r.submitted, r.queued_at, r.taken_at, r.weights)
-        return Claimed(r.request_id, r.claim, r.arrival, r.record, list(r.tokens), *about)
+        at = r.prefix_at[0] if r.prefix_at else ""
+        about = (r.losses, left, r.submitted, r.queued_at, r.taken_at, r.weights, at, r.overtaken)
+        return Claimed(r.request_id, r.claim, r.order, r.priority, r.record, list(r.tokens), *about)
 
     # -- endpoints
     def renew_endpoint(
@@ -245,6 +285,8 @@ class Model:
         endpoint: str,
         attempt: int,
         max_waiting: int,
+        turn: Turn = BY_ARRIVAL,
+        keys: bytes = b"",
     ) -> Attached | Refusal | Busy:
         if endpoint not in self.endpoints:
             return Refusal.UNREGISTERED
@@ -258,7 +300,7 @@ class Model:
             return Refusal.NEVER_FITS
         if len(self._queue()) >= max_waiting:
             return Busy(Refusal.FULL, None)
-        self.arrival += 1
+        self.arrival = self._number(self.arrival)
         deadline = None if deadline_in is None else self.now + round(deadline_in * 1e6)
         grace = round(detach_grace * 1e6)
         r = Request(
@@ -268,15 +310,21 @@ class Model:
             max_tokens,
             upfront,
             grace,
-            self.arrival,
+            self.arrival + turn.lift,
+            turn.priority,
             self.now,
             deadline,
             endpoint,
             attempt,
             queued_at=self.now,
+            keys=tuple(keys[at : at + KEY_SIZE] for at in range(0, len(keys), KEY_SIZE)),
         )
         self.requests[request_id] = r
-        self._hint_waiting(upfront, r)
+        if r.keys:
+            r.prefix_at = self._find_prefix(r.keys)
+            self.prefixes[r.keys[-1]] = (r.keys[-1] not in self.prefixes, request_id)
+        if not self._hint_waiting(upfront, r):
+            self._hint_yielding(upfront, r)
         return replace(self._attached(r), new=True)
 
     def attach(
@@ -431,7 +479,7 @@ class Model:
             return None
         g = self.engines[engine]
         g.counter += 1
-        g.finishing = int(load.finishing)
+        g.finishing, g.yields, g.free = int(load.finishing), load.yields, load.free
         g.epoch, g.reserved = max(g.epoch, epoch or 0), max(g.reserved, reserve or 0)
         if form is not None:
             g.slots, g.tp, g.pp, g.policy = form.slots, form.tensor_parallel, form.pipeline_parallel, form.policy
@@ -470,6 +518,7 @@ class Model:
         count: int,
         slots: int,
         total: int,
+        yielding: Iterable[tuple[int, int]] = (),
     ) -> ClaimAnswer | None:
         if self._fenced(engine, owner, term):
             return None
@@ -479,14 +528,17 @@ class Model:
             needs = self._needs(engine)
         else:
             self.asking.pop(engine, None)
-            taken, needs, waits = self._take(engine, count, slots, total)
+            taken, needs, waits = self._take(engine, count, slots, total, list(yielding))
             if waits is not None:
                 self._hint_waiting(needs, waits)
         return ClaimAnswer([self._full(r) for r in taken], g.last_claim, needs)
 
-    def _take(self, engine: str, count: int, slots: int, total: int) -> tuple[list[Request], int, Request | None]:
+    def _take(
+        self, engine: str, count: int, slots: int, total: int, yielding: list[tuple[int, int]]
+    ) -> tuple[list[Request], int, Request | None]:
         """What is taken, the slots that the engine must have free to claim again, the request that waits for them."""
         taken: list[Request] = []
+        passed: list[Request] = []  # they wait for another engine
         for r in self._queue():
             if reason := self._overdue(r):
                 self._end(r, reason)
@@ -494,20 +546,35 @@ class Model:
             g = self.engines[engine]
             if r.max_tokens > total or not g.suits(r):
                 continue
+            if self._others(engine, r):
+                passed.append(r)
+                continue
             held = self._held(engine)
             if any(other.losses >= 2 for other in held) or (r.losses >= 2 and bool(held)):
                 return taken, total, r
-            if count == len(taken) or r.upfront > slots:
+            if r.upfront > slots:
                 return taken, r.upfront, r
+            if not count:
+                priority, order = yielding[0] if yielding else (0, 0)
+                if r.order >= order or not (r.priority < priority or r.priority == priority == 0):
+                    return taken, r.upfront, r
+                del yielding[0]
+            count = max(count - 1, 0)
             g.last_claim = self.last_claim = self._number(max(self.last_claim, g.last_claim))
             r.state, r.claim, r.engine, r.weights = "claimed", g.last_claim, engine, g.weights
             r.taken_at, r.claimed_at = self.now, r.claimed_at or self.now
             r.engines = [line for line in r.engines if line[0] != len(r.tokens)] + [(len(r.tokens), engine)]
+            if r.keys:
+                r.place = self._place(engine)
             slots -= r.upfront
             taken.append(r)
+            for other in passed:
+                other.overtaken += 1
+            if tired := [other for other in passed if other.overtaken >= self.constants.overtakings]:
+                return taken, tired[0].upfront, None
         if any(r.losses >= 2 for r in self._held(engine)):
             return taken, total, None
-        if count == len(taken) or slots <= 0:
+        if not count or slots <= 0:
             return taken, 1, None
         self.asking[engine] = slots
         return taken, 0, None
@@ -579,17 +646,23 @@ class Model:
             "delivery": {name: endpoint.stream for name, endpoint in self.endpoints.items()},
             "control": {e: g.hints for e, g in engines if g.hints},
             "engines": {
-                e: {name: getattr(g, name) for name in Engine.__annotations__ if name != "hints"}
+                e: {name: getattr(g, name) for name in Engine.__annotations__ if name not in ("hints", "free")}
                 | {"owner": g.owner or ""}
                 for e, g in engines
             },
             "asking": self.asking,
+            "prefixes": {key.decode(): "+1"[alone] + i for key, (alone, i) in self.prefixes.items()},
             "endpoints": {name: {"number": e.number} for name, e in self.endpoints.items()},
             "renewals": {name: e.renewed for name, e in self.endpoints.items()},
             "schedulers": self.schedulers,
             "due": {i: r.due for i, r in self.requests.items() if r.due is not None},
             "pool": {name: value for name, value in pool.items() if value},
         }
+
+
+def place(r: Request) -> tuple[int, str]:
+    """Its place in a sorted set."""
+    return r.order, r.request_id
 
 
 def _request_fields(r: Request) -> dict[str, Any]:
@@ -601,10 +674,10 @@ def _request_fields(r: Request) -> dict[str, Any]:
         "digest": r.digest,
         "max_tokens": r.max_tokens,
         "upfront": r.upfront,
-        "order": r.arrival,
+        "order": r.order,
+        "class": r.priority,
         "grace": r.grace,
         "state": r.state,
-        "arrival": r.arrival,
         "claim": text(r.claim),
         "engine": text(r.engine),
         "endpoint": text(r.endpoint),
@@ -624,7 +697,20 @@ def _request_fields(r: Request) -> dict[str, Any]:
         "first_token": r.first_token,
         "finished": r.finished,
         "weights": r.weights,
-    }
+    } | (
+        {}
+        if not r.keys
+        else {
+            "mark": r.keys[-1].decode(),
+            "prefix_at": _spelled(r.prefix_at),
+            "overtaken": r.overtaken,
+            **({"place": _spelled(r.place)} if r.place else {}),
+        }
+    )
+
+
+def _spelled(place: tuple[str, int, int] | None) -> str:
+    return "" if place is None else "{1} {2} {0}".format(*place)
 
 
 def prefix_digest(tokens: Sequence[CommittedToken]) -> bytes:

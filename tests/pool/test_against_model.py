@@ -19,8 +19,8 @@ from pool.lab import CONSTANTS, Lab
 from pool.model import Model, Request, prefix_digest
 from servers import RedisServer
 
-from orca_pool.records import NO_LOAD, CommitRow, CommittedToken, EngineInfo, EngineState, Reason
-from orca_pool.wire import pack_tokens
+from orca_pool.records import BY_ARRIVAL, NO_LOAD, CommitRow, CommittedToken, EngineInfo, EngineState, Reason, Turn
+from orca_pool.wire import KEY_SIZE, pack_tokens
 
 REQUESTS = st.sampled_from([f"r{i}" for i in range(4)])
 ENDPOINTS = st.sampled_from(["e0", "e1", "e2"])
@@ -42,7 +42,7 @@ class SideBySide(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        constants = replace(CONSTANTS, retain_requests=2)
+        constants = replace(CONSTANTS, retain_requests=2, overtakings=2)
         self.lab = Lab(self.url, constants=constants)
         self.model = Model(constants)
         self.sent: list[tuple[str, tuple[Any, ...], Mapping[str, Any]]] = []
@@ -112,7 +112,7 @@ class SideBySide(RuleBasedStateMachine):
         if self.snapshot and really:
             kept, model = self.snapshot
             self.model = copy.deepcopy(model)
-            self.committed = {(i, r.arrival): list(r.tokens) for i, r in self.model.requests.items()}
+            self.committed = {(i, r.order): list(r.tokens) for i, r in self.model.requests.items()}
             self.runner.run(self.lab.rollback(kept))
             self.time_passes(0.001)
 
@@ -138,6 +138,8 @@ class SideBySide(RuleBasedStateMachine):
         endpoint=ENDPOINTS,
         attempt=ATTEMPTS,
         alive=USUALLY,
+        turn=st.sampled_from([BY_ARRIVAL, BY_ARRIVAL, Turn(-3_000_000, priority=2), Turn(2_000_000, priority=4)]),
+        blocks=st.text("ab", max_size=4),
     )
     def submit(
         self,
@@ -150,7 +152,10 @@ class SideBySide(RuleBasedStateMachine):
         endpoint: str,
         attempt: int,
         alive: bool,
+        turn: Turn = BY_ARRIVAL,
+        blocks: str = "",
     ) -> None:
+        keys = b"".join(blocks[:n].ljust(KEY_SIZE, "-").encode() for n in range(1, len(blocks) + 1))
         if alive:
             self.do("renew_endpoint", endpoint, register=True)
         self.do(
@@ -165,6 +170,8 @@ class SideBySide(RuleBasedStateMachine):
             endpoint=endpoint,
             attempt=attempt,
             max_waiting=4,
+            turn=turn,
+            keys=keys,
         )
 
     @rule(request_id=REQUESTS, endpoint=ENDPOINTS, shift=SHIFTS, alive=USUALLY, known=st.integers(0, 4), same=USUALLY)
@@ -237,6 +244,7 @@ class SideBySide(RuleBasedStateMachine):
         slots=st.sampled_from([None, None, 16, 32]),
         weights=st.sampled_from(["", "w", "w", "x"]),
         finishing=SELDOM,
+        yields=st.sampled_from([0, 0, 3, 4, 5]),
         again=st.booleans(),
     )
     def renew(
@@ -249,12 +257,13 @@ class SideBySide(RuleBasedStateMachine):
         slots: int | None,
         weights: str,
         finishing: bool,
+        yields: int,
         again: bool,
     ) -> None:
         form = None if slots is None else EngineInfo(engine, 2, 1, slots, 0)
         lease = self.lease(engine, right, which)
         known = self.versions.get(engine, "") if again else ""
-        load = NO_LOAD._replace(finishing=finishing)
+        load = NO_LOAD._replace(free=8, finishing=finishing, yields=yields)
         renewed = self.do(
             "renew", *lease, epoch=epoch, reserve=reserve, form=form, weights=weights, known=known, load=load
         )
@@ -275,12 +284,24 @@ class SideBySide(RuleBasedStateMachine):
         count=st.integers(0, 3),
         slots=st.sampled_from([8, 16, 32]),
         total=st.sampled_from([16, 32]),
+        yielding=st.lists(st.tuples(st.sampled_from([0, 2, 3, 4]), st.integers(-4, 4)), max_size=3),
     )
-    def claim(self, engine: str, right: bool, which: int, heard: bool, count: int, slots: int, total: int) -> None:
+    def claim(
+        self,
+        engine: str,
+        right: bool,
+        which: int,
+        heard: bool,
+        count: int,
+        slots: int,
+        total: int,
+        yielding: list[tuple[int, int]],
+    ) -> None:
         g = self.model.engines.get(engine)
         have = g.last_claim if g is not None and heard else 0
         lease = self.lease(engine, right, which)
-        self.do("claim", *lease, have, count=count, slots=slots, total=total)
+        last = [(priority, self.model.now + seconds * 1_000_000) for priority, seconds in yielding]
+        self.do("claim", *lease, have, count=count, slots=slots, total=total, yielding=last)
 
     @rule(engine=ENGINES, total=st.sampled_from([16, 32]), count=st.integers(1, 3), finish=ENDS)
     def an_iteration(self, engine: str, total: int, count: int, finish: Reason | None) -> None:
@@ -356,9 +377,9 @@ class SideBySide(RuleBasedStateMachine):
         places = [*state["waiting"], *(i for ids in state["claimed"].values() for i in ids)]
         ended = [i for i, r in state["requests"].items() if r["state"] == "ended"]
         assert sorted([*places, *ended]) == sorted(state["requests"]), "each request is in one place"
-        arrivals = [state["requests"][i]["arrival"] for i in state["waiting"]]
+        arrivals = [state["requests"][i]["order"] for i in state["waiting"]]
         assert arrivals == sorted(arrivals), "the queue is in the order of arrival"
-        tokens = {(i, r["arrival"]): state["tokens"].get(i, []) for i, r in state["requests"].items()}
+        tokens = {(i, r["order"]): state["tokens"].get(i, []) for i, r in state["requests"].items()}
         for request, now in tokens.items():  # what was forgotten may come again, with another arrival
             before = self.committed.get(request, [])
             assert now[: len(before)] == before, f"committed tokens of {request} changed"

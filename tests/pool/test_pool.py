@@ -79,7 +79,7 @@ async def test_how_a_request_stands(lab: Lab) -> None:
     claimed = await lab.pool.look_up("r")
     assert claimed is not None
     assert (claimed.state, claimed.position, claimed.engine, claimed.tokens) == ("claimed", 0, "g", 1)
-    assert claimed.arrival == waiting.arrival
+    assert claimed.order == waiting.order
     await lab.commit("r", claims["r"], 1, 2, Reason.EOS)
     ended = await lab.pool.look_up("r")
     assert ended is not None
@@ -251,7 +251,7 @@ async def test_claims_carry_all_that_an_engine_needs(lab: Lab) -> None:
     held = await lab.pool.holding("g", *lab.terms["g"])
     assert held is not None
     [request] = held.requests
-    assert (request.request_id, request.claim, request.arrival) == ("r", claim, 1)
+    assert (request.request_id, request.claim, request.order) == ("r", claim, START)
     assert (request.record, request.tokens) == (b"record of r", tokens_of(0, 3))
     assert (request.deadline_in, request.losses, request.submitted) == (6.0, 0, START)
     assert (held.last_claim, held.needs) == (claim, 0)

@@ -86,6 +86,61 @@ async def an_old_master_claims_nothing(lab: Lab) -> None:
     assert (await lab.dump())["waiting"] == ["a"]
 
 
+@rule("prefix", "claim", "if only and only ~= engine then", "if false then")
+async def a_turn_goes_to_the_engine_that_has_its_prefix(lab: Lab) -> None:
+    await ready(lab)
+    await lab.engine("h")
+    await lab.claimed_by("h", "a", keys=b"system--turn one")
+    await lab.submit("b", keys=b"system--turn oneturn two")
+    assert await lab.claim("g") == {}
+    assert list(await lab.claim("h")) == ["b"]
+
+
+@rule("prefix, place", "prelude", "engine and place_at(engine) == place and engine", "engine")
+async def a_new_epoch_has_nobodys_prefix(lab: Lab) -> None:
+    await ready(lab)
+    await lab.engine("h")
+    await lab.claimed_by("h", "a", keys=b"system--turn one")
+    await lab.submit("b", keys=b"system--turn oneturn two")
+    await lab.pool.renew("h", *lab.terms["h"], epoch=9)
+    assert list(await lab.claim("g")) == ["b"]
+
+
+@rule("prefix, several", "submit", "of:sub(1, 1) == ONE", "true")
+async def prompts_that_end_alike_are_no_conversation(lab: Lab) -> None:
+    await ready(lab)
+    await lab.engine("h")
+    for request_id in ("a", "b"):
+        await lab.claimed_by("h", request_id, keys=b"system--")
+    await lab.submit("c", keys=b"system--")
+    assert list(await lab.claim("g")) == ["c"]
+
+
+async def overtaken(lab: Lab) -> str:
+    """A request that waits for another engine, and more behind it than may overtake it. Returns its id."""
+    await ready(lab)
+    await lab.engine("h")
+    await lab.claimed_by("h", "a", keys=b"system--turn one")
+    await lab.submit("b", keys=b"system--turn oneturn two")
+    for n in range(9):
+        await lab.submit(f"c{n}", 4, max_waiting=16)
+    return "b"
+
+
+@rule("overtaking", "claim", "times >= OVERTAKINGS and one.upfront or nil", "nil")
+async def a_request_is_overtaken_so_often_at_most(lab: Lab) -> None:
+    waits = await overtaken(lab)
+    assert list(await lab.claim(count=16)) == [f"c{n}" for n in range(8)]
+    assert list(await lab.claim(count=16)) == [waits, "c8"]
+
+
+@rule("overtaking, time", "prelude", " or now() - queued_at >= PREFIX_WAIT")
+async def a_request_waits_so_long_for_an_engine_at_most(lab: Lab) -> None:
+    waits = await overtaken(lab)
+    await lab.advance(0.5)
+    assert next(iter(await lab.claim(count=16))) == waits
+
+
 @rule("never_fit, claim", "claim", "elseif size <= total and suits(", "elseif suits(")
 async def a_request_for_a_larger_engine_holds_up_nobody(lab: Lab) -> None:
     await ready(lab)
@@ -270,7 +325,7 @@ async def an_engine_that_finishes_begins_nothing(lab: Lab) -> None:
     assert list(await lab.claim("h")) == ["b"]
 
 
-@rule("same_weights, hinted", "prelude", "if suits(weights, taste(engine)) then", "do")
+@rule("same_weights, hinted", "prelude", " and suits(weights, taste(engine)) then", " then")
 async def the_hint_goes_to_an_engine_that_may_take_it(lab: Lab) -> None:
     claim = await of_two_weights(lab)
     assert list(await lab.claim("g", slots=40)) == []
@@ -307,7 +362,7 @@ async def no_engine_is_told_what_does_not_fit(lab: Lab) -> None:
     assert answer.needs == 48
 
 
-@rule("hint, next head", "claim", "    hint_waiting(needs, waits) -- another engine may have room for it\n")
+@rule("hint, next head", "claim", "    hint_waiting(needs, waits, only) -- another engine may have room for it\n")
 async def what_one_engine_leaves_is_told_to_another(lab: Lab) -> None:
     await asking(lab, g=32, h=24)
     await lab.submit("large", 48)

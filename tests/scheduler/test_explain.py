@@ -396,3 +396,24 @@ def test_another_scheduler_takes_the_engine_over() -> None:
     assert story is not None
     whole(story)
     assert [part.kind for part in story.parts] == [Kind.CLAIM, Kind.RUN, Kind.LOST, Kind.TAKEN_OVER, Kind.RUN]
+
+
+def test_a_turn_that_waited_for_the_engine_of_its_prefix() -> None:
+    """It went to another engine in the end, and requests were taken before it meanwhile."""
+    one = one_that_runs(tokens=1)
+    lines = [
+        Note({**line.values, "prefix_at": {"1": ["engine-1", 3]}}) if isinstance(line, Note) else line
+        for line in journal(one.world, [0.0, 0.1, 0.2], one.submitted)
+    ]
+    history = History("engine-0")
+    history.take(lines)
+    story = explain(name_of(1), [history], None, wall(1))
+    assert story is not None
+    whole(story)
+    assert told(story)[0] == (
+        "waited 100.0 ms in the queue for engine-1, which had the keys and values of its prompt's beginning"
+    )
+    assert title(story).endswith(
+        "; engine-1 had the keys and values of its prompt's beginning; 3 requests overtook it as it waited for that"
+    )
+    assert as_json(story, None)["overtaken"] == 3

@@ -18,7 +18,7 @@ from orca_endpoint.requests.arrivals import Arrivals
 from orca_endpoint.requests.validation import Work
 from orca_endpoint.text.vocabulary import Vocabulary
 from orca_pool.pool import Pool
-from orca_pool.records import NO_LIMITS
+from orca_pool.records import BY_ARRIVAL, NO_LIMITS
 from orca_pool.retry import reached
 from orca_scheduler.discovery.static import StaticDiscovery
 from orca_scheduler.scheduler import Scheduler
@@ -113,7 +113,9 @@ class EndpointProcess:
             )
             digest = hashlib.sha1(record.SerializeToString()).hexdigest()
             work = Work(record, digest, ask.attempt)
-            submission = Submission(work, work.upfront(None), deadline, MAX_WAITING, NO_LIMITS, "", self.arrivals)
+            submission = Submission(
+                work, work.upfront(None), b"", deadline, MAX_WAITING, NO_LIMITS, "", BY_ARRIVAL, self.arrivals
+            )
         letters = cast(Vocabulary, Letters())
         transcript = Transcript(ask.request_id, letters, from_index=ask.from_index, digest=ask.digest)
         return Call(

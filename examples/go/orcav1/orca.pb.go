@@ -74,6 +74,63 @@ func (ToolChoice) EnumDescriptor() ([]byte, []int) {
 	return file_orca_v1_orca_proto_rawDescGZIP(), []int{0}
 }
 
+// A class of requests. A request's place in the queue is the moment at which it came, `aging` seconds earlier for each class
+// above NORMAL, and as much later below.
+type Priority int32
+
+const (
+	Priority_PRIORITY_UNSPECIFIED Priority = 0 // NORMAL
+	Priority_PRIORITY_URGENT      Priority = 1
+	Priority_PRIORITY_HIGH        Priority = 2
+	Priority_PRIORITY_NORMAL      Priority = 3
+	Priority_PRIORITY_LOW         Priority = 4
+)
+
+// Enum value maps for Priority.
+var (
+	Priority_name = map[int32]string{
+		0: "PRIORITY_UNSPECIFIED",
+		1: "PRIORITY_URGENT",
+		2: "PRIORITY_HIGH",
+		3: "PRIORITY_NORMAL",
+		4: "PRIORITY_LOW",
+	}
+	Priority_value = map[string]int32{
+		"PRIORITY_UNSPECIFIED": 0,
+		"PRIORITY_URGENT":      1,
+		"PRIORITY_HIGH":        2,
+		"PRIORITY_NORMAL":      3,
+		"PRIORITY_LOW":         4,
+	}
+)
+
+func (x Priority) Enum() *Priority {
+	p := new(Priority)
+	*p = x
+	return p
+}
+
+func (x Priority) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Priority) Descriptor() protoreflect.EnumDescriptor {
+	return file_orca_v1_orca_proto_enumTypes[1].Descriptor()
+}
+
+func (Priority) Type() protoreflect.EnumType {
+	return &file_orca_v1_orca_proto_enumTypes[1]
+}
+
+func (x Priority) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Priority.Descriptor instead.
+func (Priority) EnumDescriptor() ([]byte, []int) {
+	return file_orca_v1_orca_proto_rawDescGZIP(), []int{1}
+}
+
 // Why a generation ended.
 type FinishReason int32
 
@@ -117,11 +174,11 @@ func (x FinishReason) String() string {
 }
 
 func (FinishReason) Descriptor() protoreflect.EnumDescriptor {
-	return file_orca_v1_orca_proto_enumTypes[1].Descriptor()
+	return file_orca_v1_orca_proto_enumTypes[2].Descriptor()
 }
 
 func (FinishReason) Type() protoreflect.EnumType {
-	return &file_orca_v1_orca_proto_enumTypes[1]
+	return &file_orca_v1_orca_proto_enumTypes[2]
 }
 
 func (x FinishReason) Number() protoreflect.EnumNumber {
@@ -130,7 +187,7 @@ func (x FinishReason) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use FinishReason.Descriptor instead.
 func (FinishReason) EnumDescriptor() ([]byte, []int) {
-	return file_orca_v1_orca_proto_rawDescGZIP(), []int{1}
+	return file_orca_v1_orca_proto_rawDescGZIP(), []int{2}
 }
 
 // A prompt as token ids.
@@ -501,8 +558,11 @@ type GenerateRequest struct {
 	MinNewTokens uint32 `protobuf:"varint,20,opt,name=min_new_tokens,json=minNewTokens,proto3" json:"min_new_tokens,omitempty"`
 	// Special tokens have their text in Token.text, but for the token that ends the answer.
 	ShowSpecialTokens bool `protobuf:"varint,21,opt,name=show_special_tokens,json=showSpecialTokens,proto3" json:"show_special_tokens,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// Who goes first in the queue. With API keys a tenant may use those up to its own; NORMAL where the shares of tenants are
+	// fair, since their weights then say who goes first.
+	Priority      Priority `protobuf:"varint,22,opt,name=priority,proto3,enum=orca.v1.Priority" json:"priority,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GenerateRequest) Reset() {
@@ -706,6 +766,13 @@ func (x *GenerateRequest) GetShowSpecialTokens() bool {
 		return x.ShowSpecialTokens
 	}
 	return false
+}
+
+func (x *GenerateRequest) GetPriority() Priority {
+	if x != nil {
+		return x.Priority
+	}
+	return Priority_PRIORITY_UNSPECIFIED
 }
 
 type isGenerateRequest_Prompt interface {
@@ -1869,7 +1936,7 @@ const file_orca_v1_orca_proto_rawDesc = "" +
 	"\x06_top_kB\b\n" +
 	"\x06_top_pB\a\n" +
 	"\x05_seedB\x15\n" +
-	"\x13_repetition_penalty\"\x89\x06\n" +
+	"\x13_repetition_penalty\"\xb8\x06\n" +
 	"\x0fGenerateRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x14\n" +
@@ -1895,7 +1962,8 @@ const file_orca_v1_orca_proto_rawDesc = "" +
 	"\x05regex\x18\x12 \x01(\tH\x01R\x05regex\x12\x1a\n" +
 	"\agrammar\x18\x13 \x01(\tH\x01R\agrammar\x12$\n" +
 	"\x0emin_new_tokens\x18\x14 \x01(\rR\fminNewTokens\x12.\n" +
-	"\x13show_special_tokens\x18\x15 \x01(\bR\x11showSpecialTokensB\b\n" +
+	"\x13show_special_tokens\x18\x15 \x01(\bR\x11showSpecialTokens\x12-\n" +
+	"\bpriority\x18\x16 \x01(\x0e2\x11.orca.v1.PriorityR\bpriorityB\b\n" +
 	"\x06promptB\x06\n" +
 	"\x04form\"\xa8\x01\n" +
 	"\rResumeRequest\x12\x1d\n" +
@@ -1998,7 +2066,13 @@ const file_orca_v1_orca_proto_rawDesc = "" +
 	"ToolChoice\x12\x1b\n" +
 	"\x17TOOL_CHOICE_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10TOOL_CHOICE_NONE\x10\x01\x12\x18\n" +
-	"\x14TOOL_CHOICE_REQUIRED\x10\x02*\xb1\x01\n" +
+	"\x14TOOL_CHOICE_REQUIRED\x10\x02*s\n" +
+	"\bPriority\x12\x18\n" +
+	"\x14PRIORITY_UNSPECIFIED\x10\x00\x12\x13\n" +
+	"\x0fPRIORITY_URGENT\x10\x01\x12\x11\n" +
+	"\rPRIORITY_HIGH\x10\x02\x12\x13\n" +
+	"\x0fPRIORITY_NORMAL\x10\x03\x12\x10\n" +
+	"\fPRIORITY_LOW\x10\x04*\xb1\x01\n" +
 	"\fFinishReason\x12\x1d\n" +
 	"\x19FINISH_REASON_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14FINISH_REASON_LENGTH\x10\x01\x12\x15\n" +
@@ -2026,74 +2100,76 @@ func file_orca_v1_orca_proto_rawDescGZIP() []byte {
 	return file_orca_v1_orca_proto_rawDescData
 }
 
-var file_orca_v1_orca_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
+var file_orca_v1_orca_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
 var file_orca_v1_orca_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
 var file_orca_v1_orca_proto_goTypes = []any{
 	(ToolChoice)(0),              // 0: orca.v1.ToolChoice
-	(FinishReason)(0),            // 1: orca.v1.FinishReason
-	(*TokenIds)(nil),             // 2: orca.v1.TokenIds
-	(*Chat)(nil),                 // 3: orca.v1.Chat
-	(*ChatMessage)(nil),          // 4: orca.v1.ChatMessage
-	(*Sampling)(nil),             // 5: orca.v1.Sampling
-	(*GenerateRequest)(nil),      // 6: orca.v1.GenerateRequest
-	(*ResumeRequest)(nil),        // 7: orca.v1.ResumeRequest
-	(*GenerateResponse)(nil),     // 8: orca.v1.GenerateResponse
-	(*Accepted)(nil),             // 9: orca.v1.Accepted
-	(*Token)(nil),                // 10: orca.v1.Token
-	(*TopToken)(nil),             // 11: orca.v1.TopToken
-	(*PromptToken)(nil),          // 12: orca.v1.PromptToken
-	(*Finished)(nil),             // 13: orca.v1.Finished
-	(*Timings)(nil),              // 14: orca.v1.Timings
-	(*GenerateTextResponse)(nil), // 15: orca.v1.GenerateTextResponse
-	(*CancelRequest)(nil),        // 16: orca.v1.CancelRequest
-	(*CancelResponse)(nil),       // 17: orca.v1.CancelResponse
-	(*GetModelRequest)(nil),      // 18: orca.v1.GetModelRequest
-	(*GetModelResponse)(nil),     // 19: orca.v1.GetModelResponse
-	(*Engine)(nil),               // 20: orca.v1.Engine
-	nil,                          // 21: orca.v1.Sampling.LogitBiasEntry
-	(*durationpb.Duration)(nil),  // 22: google.protobuf.Duration
+	(Priority)(0),                // 1: orca.v1.Priority
+	(FinishReason)(0),            // 2: orca.v1.FinishReason
+	(*TokenIds)(nil),             // 3: orca.v1.TokenIds
+	(*Chat)(nil),                 // 4: orca.v1.Chat
+	(*ChatMessage)(nil),          // 5: orca.v1.ChatMessage
+	(*Sampling)(nil),             // 6: orca.v1.Sampling
+	(*GenerateRequest)(nil),      // 7: orca.v1.GenerateRequest
+	(*ResumeRequest)(nil),        // 8: orca.v1.ResumeRequest
+	(*GenerateResponse)(nil),     // 9: orca.v1.GenerateResponse
+	(*Accepted)(nil),             // 10: orca.v1.Accepted
+	(*Token)(nil),                // 11: orca.v1.Token
+	(*TopToken)(nil),             // 12: orca.v1.TopToken
+	(*PromptToken)(nil),          // 13: orca.v1.PromptToken
+	(*Finished)(nil),             // 14: orca.v1.Finished
+	(*Timings)(nil),              // 15: orca.v1.Timings
+	(*GenerateTextResponse)(nil), // 16: orca.v1.GenerateTextResponse
+	(*CancelRequest)(nil),        // 17: orca.v1.CancelRequest
+	(*CancelResponse)(nil),       // 18: orca.v1.CancelResponse
+	(*GetModelRequest)(nil),      // 19: orca.v1.GetModelRequest
+	(*GetModelResponse)(nil),     // 20: orca.v1.GetModelResponse
+	(*Engine)(nil),               // 21: orca.v1.Engine
+	nil,                          // 22: orca.v1.Sampling.LogitBiasEntry
+	(*durationpb.Duration)(nil),  // 23: google.protobuf.Duration
 }
 var file_orca_v1_orca_proto_depIdxs = []int32{
-	4,  // 0: orca.v1.Chat.messages:type_name -> orca.v1.ChatMessage
+	5,  // 0: orca.v1.Chat.messages:type_name -> orca.v1.ChatMessage
 	0,  // 1: orca.v1.Chat.tool_choice:type_name -> orca.v1.ToolChoice
-	21, // 2: orca.v1.Sampling.logit_bias:type_name -> orca.v1.Sampling.LogitBiasEntry
-	2,  // 3: orca.v1.GenerateRequest.token_ids:type_name -> orca.v1.TokenIds
-	3,  // 4: orca.v1.GenerateRequest.chat:type_name -> orca.v1.Chat
-	5,  // 5: orca.v1.GenerateRequest.sampling:type_name -> orca.v1.Sampling
-	22, // 6: orca.v1.GenerateRequest.detach_grace:type_name -> google.protobuf.Duration
-	9,  // 7: orca.v1.GenerateResponse.accepted:type_name -> orca.v1.Accepted
-	10, // 8: orca.v1.GenerateResponse.tokens:type_name -> orca.v1.Token
-	13, // 9: orca.v1.GenerateResponse.finished:type_name -> orca.v1.Finished
-	12, // 10: orca.v1.GenerateResponse.prompt:type_name -> orca.v1.PromptToken
-	22, // 11: orca.v1.Accepted.starts_in:type_name -> google.protobuf.Duration
-	11, // 12: orca.v1.Token.top:type_name -> orca.v1.TopToken
-	11, // 13: orca.v1.PromptToken.top:type_name -> orca.v1.TopToken
-	1,  // 14: orca.v1.Finished.reason:type_name -> orca.v1.FinishReason
-	14, // 15: orca.v1.Finished.timings:type_name -> orca.v1.Timings
-	22, // 16: orca.v1.Timings.claimed:type_name -> google.protobuf.Duration
-	22, // 17: orca.v1.Timings.first_token:type_name -> google.protobuf.Duration
-	22, // 18: orca.v1.Timings.finished:type_name -> google.protobuf.Duration
-	1,  // 19: orca.v1.GenerateTextResponse.reason:type_name -> orca.v1.FinishReason
-	14, // 20: orca.v1.GenerateTextResponse.timings:type_name -> orca.v1.Timings
-	10, // 21: orca.v1.GenerateTextResponse.tokens:type_name -> orca.v1.Token
-	12, // 22: orca.v1.GenerateTextResponse.prompt:type_name -> orca.v1.PromptToken
-	20, // 23: orca.v1.GetModelResponse.engines:type_name -> orca.v1.Engine
-	5,  // 24: orca.v1.GetModelResponse.sampling_defaults:type_name -> orca.v1.Sampling
-	6,  // 25: orca.v1.Orca.Generate:input_type -> orca.v1.GenerateRequest
-	6,  // 26: orca.v1.Orca.GenerateText:input_type -> orca.v1.GenerateRequest
-	7,  // 27: orca.v1.Orca.Resume:input_type -> orca.v1.ResumeRequest
-	16, // 28: orca.v1.Orca.Cancel:input_type -> orca.v1.CancelRequest
-	18, // 29: orca.v1.Orca.GetModel:input_type -> orca.v1.GetModelRequest
-	8,  // 30: orca.v1.Orca.Generate:output_type -> orca.v1.GenerateResponse
-	15, // 31: orca.v1.Orca.GenerateText:output_type -> orca.v1.GenerateTextResponse
-	8,  // 32: orca.v1.Orca.Resume:output_type -> orca.v1.GenerateResponse
-	17, // 33: orca.v1.Orca.Cancel:output_type -> orca.v1.CancelResponse
-	19, // 34: orca.v1.Orca.GetModel:output_type -> orca.v1.GetModelResponse
-	30, // [30:35] is the sub-list for method output_type
-	25, // [25:30] is the sub-list for method input_type
-	25, // [25:25] is the sub-list for extension type_name
-	25, // [25:25] is the sub-list for extension extendee
-	0,  // [0:25] is the sub-list for field type_name
+	22, // 2: orca.v1.Sampling.logit_bias:type_name -> orca.v1.Sampling.LogitBiasEntry
+	3,  // 3: orca.v1.GenerateRequest.token_ids:type_name -> orca.v1.TokenIds
+	4,  // 4: orca.v1.GenerateRequest.chat:type_name -> orca.v1.Chat
+	6,  // 5: orca.v1.GenerateRequest.sampling:type_name -> orca.v1.Sampling
+	23, // 6: orca.v1.GenerateRequest.detach_grace:type_name -> google.protobuf.Duration
+	1,  // 7: orca.v1.GenerateRequest.priority:type_name -> orca.v1.Priority
+	10, // 8: orca.v1.GenerateResponse.accepted:type_name -> orca.v1.Accepted
+	11, // 9: orca.v1.GenerateResponse.tokens:type_name -> orca.v1.Token
+	14, // 10: orca.v1.GenerateResponse.finished:type_name -> orca.v1.Finished
+	13, // 11: orca.v1.GenerateResponse.prompt:type_name -> orca.v1.PromptToken
+	23, // 12: orca.v1.Accepted.starts_in:type_name -> google.protobuf.Duration
+	12, // 13: orca.v1.Token.top:type_name -> orca.v1.TopToken
+	12, // 14: orca.v1.PromptToken.top:type_name -> orca.v1.TopToken
+	2,  // 15: orca.v1.Finished.reason:type_name -> orca.v1.FinishReason
+	15, // 16: orca.v1.Finished.timings:type_name -> orca.v1.Timings
+	23, // 17: orca.v1.Timings.claimed:type_name -> google.protobuf.Duration
+	23, // 18: orca.v1.Timings.first_token:type_name -> google.protobuf.Duration
+	23, // 19: orca.v1.Timings.finished:type_name -> google.protobuf.Duration
+	2,  // 20: orca.v1.GenerateTextResponse.reason:type_name -> orca.v1.FinishReason
+	15, // 21: orca.v1.GenerateTextResponse.timings:type_name -> orca.v1.Timings
+	11, // 22: orca.v1.GenerateTextResponse.tokens:type_name -> orca.v1.Token
+	13, // 23: orca.v1.GenerateTextResponse.prompt:type_name -> orca.v1.PromptToken
+	21, // 24: orca.v1.GetModelResponse.engines:type_name -> orca.v1.Engine
+	6,  // 25: orca.v1.GetModelResponse.sampling_defaults:type_name -> orca.v1.Sampling
+	7,  // 26: orca.v1.Orca.Generate:input_type -> orca.v1.GenerateRequest
+	7,  // 27: orca.v1.Orca.GenerateText:input_type -> orca.v1.GenerateRequest
+	8,  // 28: orca.v1.Orca.Resume:input_type -> orca.v1.ResumeRequest
+	17, // 29: orca.v1.Orca.Cancel:input_type -> orca.v1.CancelRequest
+	19, // 30: orca.v1.Orca.GetModel:input_type -> orca.v1.GetModelRequest
+	9,  // 31: orca.v1.Orca.Generate:output_type -> orca.v1.GenerateResponse
+	16, // 32: orca.v1.Orca.GenerateText:output_type -> orca.v1.GenerateTextResponse
+	9,  // 33: orca.v1.Orca.Resume:output_type -> orca.v1.GenerateResponse
+	18, // 34: orca.v1.Orca.Cancel:output_type -> orca.v1.CancelResponse
+	20, // 35: orca.v1.Orca.GetModel:output_type -> orca.v1.GetModelResponse
+	31, // [31:36] is the sub-list for method output_type
+	26, // [26:31] is the sub-list for method input_type
+	26, // [26:26] is the sub-list for extension type_name
+	26, // [26:26] is the sub-list for extension extendee
+	0,  // [0:26] is the sub-list for field type_name
 }
 
 func init() { file_orca_v1_orca_proto_init() }
@@ -2117,7 +2193,7 @@ func file_orca_v1_orca_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_orca_v1_orca_proto_rawDesc), len(file_orca_v1_orca_proto_rawDesc)),
-			NumEnums:      2,
+			NumEnums:      3,
 			NumMessages:   20,
 			NumExtensions: 0,
 			NumServices:   1,

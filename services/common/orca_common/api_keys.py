@@ -3,7 +3,10 @@
 A list of keys holds one tenant and one hash a line, never a key:
 
     # tenant  hash of the key
-    research  sha256:5e884898da28047151d0e56f8dc6292773603d0d6aabbdd62a11ef721d1542d8
+    research  sha256:5e884898da28047151d0e56f8dc6292773603d0d6aabbdd62a11ef721d1542d8  priority=high weight=3
+
+Behind the hash, where they are not the default, stand the highest class that the tenant's requests may have, and the
+weight of its share (`priorities`).
 
 Plain SHA-256 is enough, because `new_key` makes keys of 256 random bits that nobody can guess. A slow hash protects
 passwords, which can be guessed, and would cost a door 50 ms a call: a wrong key would then be a cheap attack.
@@ -16,9 +19,11 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from .errors import ErrorReason, FailedPrecondition, Unauthenticated
 from .file_version import version_of
+from .priorities import CLASSES, Grant, Priority
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +31,10 @@ AUTHORIZATION = "authorization"  # the header, or gRPC metadata, in which a clie
 LOOK_SECONDS = 1.0  # between looks at whether the file has changed
 MAX_KEY_BYTES = 512  # of a credential that a client sends
 MAX_FILE_BYTES = 1 << 20  # some 10,000 keys
-LINE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,63})\s+sha256:([0-9a-f]{64})")
+LINE = re.compile(
+    r"([A-Za-z0-9][A-Za-z0-9._-]{0,63})\s+sha256:([0-9a-f]{64})"
+    rf"(?:\s+priority=({'|'.join(CLASSES)}))?(?:\s+weight=([0-9]{{1,6}}(?:\.[0-9]{{1,6}})?))?"
+)
 
 
 def new_key() -> str:
@@ -42,23 +50,41 @@ def line_of(tenant: str, key: str) -> str:
     return line
 
 
-def parse(text: str, where: str) -> dict[str, str]:
-    """The tenants of a list by the hashes of their keys. A tenant may have several keys.
+class Keys(NamedTuple):
+    """A list of keys."""
+
+    tenants: Mapping[str, str]  # by the hashes of their keys
+    grants: Mapping[str, Grant]  # by tenant
+
+    def __or__(self, other: "Keys") -> "Keys":
+        return Keys({**self.tenants, **other.tenants}, {**self.grants, **other.grants})
+
+
+def parse(text: str, where: str) -> Keys:
+    """The keys of a list. A tenant may have several, with one class and weight.
 
     Lines end with a line break, a comma or a semicolon. Raises FailedPrecondition, which names `where` and the line.
     """
-    found: dict[str, str] = {}
+    found, grants = dict[str, str](), dict[str, Grant]()
     for number, raw in enumerate(re.split(r"[\n,;]", text), start=1):
         line = raw.partition("#")[0].strip()
         if not line:
             continue
         match = LINE.fullmatch(line)
         if match is None:  # the line may hold a key by mistake: it is not shown
-            raise FailedPrecondition(f"{where}: line {number} is not `TENANT sha256:HASH`; `orca key TENANT` makes one")
-        tenant, digest = match.groups()
+            raise FailedPrecondition(
+                f"{where}: line {number} is not `TENANT sha256:HASH [priority=CLASS] [weight=NUMBER]`; "
+                "`orca key TENANT` makes one"
+            )
+        tenant, digest, highest, weight = match.groups()
+        grant = Grant(CLASSES[highest] if highest else Priority.NORMAL, float(weight or 1))
+        if not grant.weight:
+            raise FailedPrecondition(f"{where}: line {number} has weight={weight}; it must be above 0")
+        if grants.setdefault(tenant, grant) != grant:
+            raise FailedPrecondition(f"{where}: line {number} gives {tenant} another priority or weight than before")
         if found.setdefault(digest, tenant) != tenant:
             raise FailedPrecondition(f"{where}: line {number} gives the key of {found[digest]} to {tenant} too")
-    return found
+    return Keys(found, grants)
 
 
 class ApiKeys:
@@ -69,16 +95,16 @@ class ApiKeys:
 
     def __init__(self, given: str | None, file: str | None, clock: Callable[[], float] = time.monotonic) -> None:
         """given: a list in a setting. file: the path of a list. Both count. Raises FailedPrecondition."""
-        self._given = parse(given, "api_keys") if given is not None else {}
+        self._given = parse(given, "api_keys") if given is not None else Keys({}, {})
         self._file = Path(file) if file is not None else None
         self._clock, self._next_look = clock, 0.0
         self._seen: object = None  # which version of the file was read last
         self.required = given is not None or file is not None
-        self._tenants: Mapping[str, str] = self._given
+        self._keys = self._given
         if self._file is not None:
             self._seen = version_of(self._file)
-            self._tenants = self._given | self._read()
-        if self.required and not self._tenants:
+            self._keys = self._given | self._read()
+        if self.required and not self._keys.tenants:
             raise FailedPrecondition("api_keys, api_keys_file: hold no key, so nobody could call")
 
     def tenant_of(self, authorization: str | None) -> str:
@@ -93,10 +119,14 @@ class ApiKeys:
         key = key.strip()
         if scheme.lower() != "bearer" or not key:
             raise Unauthenticated("no API key: send `authorization: Bearer KEY`", reason=ErrorReason.NO_KEY)
-        tenant = self._tenants.get(_digest(key)) if len(key) <= MAX_KEY_BYTES else None
+        tenant = self._keys.tenants.get(_digest(key)) if len(key) <= MAX_KEY_BYTES else None
         if tenant is None:
             raise Unauthenticated("the API key is not valid here")
         return tenant
+
+    def grant_of(self, tenant: str) -> Grant:
+        """The grant of a tenant. Without keys everybody may ask for every class."""
+        return self._keys.grants.get(tenant, Grant()) if self.required else Grant(Priority.URGENT)
 
     def _look(self) -> None:
         now = self._clock()
@@ -108,14 +138,14 @@ class ApiKeys:
             return
         self._seen = seen
         try:
-            tenants = self._given | self._read()
+            keys = self._given | self._read()
         except FailedPrecondition as error:
             log.error("the API keys were not read again: %s", error)
             return
-        self._tenants = tenants
-        log.info("API keys read", extra={"keys": len(tenants), "tenants": len(set(tenants.values()))})
+        self._keys = keys
+        log.info("API keys read", extra={"keys": len(keys.tenants), "tenants": len(keys.grants)})
 
-    def _read(self) -> dict[str, str]:
+    def _read(self) -> Keys:
         assert self._file is not None
         try:
             with self._file.open("rb") as file:

@@ -2,7 +2,8 @@
 
 A key stands for a block's tokens and all that come before them: it is a digest over the key of the block before and the
 tokens (vLLM's "Automatic Prefix Caching" has the same chain). The first block's parent is a root: requests of different
-roots share nothing. The scheduler and each rank make keys of the tokens that they have, and never send them.
+roots share nothing. The scheduler and each rank make keys of the tokens that they have, and never send them to each
+other. Endpoints make them, too: by some bytes of them the pool finds the engine that has most of a prompt's prefix.
 """
 
 from array import array
@@ -15,6 +16,20 @@ BYTES = 16  # of a key: two beginnings that differ have one key with a probabili
 def root_of(scope: str) -> str:
     """The parent of first blocks that requests of this scope may share."""
     return blake2b(scope.encode(), digest_size=BYTES, person=b"orca root").hexdigest()
+
+
+def root_by(prefix: str, tenant: str) -> str:
+    """The root of a tenant's requests by a policy's part `prefix`; "" where a request begins with nobody's blocks.
+
+    tenant: "" where callers have no keys.
+    """
+    match prefix:
+        case "tenant":
+            return root_of(f"tenant {tenant}")
+        case "shared":
+            return root_of("all")
+        case _:
+            return ""
 
 
 def key_of(parent: str, token_ids: Sequence[int]) -> str:

@@ -93,6 +93,7 @@ class EndpointApp:
             self.delivery,
             telemetry,
             metrics,
+            keys.grant_of,
         )
         self._open.push_async_callback(self._pool.close)
         self._open.push_async_callback(self.delivery.close)

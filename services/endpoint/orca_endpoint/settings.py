@@ -1,7 +1,7 @@
 """The endpoint's settings and the limits of what it accepts."""
 
 from ipaddress import IPv4Network, IPv6Network, ip_network
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
@@ -43,6 +43,10 @@ class EndpointSettings(ServiceSettings, PoolSettings):
     """Requests of one tenant, or host without keys, waiting or running; more are refused. 0: its share of the queue."""
     tenant_waiting_tokens: int = Field(default=0, ge=0)
     """Slots that the waiting requests of one tenant, or host without keys, may need; more are refused. 0: no limit."""
+    order: Literal["arrival", "fair"] = "arrival"
+    """Who goes first in the queue: by arrival and class, or tenants (hosts without keys) in fair shares by weight."""
+    aging: float = Field(default=60.0, ge=0)
+    """Seconds that each class of requests is ahead of the next in the queue; inf: the classes are strict."""
     max_calls: int = Field(default=4096, ge=1)
     """Streams of one endpoint; more new ones are refused with RESOURCE_EXHAUSTED, a Resume at twice as many."""
     max_prompt_bytes: int = Field(default=1 << 20, ge=1)

@@ -8,13 +8,16 @@ tables into docs/pool.md, "Keys".
 | pool                  | hash       | schema; digest of the model that all services share, its   | the release        |
 |                       |            | max positions and vocabulary; slots of the largest engine, |                    |
 |                       |            | slots of a block, whether output is reserved; last numbers |                    |
-|                       |            | given; how far sweeps have come. A service with another    |                    |
-|                       |            | schema or model refuses to start                           |                    |
+|                       |            | given; how far sweeps have come; whose keys and values     |                    |
+|                       |            | requests begin with. A service with another schema or      |                    |
+|                       |            | model refuses to start                                     |                    |
 | load                  | hash       | sums over what waits: new tokens, slots, bytes; by tenant  | the release        |
 |                       |            | (a host, where there are no keys) its slots, requests and  |                    |
 |                       |            | bytes that wait, and its requests that live                |                    |
 | waiting               | sorted set | ids in the queue by their order: position = rank           | until claimed or   |
 |                       |            |                                                            | ended              |
+| tags                  | sorted set | where shares are fair: tenants by the order of their next  | until all that     |
+|                       |            | request, at most 65,536                                    | runs is behind it  |
 | claimed:ENGINE        | sorted set | ids that an engine has claimed, by their order             | until finished or  |
 |                       |            |                                                            | given back         |
 | listeners:ENGINE      | hash       | by claim number: the first bytes of all packets to the     | until given back   |
@@ -22,6 +25,9 @@ tables into docs/pool.md, "Keys".
 |                       |            | nothing else of its rows                                   |                    |
 | asking                | sorted set | engines that found nothing to claim, by free slots         | until hinted, or a |
 |                       |            |                                                            | claim              |
+| prefixes              | hash       | by the last block's key of a prompt (8 bytes of it): `1`   | with its request   |
+|                       |            | and the id of the request that has it, `+` and the last    |                    |
+|                       |            | one's where there are several                              |                    |
 | request:ID            | hash       | one request, in the fields below                           | retention after    |
 |                       |            |                                                            | end                |
 | tokens:ID             | string     | the committed tokens, append only: 16 bytes each           | with its request   |
@@ -60,12 +66,18 @@ The fields of `request:ID`, '' where a field has no value:
 | record, digest, max_tokens, new, grace, tenant | the request as submitted: PoolRequest, digest of its body, slots    |
 |                                                | that it fills at the end, its new tokens among them, detach grace   |
 |                                                | in microseconds, the tenant who pays                                |
-| upfront, order                                 | slots that must be free for it to begin; its sort key in the queue  |
+| upfront, order, class                          | slots that must be free for it to begin; its sort key in the queue; |
+|                                                | its class, 0 where shares are fair                                  |
 | state                                          | waiting, claimed or ended                                           |
-| arrival, claim, engine                         | arrival number; claim number and engine while claimed               |
+| claim, engine                                  | claim number and engine while claimed                               |
 | engines                                        | lines `INDEX ENGINE`, one for each claim: the first token's index   |
 | weights                                        | of the engine that claimed it last: with tokens, no other weights   |
 |                                                | go on with it                                                       |
+| mark, place                                    | where requests begin with others' keys and values: the last key of  |
+|                                                | its prompt; term, epoch and name of the engine that claimed it last |
+| prefix_at, overtaken                           | there, too: the `place` of the request whose prompt is the longest  |
+|                                                | beginning of its own; how many were taken before it as it waited    |
+|                                                | for that engine                                                     |
 | endpoint, attempt, closed                      | the listening call; closed: 1 when this attempt detached            |
 | losses, loss_at                                | losses since the last token; tokens at the last loss                |
 | deadline, detach_at                            | moments at which the request ends                                   |

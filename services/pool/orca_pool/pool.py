@@ -1,7 +1,7 @@
 """The request pool: all its operations, on one Redis. See docs/pool.md and docs/design.md, "The request pool"."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, cast
@@ -18,6 +18,7 @@ from .leases import DETACH_FLOOR_SECONDS
 from .link import Argument, Link
 from .listeners import Listeners
 from .records import (
+    BY_ARRIVAL,
     NO_LIMITS,
     NO_LOAD,
     Attached,
@@ -41,6 +42,7 @@ from .records import (
     Renewed,
     Standing,
     Times,
+    Turn,
 )
 from .scripts import SCHEMA, Constants, build, standard
 from .wire import pack_tokens, unpack_packets, unpack_tokens
@@ -183,14 +185,15 @@ class Pool:
 
     async def identity(self) -> ModelIdentity | None:
         """The model that the release has agreed on, and the slots of its largest engine. None: no service was there."""
-        fields = ("digest", "max_positions", "vocab_size", "slots", "block", "output")
-        digest, positions, vocabulary, slots, block, output = await self._link.command(
+        fields = ("digest", "max_positions", "vocab_size", "slots", "block", "output", "prefix")
+        digest, positions, vocabulary, slots, block, output, prefix = await self._link.command(
             "HMGET", self._keys.pool, *fields
         )
         if digest is None:
             return None
         reservation = None if block is None else Reservation(int(block), bool(int(output)))
-        return ModelIdentity(digest.decode(), int(positions), int(vocabulary), int(slots or 0), reservation)
+        sizes = int(positions), int(vocabulary), int(slots or 0)
+        return ModelIdentity(digest.decode(), *sizes, reservation, (prefix or b"off").decode())
 
     async def engine_infos(self) -> list[EngineInfo]:
         """The engines that have formed, by name."""
@@ -244,6 +247,8 @@ class Pool:
         max_waiting: int,
         new_tokens: int | None = None,
         tenant: str = "",
+        turn: Turn = BY_ARRIVAL,
+        keys: bytes = b"",
         limits: QueueLimits = NO_LIMITS,
     ) -> Attached | Refusal | Busy:
         """Queues a request and attaches its call. A known id with the same body is only attached.
@@ -252,13 +257,16 @@ class Pool:
         upfront: slots that must be free for it to begin. deadline_in: seconds from now (None: no deadline).
         detach_grace: seconds for which the request lives on when its endpoint dies. max_waiting: a queue of this many
         requests is full. new_tokens: max_new_tokens, None: all of max_tokens. tenant: who pays for the request, which
-        counts against the limits of a tenant and its share of the queue; a host, where callers have no keys.
+        counts against the limits of a tenant and its share of the queue; a host, where callers have no keys. turn:
+        where it comes into the queue. keys: those of its prompt's last full blocks (`wire.pack_keys`), where it may
+        begin with others' keys and values.
         Raises ValueError for an attempt that is not below 2^53.
         """
         deadline = "" if deadline_in is None else _microseconds(deadline_in)
         grace = _microseconds(detach_grace)
         rest: list[Argument] = [body_digest, max_tokens, upfront, deadline, grace, endpoint, _exact(attempt)]
-        rest += [max_tokens if new_tokens is None else new_tokens, tenant, max_waiting]
+        rest += [max_tokens if new_tokens is None else new_tokens, tenant, turn.lift]
+        rest += ["" if turn.weight is None else str(turn.weight), int(turn.priority), keys, max_waiting]
         rest += ["" if limit is None else limit for limit in limits]
         try:
             answer = _submitted(await self._submit(request_id, record, *rest))
@@ -325,11 +333,12 @@ class Pool:
         answer = await self._run("look_up", request_id)
         if answer is None:
             return None
-        state, position, slots, arrival, engine, tokens, losses, reason, *times, now = answer
+        state, position, slots, order, engine, tokens, losses, reason, *times, now, prefix_at, overtaken = answer
         why = Reason(int(reason)) if int(reason) else None
-        numbers = int(position), int(slots), int(arrival)
+        numbers = int(position), int(slots), int(order)
         moments = Times(*map(int, times))
-        return Standing(state.decode(), *numbers, engine.decode(), int(tokens), int(losses), why, moments, int(now))
+        about = engine.decode(), int(tokens), int(losses), why, moments, int(now), prefix_at.decode(), int(overtaken)
+        return Standing(state.decode(), *numbers, *about)
 
     async def show(self, request_id: str) -> Attached | None:
         """Returns all of a request that an attach would, beside its place in the queue; None: it is not known. Changes
@@ -412,7 +421,7 @@ class Pool:
         begins anything.
         """
         numbers = ("" if epoch is None else epoch, "" if reserve is None else reserve)
-        sizes: Sequence[Argument] = [""] * 6
+        sizes: Sequence[Argument] = [""] * 7
         if form is not None:
             rule = form.reservation
             sizes = (
@@ -422,9 +431,12 @@ class Pool:
                 form.policy,
                 rule.block_size,
                 int(rule.output),
+                form.prefix,
             )
-        told = (load.rows, load.free, _microseconds(load.pace), _microseconds(load.room_in), int(load.finishing))
-        answer = await self._renew("renew", engine, owner, term, *numbers, *sizes, weights, known, *told)
+        told = (load.rows, load.free, _microseconds(load.pace), _microseconds(load.room_in))
+        answer = await self._renew(
+            "renew", engine, owner, term, *numbers, *sizes, weights, known, *told, int(load.finishing), load.yields
+        )
         if answer is None:
             return None
         epoch_now, reserved, last_claim, version, needs, *claims = answer
@@ -460,14 +472,17 @@ class Pool:
         count: int,
         slots: int,
         total: int,
+        yielding: Iterable[tuple[int, int]] = (),
     ) -> ClaimAnswer | None:
-        """Takes at most `count` of the oldest requests that fit into `slots`. None: not the master any more.
+        """Takes at most `count` of the first requests that fit into `slots`. None: not the master any more.
 
         have: the last claim number that the master heard of. If the engine's is higher, an answer was lost: this one
         tells what was claimed since, and nothing new is taken. total: all slots of the engine; a larger request is left
-        to a larger engine.
+        to a larger engine. yielding: class and order of requests that the engine runs, the last one first, each of
+        which gives way to a request of a higher class before it, beyond `count`.
         """
-        answer = await self._run("claim", engine, owner, term, have, count, slots, total)
+        last = " ".join(f"{priority} {order}" for priority, order in yielding)
+        answer = await self._run("claim", engine, owner, term, have, count, slots, total, last)
         if answer is None:
             return None
         last_claim, needs, before, after, *held = answer
@@ -571,20 +586,38 @@ def _claim_answer(answer: Any) -> ClaimAnswer | None:
     if answer is None:
         return None
     last_claim, needs, *held = answer
-    requests = [
-        Claimed(
-            request_id.decode(),
-            int(claim),
-            int(arrival),
-            record,
-            unpack_tokens(tokens),
-            int(losses),
-            None if deadline == b"" else int(deadline) / 1e6,
-            int(submitted),
-            int(queued),
-            int(taken),
-            weights.decode(),
-        )
-        for request_id, claim, arrival, record, tokens, losses, deadline, submitted, queued, taken, weights in held
-    ]
-    return ClaimAnswer(requests, int(last_claim), needs)
+    return ClaimAnswer([_claimed(*one) for one in held], int(last_claim), needs)
+
+
+def _claimed(
+    request_id: bytes,
+    claim: bytes,
+    order: bytes,
+    priority: bytes,
+    record: bytes,
+    tokens: bytes,
+    losses: bytes,
+    deadline: bytes,
+    submitted: bytes,
+    queued: bytes,
+    taken: bytes,
+    weights: bytes,
+    prefix_at: bytes,
+    overtaken: bytes,
+) -> Claimed:
+    return Claimed(
+        request_id.decode(),
+        int(claim),
+        int(order),
+        int(priority),
+        record,
+        unpack_tokens(tokens),
+        int(losses),
+        None if deadline == b"" else int(deadline) / 1e6,
+        int(submitted),
+        int(queued),
+        int(taken),
+        weights.decode(),
+        prefix_at.decode(),
+        int(overtaken),
+    )

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
+from orca_common.priorities import Priority
 from orca_common.reservation import Reservation
 
 
@@ -79,13 +80,15 @@ class Standing(NamedTuple):
     state: str  # waiting, claimed or ended
     position: int  # in the queue, from 1; 0: it is in none
     slots: int  # that must be free for it to begin
-    arrival: int
+    order: int  # its sort key in the queue
     engine: str  # that has claimed it; "" for none
     tokens: int  # committed
     losses: int  # of its engine in a row, without a token in between
     reason: Reason | None  # of its end
     times: Times
     now: int  # Redis's TIME in microseconds
+    prefix_at: str = ""  # the engine that had its prefix as it was submitted; "" for none
+    overtaken: int = 0  # how many were taken before it as it waited for that engine
 
 
 class QueueLimits(NamedTuple):
@@ -97,6 +100,17 @@ class QueueLimits(NamedTuple):
 
 
 NO_LIMITS = QueueLimits(None, None, None)
+
+
+class Turn(NamedTuple):
+    """Where a request comes into the queue."""
+
+    lift: int = 0  # microseconds that are added to its arrival: those of its class (orca_common.priorities)
+    weight: float | None = None  # of its tenant, above 0; with it tenants have fair shares, whatever arrived first
+    priority: int = Priority.NORMAL  # its class; FAIR where shares are fair
+
+
+BY_ARRIVAL = Turn()
 
 
 class Refusal(IntEnum):
@@ -167,7 +181,8 @@ class Claimed:
 
     request_id: str
     claim: int
-    arrival: int
+    order: int  # its sort key in the queue
+    priority: int  # its class, or FAIR
     record: bytes
     tokens: list[CommittedToken]  # committed before the claim
     losses: int  # of its engine in a row, without a token in between
@@ -176,6 +191,8 @@ class Claimed:
     queued_at: int  # when it came into the queue last
     taken_at: int  # when the engine claimed it
     weights: str = ""  # fingerprint of those that are to make its tokens
+    prefix_at: str = ""  # the engine that had its prefix as it was submitted; "" for none
+    overtaken: int = 0  # how many were taken before it as it waited for that engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +233,7 @@ class EngineLoad(NamedTuple):
     pace: float  # seconds from one token of a request to its next; 0: not known yet
     room_in: float  # seconds until a request that runs makes room, if it makes all its tokens
     finishing: bool = False  # it begins nothing: it goes on with what has tokens of its weights
+    yields: int = 0  # the lowest class of requests that may give way to new ones; 0: of no request
 
 
 class EngineUse(NamedTuple):
@@ -275,6 +293,7 @@ class ModelIdentity:
     vocab_size: int
     slots: int  # of the largest engine that ever formed; 0: none has formed yet
     reservation: Reservation | None = None  # of the engine that formed last; None: none has formed yet
+    prefix: str = "off"  # whose keys and values a request may begin with there, as of EngineInfo
 
 
 ONE_BY_ONE = Reservation(1)
@@ -291,4 +310,5 @@ class EngineInfo:
     epoch: int
     weights: str = ""  # fingerprint
     policy: str = ""  # by which its batches are chosen
-    reservation: Reservation = ONE_BY_ONE  # of that policy; `Pool.engine_infos` does not tell it
+    reservation: Reservation = ONE_BY_ONE  # of that policy; `Pool.engine_infos` does not tell it, nor the next
+    prefix: str = "off"  # whose keys and values a request may begin with: off, tenant or shared

@@ -12,7 +12,7 @@ from typing import NamedTuple, Self
 
 from .leases import GAP_SECONDS, LEASE_SECONDS, RENEW_SECONDS
 from .records import Committed, Reason, Refusal
-from .wire import ADDRESS, CONTENT, FINISH, READY, RECORD_OVERHEAD, TOKEN, TOKEN_ID
+from .wire import ADDRESS, CONTENT, FINISH, KEY_SIZE, READY, RECORD_OVERHEAD, TOKEN, TOKEN_ID
 
 FOLDER = Path(__file__).parent / "lua"
 
@@ -46,6 +46,8 @@ class Constants:
     delivery_length: entries that an endpoint has not read yet. One that falls further behind reads its tokens from
     `tokens:ID` instead. 300 engines at 50 iterations a second make it wait for 4 s before that.
     control_length: hints that an engine's stream keeps.
+    overtakings, prefix_wait: requests that may overtake one which waits for the engine that has its prefix, and seconds
+    for which it may wait; then any engine takes it.
     """
 
     lease: float = LEASE_SECONDS
@@ -55,6 +57,8 @@ class Constants:
     retain_bytes: int = 1 << 30
     delivery_length: int = 65536
     control_length: int = 256
+    overtakings: int = 8
+    prefix_wait: float = 0.5
 
 
 def shared_numbers(constants: Constants) -> str:
@@ -63,11 +67,13 @@ def shared_numbers(constants: Constants) -> str:
         [
             "-- microseconds",
             f"local LEASE, SWEEP_GAP = {constants.lease * 1e6:.0f}, {constants.sweep_gap * 1e6:.0f}",
+            f"local PREFIX_WAIT = {constants.prefix_wait * 1e6:.0f}",
             f"local RENEWAL = {RENEW_SECONDS * 1e6:.0f}",
             f"local RETENTION = {constants.retention * 1e6:.0f}",
             "-- ended requests, and bytes; what a request takes beside its record and tokens",
             f"local RETAIN_REQUESTS, RETAIN_BYTES = {constants.retain_requests}, {constants.retain_bytes}",
             f"local RECORD_OVERHEAD = {RECORD_OVERHEAD}",
+            f"local OVERTAKINGS, KEY_SIZE = {constants.overtakings}, {KEY_SIZE}",
             f"local SCHEMA = '{SCHEMA}'",
             "-- entries of a stream; as text, since Redis takes 0.3 us to write a number for each command",
             f"local DELIVERY_LENGTH, CONTROL_LENGTH = '{constants.delivery_length}', '{constants.control_length}'",

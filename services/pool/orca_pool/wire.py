@@ -5,7 +5,7 @@ Lua has no other numbers; doubles are exact below 2^53.
 """
 
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -14,6 +14,9 @@ from .records import CommitRow, CommittedToken, Finish, Packet, Reason, Times
 # A committed token: id, logprob, iteration. `tokens:ID` is a string of them.
 TOKEN = struct.Struct("<IfQ")
 TOKEN_ID = struct.Struct("<I")
+
+KEY_SIZE = 8  # bytes of a block's key in the pool: enough to find an engine, where ranks compare all of it
+MOST_KEYS = 512  # of one prompt: a turn of a conversation adds fewer blocks
 
 # As `CommittedToken._make` does, and the others', in half the time.
 committed_token: Callable[[tuple[int, float, int]], CommittedToken] = partial(cast(Any, tuple).__new__, CommittedToken)
@@ -50,6 +53,11 @@ def pack_tokens(tokens: Iterable[CommittedToken]) -> bytes:
 def ready_row(base: int, key: bytes, tokens: bytes) -> tuple[bytes, bytes, bytes, bytes]:
     """The parts of a row as READY describes it. key: of the request's tokens, behind its size."""
     return base.to_bytes(4, "little"), key, len(tokens).to_bytes(4, "little"), tokens
+
+
+def pack_keys(keys: Sequence[str]) -> bytes:
+    """The keys of a prompt's last full blocks as `Pool.submit` takes them. keys: hexadecimal, of all its blocks."""
+    return b"".join([bytes.fromhex(key)[:KEY_SIZE] for key in keys[-MOST_KEYS:]])
 
 
 def unpack_tokens(data: bytes) -> list[CommittedToken]:

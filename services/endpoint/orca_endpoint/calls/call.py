@@ -16,7 +16,7 @@ from orca_common.errors import Cancelled, DataLoss, DeadlineExceeded, ErrorReaso
 from orca_pool.keys import scoped
 from orca_pool.leases import DETACH_FLOOR_SECONDS
 from orca_pool.pool import Pool
-from orca_pool.records import Attached, Busy, Finish, Packet, QueueLimits, Reason, Refusal, Times
+from orca_pool.records import Attached, Busy, Finish, Packet, QueueLimits, Reason, Refusal, Times, Turn
 from orca_pool.retry import reached
 
 from ..requests.arrivals import Arrivals
@@ -53,10 +53,12 @@ class Submission:
 
     work: Work
     upfront: int  # slots that must be free for it to begin
+    keys: bytes  # of its prompt's blocks, as `Pool.submit` takes them
     deadline: float | None  # a moment of the loop's clock
     max_waiting: int  # requests in the queue above which the pool refuses
     limits: QueueLimits
     payer: str  # whose request it is: a tenant, or a host without API keys
+    turn: Turn
     arrivals: Arrivals  # those that it is submitted with
 
     async def send(self, pool: Pool, request_id: str, incarnation: str) -> Attached | Refusal | Busy:
@@ -75,6 +77,8 @@ class Submission:
             max_waiting=self.max_waiting,
             new_tokens=record.max_new_tokens,
             tenant=self.payer,
+            turn=self.turn,
+            keys=self.keys,
             limits=self.limits,
         )
 

@@ -4,10 +4,12 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from orca.v1.orca_pb2 import CancelRequest, Engine, GenerateRequest, GetModelResponse, ResumeRequest
+from orca.v1.pool_pb2 import PoolRequest
+from orca_common.block_keys import keys_of, root_by
 from orca_common.checkpoint import Checkpoint
 from orca_common.errors import (
     DeadlineExceeded,
@@ -19,12 +21,15 @@ from orca_common.errors import (
     echo,
 )
 from orca_common.metrics import Metrics
+from orca_common.priorities import CLASSES, FAIR, Grant, Priority, lift_of
 from orca_common.reservation import Reservation
+from orca_common.sampling import scores_prompt
 from orca_common.telemetry import Telemetry, trace_id_of
 from orca_pool.keys import scoped
 from orca_pool.pool import Pool
-from orca_pool.records import QueueLimits
+from orca_pool.records import QueueLimits, Turn
 from orca_pool.retry import reached
+from orca_pool.wire import pack_keys
 
 from ..requests.arrivals import Arrivals
 from ..requests.chats import Chats
@@ -32,7 +37,7 @@ from ..requests.defaults import Defaults
 from ..requests.forms import FormCompiler
 from ..requests.limits import full
 from ..requests.threads import Threads
-from ..requests.validation import Validator
+from ..requests.validation import Fields, Validator
 from ..settings import EndpointSettings
 from ..text.chat_template import ChatTemplate
 from ..text.vocabulary import Vocabulary
@@ -54,7 +59,7 @@ WATCH = 0.1  # seconds between looks at whether an engine has formed
 LOOK = 5.0  # seconds between looks at what the engines reserve, once one has
 WAITING, ALL_WAITING = 1024, 4096  # large inputs of one caller, and of all, that may wait for a thread
 TOKENIZING = 4  # threads that tokenize: the library does without Python's lock
-TOKENS_IN_LOOP = 4096  # of a request that is shown: some 2 ms of the loop
+TOKENS_IN_LOOP = 4096  # of a request that is shown, some 2 ms of the loop; of a prompt whose blocks get keys, 0.4 ms
 ENGINES_SECONDS = 1.0  # for which the list of engines is told again
 MODEL_HEADER = "x-gateway-model-name"  # by which proxies choose among releases; docs/models.md
 
@@ -76,13 +81,14 @@ class Endpoint:
         delivery: Delivery,
         telemetry: Telemetry,
         metrics: Metrics,
+        grant_of: Callable[[str], Grant],
     ) -> None:
-        """defaults: of the sampling, for methods whose callers need not say how to draw."""
+        """defaults: of the sampling, for methods whose callers need not say how to draw. grant_of: a tenant's."""
         self.settings, self.checkpoint, self.defaults = settings, checkpoint, defaults
         self.telemetry, self.metrics = telemetry, CallMetrics(metrics)
         self.metrics.count_calls(lambda: delivery.count)
         self.name = settings.served_model_name or checkpoint.name
-        self.delivery = delivery
+        self.delivery, self._grant_of = delivery, grant_of
         self._pool, self.vocabulary = pool, vocabulary
         # Parsing holds Python's lock, so the loop shares it with one thread only.
         self.large = Threads("large-inputs", 1, WAITING, ALL_WAITING)
@@ -102,6 +108,7 @@ class Endpoint:
         )
         self._formed = False  # whether an engine has ever formed
         self._reservation: Reservation | None = None  # of the engine that formed last
+        self._prefix = "off"  # whose keys and values requests begin with there
         self._slots: int | None = None  # of the largest engine
         self._validating = 0  # requests whose text is being tokenized
         self.draining = False
@@ -141,6 +148,7 @@ class Endpoint:
         identity = await reached(self._pool.identity)
         if identity is not None and identity.slots > 0:
             self._formed, self._reservation, self._slots = True, identity.reservation, identity.slots
+            self._prefix = identity.prefix
 
     # -- the methods of orca.v1.Orca
     async def generate(
@@ -169,6 +177,7 @@ class Endpoint:
         with refused(span):
             self._admit(deadline, self.settings.max_calls)
             self.check_model(request.model)
+            turn = self._turn(request.priority, Fields(names or {}), tenant)
             self._validating += 1
             try:
                 work = await self._validator.generate(request, names, encoded, self._slots, tenant or host, loose)
@@ -178,6 +187,7 @@ class Endpoint:
             span.validated(work.record)
         work.record.trace.update(trace_of(span, carrier))
         work.record.kept = kept
+        keys = await self._keys(work.record, tenant, host)
         for part in work.left_out:
             self.metrics.relaxed(part.keyword, part.function)
         return Call(
@@ -191,16 +201,32 @@ class Endpoint:
             submission=Submission(
                 work,
                 work.upfront(self._reservation),
+                keys,
                 deadline,
                 self.settings.max_waiting,
                 self._queue_limits,
                 tenant or host,
+                turn,
                 self.arrivals,
             ),
             deadline=deadline,
             span=span,
             interval=request.stream_interval,
         )
+
+    async def _keys(self, record: PoolRequest, tenant: str, host: str) -> bytes:
+        """Those of a request's blocks, by which the pool finds the engine that has most of its prefix; b"" for none."""
+        rule = self._reservation
+        root = "" if rule is None or scores_prompt(record.sampling) else root_by(self._prefix, tenant)
+        if not root or rule is None:
+            return b""
+
+        def made() -> bytes:
+            return pack_keys(keys_of(root, record.prompt_ids, rule.block_size)[1:])
+
+        if len(record.prompt_ids) <= TOKENS_IN_LOOP:
+            return made()
+        return await self.tokenizing.run(made, tenant or host)
 
     def resume(
         self, request: ResumeRequest, deadline: float | None, carrier: Mapping[str, str], *, tenant: str = ""
@@ -224,6 +250,25 @@ class Endpoint:
             span=span,
             interval=request.stream_interval,
         )
+
+    def _turn(self, asked: int, check: Fields, tenant: str) -> Turn:
+        """Where a tenant's request comes into the queue. asked: its `priority`. Raises InvalidArgument."""
+        grant = self._grant_of(tenant)
+        if asked not in (0, *Priority):
+            raise check.error("priority", f"is {asked}, which is no class: {', '.join(CLASSES)}")
+        priority = Priority(asked) if asked else max(Priority.NORMAL, grant.highest)
+        if priority < grant.highest:
+            highest = grant.highest.name.lower()
+            raise check.error(
+                "priority", f"is {priority.name.lower()}; tenant {tenant!r} may ask for {highest} at most"
+            )
+        if self.settings.order == "fair":
+            if asked and priority is not Priority.NORMAL:
+                raise check.error(
+                    "priority", "must be normal here: tenants have fair shares, by the weights of their keys"
+                )
+            return Turn(weight=grant.weight, priority=FAIR)
+        return Turn(lift_of(priority, self.settings.aging), priority=priority)
 
     async def shown(self, request_id: str, *, tenant: str = "") -> tuple[list[Event], OrcaError | None]:
         """The events of a tenant's request so far: Accepted, its tokens, and Finished if it has ended. With the error

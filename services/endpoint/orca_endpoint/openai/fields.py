@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
 
+from orca_common.priorities import CLASSES, Priority
 from orca_common.sampling import MAX_BIASES, SAMPLING, Parameter
 
 from ..requests.tools import NAME
@@ -127,6 +128,15 @@ METADATA = Field(
     "request's span as `orca.metadata.NAME`.",
     {"type": "object", "additionalProperties": STRING, "maxProperties": 16},
 )
+TIERS = {"auto": 0, "default": Priority.NORMAL, "flex": Priority.LOW, "priority": Priority.HIGH}
+ONE_TIER = {"service_tier": ((*TIERS,), "no other is there")}
+SERVICE_TIER = Field(
+    "service_tier",
+    "supported",
+    'The class of the request in OpenAI\'s words: `"priority"` is `high`, `"flex"` is `low`, `"default"` is `normal`; '
+    '`"auto"` says nothing. Not with another `priority`.',
+    {"enum": [*TIERS]},
+)
 STORE = Field("store", "ours", "false alone: nothing is stored. true is refused.", {"const": False})
 OURS = (
     Field("stop_token_ids", "ours", "Generation ends with the first of these tokens.", IDS),
@@ -136,6 +146,12 @@ OURS = (
         "ours",
         "Seconds for which the request lives on when its connection breaks, so that it can be taken up again.",
         {"type": "number", "minimum": 0, "default": 0},
+    ),
+    Field(
+        "priority",
+        "ours",
+        "`urgent`, `high`, `normal` or `low`: who goes first in the queue. With API keys, up to the class of the key.",
+        {"enum": [*CLASSES], "default": "normal"},
     ),
     Field(
         "min_tokens",

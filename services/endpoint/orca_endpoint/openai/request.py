@@ -13,10 +13,12 @@ from google.protobuf.duration_pb2 import Duration
 
 from orca.v1.orca_pb2 import GenerateRequest, Sampling
 from orca_common.errors import InvalidArgument, echo
+from orca_common.priorities import CLASSES
 from orca_common.sampling import SAMPLING, Kind
 
 from .answer import UsageIn
 from .body import as_number, check_names, get, load, number, strings, text, whole
+from .fields import TIERS
 from .forms import Wanted
 
 UINT32 = (1 << 32) - 1
@@ -136,6 +138,7 @@ def request_of(
     if least < 0:
         raise InvalidArgument("min_tokens", f"must be at least 0; it is {least}")
     return GenerateRequest(
+        priority=priority_of(body),
         min_new_tokens=min(least, UINT32),
         show_special_tokens=not get(body, "skip_special_tokens", bool, "true or false", True),
         max_new_tokens=min(max_tokens, UINT32),
@@ -147,6 +150,23 @@ def request_of(
         detach_grace=duration,
         **({} if form is None else {form.kind: form.text}),  # pyright: ignore[reportArgumentType]
     )
+
+
+def priority_of(body: Mapping[str, Any]) -> Any:
+    """The class of a request, a number of orca.v1.Priority; 0: the body does not say."""
+    asked, by_tier = get(body, "priority", str, "a string", None), TIERS.get(body.get("service_tier", ""), 0)
+    if asked is None:
+        return by_tier
+    if asked not in CLASSES:
+        raise InvalidArgument("priority", f"must be {' or '.join(CLASSES)}; it is {echo(asked, 20)}")
+    if by_tier not in (0, CLASSES[asked]):
+        raise InvalidArgument("service_tier", f"is another class than priority, which is {asked}")
+    return CLASSES[asked]
+
+
+def tier_name(body: Mapping[str, Any]) -> dict[str, str]:
+    """The caller's name of `priority`, where it is another."""
+    return {} if "priority" in body else {"priority": "service_tier"}
 
 
 def sampling_of(body: Mapping[str, Any], defaults: Mapping[str, float]) -> Sampling:

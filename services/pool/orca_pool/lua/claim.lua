@@ -1,8 +1,9 @@
--- Takes the oldest requests that fit into an engine: first come, first served over all engines.
+-- Takes the oldest requests that fit into an engine: first come, first served over all engines, but for those that wait for
+-- another engine, which has their prefix.
 --
 -- KEYS: the pool hash.
 -- ARGV: engine, owner, term, the last claim number that the master heard of, how many requests to take at most, free
---   slots, all slots of the engine.
+--   slots, all slots of the engine, 'CLASS ORDER ..' of requests that may give way beyond that, the last one first.
 -- Returns {last claim number, slots that the engine must have free to claim again or 0, number of the engine's listeners
 --   before, and after, add_held's entry of each request taken...}; nil when the master has lost the lease. The slots are
 --   those of the first request that had to wait, or what an engine that is full now needs to ask for more.
@@ -11,9 +12,9 @@
 --
 -- An engine that took all there is, and has room left, asks for more (`asking`), and gets a hint.
 local PAGE = 16 -- ids read from the queue at once
-local ABOUT = { 'max_tokens', 'upfront', 'arrival', 'new', 'tenant', 'losses', 'deadline', 'detach_at', 'engines', 'submitted', 'queued_at',
-  'claimed_at', 'attempt', 'endpoint', 'weights' } -- what is asked of a request in the queue
-local engine, owner, term, heard, count, slots, total = unpack(ARGV)
+local ABOUT = { 'max_tokens', 'upfront', 'new', 'tenant', 'losses', 'deadline', 'detach_at', 'engines', 'submitted', 'queued_at',
+  'claimed_at', 'attempt', 'endpoint', 'weights', 'mark', 'prefix_at', 'overtaken', 'class' } -- what is asked of a request in the queue
+local engine, owner, term, heard, count, slots, total, last_ones = unpack(ARGV)
 heard, count, slots, total = tonumber(heard), tonumber(count), tonumber(slots), tonumber(total)
 if fenced(engine, owner, term) then
   return false
@@ -56,10 +57,13 @@ local function take(id, order, request)
   local first = request.claimed_at == '0' and int(time) or request.claimed_at
   call('HSET', key, 'state', 'claimed', 'claim', claim, 'engine', engine, 'engines', engines, 'claimed_at', first, 'taken_at', int(time),
     'weights', mine)
+  if request.mark then
+    call('HSET', key, 'place', place_at(engine)) -- where those that begin alike find what it computes
+  end
   call('HSET', LISTENERS .. engine, claim, listener_of(id, request.attempt, request.endpoint))
   reply[#reply + 1] =
-    held_entry(id, claim, request.arrival, record, tokens, request.losses, request.deadline, request.submitted,
-      request.queued_at, int(time), mine, time)
+    held_entry(id, claim, order, request.class, record, tokens, request.losses, request.deadline, request.submitted,
+      request.queued_at, int(time), mine, request.prefix_at, request.overtaken, time)
 end
 
 -- Notes what was taken: the last claim number, and what waits no more.
@@ -84,8 +88,36 @@ local function too_late(id, deadline, new, pace, length)
   return deadline ~= '' and pace and time + (new - committed(id)) * length * pace > tonumber(deadline)
 end
 
--- Takes requests from the head of the queue until one of them must wait. Returns the slots that the engine must have free
--- to claim again, or 0 where it asks for more; and, where a request waits for them, what it is tied to.
+-- Requests of the engine, the last in their order first, that may give way: each has its class and its order.
+local yielding = {}
+for class, order in last_ones:gmatch('(%d+) (%d+)') do
+  yielding[#yielding + 1] = { class = tonumber(class), order = tonumber(order) }
+end
+
+-- Whether the last of them gives way to a request: that comes before it, and has a higher class; where shares are fair (class
+-- 0) it need only come before it.
+local function gives_way(class, order)
+  local last = yielding[1]
+  if last and order < last.order and (class < last.class or (class == 0 and last.class == 0)) then
+    table.remove(yielding, 1)
+    return true
+  end
+end
+
+-- Counts that a request was taken before these, which wait for another engine. Returns the slots of the first that no other
+-- one may overtake.
+local function overtake(passed)
+  local needed
+  for _, one in ipairs(passed) do
+    local times = call('HINCRBY', REQUEST .. one.id, 'overtaken', 1)
+    needed = needed or (times >= OVERTAKINGS and one.upfront or nil)
+  end
+  return needed
+end
+
+-- Takes requests from the head of the queue until one of them must wait, or was overtaken by as many as may. Returns the
+-- slots that the engine must have free to claim again, or 0 where it asks for more; and, where a request waits for them, what
+-- it is tied to, and the engine that it waits for.
 local function walk_queue()
   -- While more wait than have room on all engines, nothing is begun that cannot end in time: its place is another's.
   local waiting, crowded = call('ZCARD', WAITING), false
@@ -98,7 +130,7 @@ local function walk_queue()
   local held = call('ZRANGE', held_key, 0, 1)
   -- A suspect runs alone, so where the engine holds one it holds nothing else.
   local alone = #held == 1 and (tonumber(call('HGET', REQUEST .. held[1], 'losses')) or 0) >= SUSPECT_LOSSES
-  local empty, after = #held == 0, '-inf'
+  local empty, after, passed = #held == 0, '-inf', {}
   while true do
     local page = call('ZRANGEBYSCORE', WAITING, after, '+inf', 'WITHSCORES', 'LIMIT', 0, PAGE)
     for i = 1, #page, 2 do
@@ -116,13 +148,21 @@ local function walk_queue()
         end_early(id, reason, committed(id))
       -- A larger request is left to a larger engine, and one with tokens to an engine of the weights that made them.
       elseif size <= total and suits(tied_to(id, request.weights), mine, finishing) then
-        if alone or (suspect and not empty) then
-          return total, tied_to(id, request.weights)
-        elseif count == 0 or upfront > slots then
-          return upfront, tied_to(id, request.weights)
+        local only = awaited(request.prefix_at, request.overtaken, request.queued_at)
+        if only and only ~= engine then
+          passed[#passed + 1] = { id = id, upfront = upfront }
+        elseif alone or (suspect and not empty) then
+          return total, tied_to(id, request.weights), only
+        elseif upfront > slots or (count == 0 and not gives_way(tonumber(request.class), tonumber(order))) then
+          return upfront, tied_to(id, request.weights), only
+        else
+          take(id, order, request)
+          count, slots, alone, empty = math.max(count - 1, 0), slots - upfront, suspect, false
+          local needed = overtake(passed)
+          if needed then
+            return needed
+          end
         end
-        take(id, order, request)
-        count, slots, alone, empty = count - 1, slots - upfront, suspect, false
       end
       after = '(' .. order
     end
@@ -136,16 +176,16 @@ local function walk_queue()
   end
 end
 
-local needs, waits
+local needs, waits, only
 if heard < last then
   tell_unheard()
   needs = head_needs(engine)
 else
   call('ZREM', ASKING, engine)
-  needs, waits = walk_queue()
+  needs, waits, only = walk_queue()
   note_taken()
   if waits then
-    hint_waiting(needs, waits) -- another engine may have room for it
+    hint_waiting(needs, waits, only) -- another engine may have room for it
   end
 end
 local moved = #reply > 0 and call('HGET', ENGINE .. engine, 'listeners') or listeners

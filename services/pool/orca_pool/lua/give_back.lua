@@ -14,8 +14,8 @@ local there, time = weights_there(), int(now())
 for i = 4, #ARGV, 3 do
   local id, claim, lost = ARGV[i], ARGV[i + 1], ARGV[i + 2] == '1'
   local key = REQUEST .. id
-  local claim_now, holder, order, losses, loss_at, max_tokens, upfront, weights =
-    fields(key, 'claim', 'engine', 'order', 'losses', 'loss_at', 'max_tokens', 'upfront', 'weights')
+  local claim_now, holder, order, losses, loss_at, max_tokens, upfront, weights, prefix_at, overtaken =
+    fields(key, 'claim', 'engine', 'order', 'losses', 'loss_at', 'max_tokens', 'upfront', 'weights', 'prefix_at', 'overtaken')
   if claim_now == claim and holder == engine then
     losses = tonumber(losses)
     if lost then
@@ -30,7 +30,7 @@ for i = 4, #ARGV, 3 do
       enqueue(id, order)
       call('HSET', key, 'state', 'waiting', 'claim', '', 'engine', '', 'queued_at', time)
       local tied = tied_to(id, weights)
-      hint_waiting(upfront, tied)
+      hint_waiting(upfront, tied, awaited(prefix_at, overtaken, time))
       if tonumber(max_tokens) > tonumber(call('HGET', POOL, 'slots')) or stranded(tied, max_tokens, there) then
         call('HSET', POOL, 'shrunk', 0) -- its engine may be gone meanwhile: the sweep looks at the queue again
       end

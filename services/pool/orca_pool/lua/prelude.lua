@@ -15,7 +15,7 @@ local TOPS, PROMPT = PREFIX .. 'tops:', PREFIX .. 'prompt:'
 local ENGINE, ENDPOINT, CALLS = PREFIX .. 'engine:', PREFIX .. 'endpoint:', PREFIX .. 'calls:'
 local LISTENERS = PREFIX .. 'listeners:'
 local DELIVERY, CONTROL = PREFIX .. 'delivery:', PREFIX .. 'control:'
-local LOAD = PREFIX .. 'load'
+local LOAD, TAGS, PREFIXES = PREFIX .. 'load', PREFIX .. 'tags', PREFIX .. 'prefixes'
 
 -- Another version of these scripts may still serve the release. Both must not write the same keys.
 do
@@ -152,19 +152,53 @@ local function weights_there()
   return found
 end
 
+-- Where an engine's requests compute, from this formation and master on: what others have computed there, later ones may
+-- begin with.
+local function place_at(engine)
+  local owner, term = lease(engine)
+  return owner and owner ~= '' and term .. ' ' .. (call('HGET', ENGINE .. engine, 'epoch') or '') .. ' ' .. engine
+end
+
+-- The engine of a place, while it is one; or nil.
+local function engine_at(place)
+  local engine = (place or ''):match('^%d+ %d* (.*)$')
+  return engine and place_at(engine) == place and engine or nil
+end
+
+-- The one engine that may take a request of the queue now, because the keys and values of its prefix are there; nil where
+-- all may. It waits for it for a moment, and until so many have overtaken it. The arguments are the request's fields.
+local function awaited(prefix_at, overtaken, queued_at)
+  if (prefix_at or '') == '' or tonumber(overtaken) >= OVERTAKINGS or now() - queued_at >= PREFIX_WAIT then
+    return nil
+  end
+  return engine_at(prefix_at)
+end
+
 -- Whether no engine can go on with a request that is tied to weights. Where none has formed, it waits for one.
 local function stranded(tied, slots, there)
   return tied ~= '' and there ~= nil and tonumber(slots) > (there[tied] or 0)
 end
 
 -- Tells one engine's master that a request waits which needs so many slots, and is tied to `weights`: the emptiest of
--- those that asked and found nothing. Where none of them has room, an engine hears of the request with the answer to its
--- next commit.
-local function hint_waiting(slots, weights)
+-- those that asked and found nothing, or the one that is `awaited`. Where none of them has room, an engine hears of the
+-- request with the answer to its next commit, or renewal.
+local function hint_waiting(slots, weights, only)
   local asking = call('ZRANGE', ASKING, '+inf', slots, 'BYSCORE', 'REV')
   for _, engine in ipairs(asking) do
-    if suits(weights, taste(engine)) then
+    if (not only or engine == only) and suits(weights, taste(engine)) then
       call('ZREM', ASKING, engine)
+      hint(engine, '')
+      return true
+    end
+  end
+end
+
+-- Tells one engine's master of a new request before which one that runs there may give way: `yields` is the lowest class of
+-- those, and above all classes where shares are fair.
+local function hint_yielding(slots, class)
+  for _, engine in ipairs(call('ZRANGE', ENGINES, 0, -1)) do
+    local yields, free, finishing = fields(ENGINE .. engine, 'yields', 'free', 'finishing')
+    if yields and tonumber(yields) > tonumber(class) and tonumber(free) >= tonumber(slots) and finishing ~= '1' then
       hint(engine, '')
       return
     end
@@ -175,9 +209,12 @@ end
 local function head_needs(engine)
   local mine, finishing = taste(engine)
   for _, id in ipairs(call('ZRANGE', WAITING, 0, LOOKED_AT - 1)) do
-    local size, upfront, losses, weights = fields(REQUEST .. id, 'max_tokens', 'upfront', 'losses', 'weights')
+    local size, upfront, losses, weights, prefix_at, overtaken, queued_at = fields(REQUEST .. id, 'max_tokens', 'upfront',
+      'losses', 'weights', 'prefix_at', 'overtaken', 'queued_at')
     local total = tonumber(call('ZSCORE', ENGINES, engine))
-    if size and tonumber(size) <= total and suits(tied_to(id, weights), mine, finishing) then -- else it is another engine's
+    local only = awaited(prefix_at, overtaken, queued_at)
+    if size and tonumber(size) <= total and suits(tied_to(id, weights), mine, finishing)
+      and (not only or only == engine) then -- else it is another engine's
       return tonumber(losses) >= SUSPECT_LOSSES and total or tonumber(upfront) -- a suspect runs alone
     end
   end
@@ -370,6 +407,10 @@ local function forget_oldest(time, most)
     end
     call('HINCRBY', POOL, 'ended_bytes', -size_of(id))
     call('ZREM', ENDED, id)
+    local mark = call('HGET', REQUEST .. id, 'mark')
+    if mark and (call('HGET', PREFIXES, mark) or ''):sub(2) == id then
+      call('HDEL', PREFIXES, mark)
+    end
     call('DEL', REQUEST .. id, TOKENS .. id, TOPS .. id, PROMPT .. id)
   end
 end
@@ -417,8 +458,9 @@ local function end_early(id, reason, final)
   end
   local head = call('ZRANGE', WAITING, 0, 0)[1] -- perhaps another one now
   if head then
-    local slots, weights = fields(REQUEST .. head, 'upfront', 'weights')
-    hint_waiting(slots or 0, tied_to(head, weights))
+    local slots, weights, prefix_at, overtaken, queued_at =
+      fields(REQUEST .. head, 'upfront', 'weights', 'prefix_at', 'overtaken', 'queued_at')
+    hint_waiting(slots or 0, tied_to(head, weights), awaited(prefix_at, overtaken, queued_at))
   end
 end
 
@@ -534,21 +576,24 @@ local function attach(id, endpoint, attempt, known, last, seen, digest)
 end
 
 -- A claimed request as its master hears of it:
--- {id, claim, arrival, record, tokens, losses, microseconds to its deadline or '', submitted, queued at, taken at, weights
--- that are to make its tokens}.
-local function held_entry(id, claim, arrival, record, tokens, losses, deadline, submitted, queued_at, taken_at, weights,
-  time)
+-- {id, claim, order, class, record, tokens, losses, microseconds to its deadline or '', submitted, queued at, taken at, weights
+-- that are to make its tokens, the engine that had its prefix as it was submitted or '', how many have overtaken it as it
+-- waited for that}.
+local function held_entry(id, claim, order, class, record, tokens, losses, deadline, submitted, queued_at, taken_at, weights,
+  prefix_at, overtaken, time)
   local left = deadline == '' and '' or int(deadline - time)
-  return { id, claim, arrival, record, tokens, losses, left, submitted, queued_at, taken_at, weights }
+  local at = (prefix_at or ''):match('^%d+ %d* (.*)$') or ''
+  return { id, claim, order, class, record, tokens, losses, left, submitted, queued_at, taken_at, weights, at, overtaken or '0' }
 end
 
 -- Appends the held_entry of a claimed request to a reply.
 local function add_held(reply, id, time)
-  local claim, arrival, record, losses, deadline, submitted, queued_at, taken_at, weights = fields(REQUEST .. id, 'claim',
-    'arrival', 'record', 'losses', 'deadline', 'submitted', 'queued_at', 'taken_at', 'weights')
+  local claim, order, class, record, losses, deadline, submitted, queued_at, taken_at, weights, prefix_at, overtaken =
+    fields(REQUEST .. id, 'claim', 'order', 'class', 'record', 'losses', 'deadline', 'submitted', 'queued_at', 'taken_at', 'weights',
+      'prefix_at', 'overtaken')
   local tokens = call('GET', TOKENS .. id) or ''
-  reply[#reply + 1] = held_entry(id, claim, arrival, record, tokens, losses, deadline, submitted, queued_at, taken_at,
-    weights or '', time)
+  reply[#reply + 1] = held_entry(id, claim, order, class, record, tokens, losses, deadline, submitted, queued_at, taken_at,
+    weights or '', prefix_at, overtaken, time)
 end
 
 -- The answers of a script that several operations share, each with so many arguments. One that fails has its error alone.

@@ -2,14 +2,15 @@
 --
 -- KEYS: the pool hash.
 -- ARGV: engine, owner, term, then each of these or '': epoch, last reserved iteration number, slots, tensor parallel,
---   pipeline parallel, name of the policy, slots of a block, 1 where a request reserves slots for its output, too (these six
---   come together, after a formation), weights of the last formation, the version of the
+--   pipeline parallel, name of the policy, slots of a block, 1 where a request reserves slots for its output, too, whose
+--   keys and values a request may begin with (these seven come together, after a formation), weights of the last formation, the version of the
 --   claims that the master knows; then the engine's load: requests that it can run at a time, free slots, its pace and in
---   how long a request that runs makes room (both in microseconds), and 1 while it finishes.
+--   how long a request that runs makes room (both in microseconds), 1 while it finishes, and the lowest class of requests that
+--   may give way to new ones (0: there is no such request).
 -- Returns {epoch, last reserved iteration number, last claim number, version, slots that the head of the queue needs or 0,
 --   {request id, claim number}...}, with the claims only where their version is another one; nil when the master has lost
 --   the lease.
-local engine, owner, term, epoch, reserve, slots, tp, pp, policy, block, output, weights, known, rows, free, pace, room_in, finishing =
+local engine, owner, term, epoch, reserve, slots, tp, pp, policy, block, output, prefix, weights, known, rows, free, pace, room_in, finishing, yields =
   unpack(ARGV)
 local owner_now, term_now, counter = lease(engine)
 if owner_now ~= owner or term_now ~= term then
@@ -19,7 +20,7 @@ set_lease(engine, owner, term, counter + 1)
 local key = ENGINE .. engine
 local epoch_now, reserved, weights_now = fields(key, 'epoch', 'reserved', 'weights')
 call('HSET', key, 'rows', rows, 'free', free, 'pace', pace, 'room_at', int(now() + room_in),
-  'finishing', finishing)
+  'finishing', finishing, 'yields', yields)
 -- A renewal may come late, after a newer one: neither number ever gets smaller.
 if epoch ~= '' then
   call('HSET', key, 'epoch', int(math.max(tonumber(epoch), tonumber(epoch_now))))
@@ -31,7 +32,7 @@ if slots ~= '' then
   call('HSET', key, 'tp', tp, 'pp', pp, 'policy', policy)
   call('ZADD', ENGINES, slots, engine)
   call('HSET', POOL, 'slots', math.max(tonumber(slots), tonumber(call('HGET', POOL, 'slots')) or 0), 'block', block,
-    'output', output)
+    'output', output, 'prefix', prefix)
 end
 -- Told with each renewal, because Redis may have forgotten the formation.
 local changed = weights ~= '' and weights ~= weights_now

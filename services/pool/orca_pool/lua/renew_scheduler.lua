@@ -71,8 +71,9 @@ end
 -- Puts a request where it belongs, if it is not there: Redis may have evicted the queue, or another index.
 local function restore(id, time, floor)
   local key = REQUEST .. id
-  local state, order, claim, engine, endpoint, attempt, deadline, detach_at, upfront, weights = fields(
-    key, 'state', 'order', 'claim', 'engine', 'endpoint', 'attempt', 'deadline', 'detach_at', 'upfront', 'weights')
+  local state, order, claim, engine, endpoint, attempt, deadline, detach_at, upfront, weights, prefix_at, overtaken, queued_at =
+    fields(key, 'state', 'order', 'claim', 'engine', 'endpoint', 'attempt', 'deadline', 'detach_at', 'upfront', 'weights',
+      'prefix_at', 'overtaken', 'queued_at')
   if state == 'ended' then
     if not call('ZSCORE', ENDED, id) then
       call('ZADD', ENDED, int(time), id)
@@ -88,7 +89,7 @@ local function restore(id, time, floor)
   end
   if state == 'waiting' and not call('ZSCORE', WAITING, id) then
     enqueue(id, order)
-    hint_waiting(upfront, tied_to(id, weights))
+    hint_waiting(upfront, tied_to(id, weights), awaited(prefix_at, overtaken, queued_at))
   end
   if (deadline ~= '' or detach_at ~= '') and not call('ZSCORE', DUE, id) then
     set_due(id, deadline, detach_at)

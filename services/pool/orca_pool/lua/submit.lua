@@ -2,14 +2,18 @@
 --
 -- KEYS: the pool hash.
 -- ARGV: for each request its id, record, digest of the body, max_tokens (input and new tokens: slots that it fills at the
---   end), slots that must be free for it to begin, microseconds until its deadline or '', detach grace (microseconds), endpoint, attempt, new tokens, tenant, then the
---   limits, '' for none: requests in the queue, their bytes, the tenant's requests (waiting or claimed), its slots in the
---   queue. Requests whose tenant is '' have no share of the queue. The record is '' where Redis has no
+--   end), slots that must be free for it to begin, microseconds until its deadline or '', detach grace (microseconds),
+--   endpoint, attempt, new tokens, tenant, microseconds that its class adds to its arrival, the weight of its tenant or ''
+--   (the order is by arrival), its class (0 where shares are fair), keys of its prompt's last full blocks (8 bytes each; '' where its prefix is not to be found),
+--   then the limits, '' for none: requests in the queue, their bytes, the tenant's requests (waiting or claimed), its slots
+--   in the queue. Requests whose tenant is '' have no share of the queue. The record is '' where Redis has no
 --   memory left: then a known request is attached, and a new one refused.
 -- Returns for each request what `attach` of prelude.lua returns (without the record, where the request is new: its endpoint
 --   has it), a number of REFUSAL, or {a number of REFUSAL, microseconds until the request would begin if it were in the
 --   queue, microseconds until what it lacks is due, the limit of its tenant, what that counts}, '' for what is not known;
 --   or the error of its record alone.
+local MOST_TAGS = 65536 -- of tenants; those who used least are forgotten
+local ONE, SEVERAL = '1', '+' -- before the id of a request whose prompt ends like no other, or the last of several
 local MARGIN = 1.15 -- a prediction is an estimate, and what it promises must hold
 
 -- A limit that may be ''.
@@ -17,13 +21,60 @@ local function limit_of(given)
   return tonumber(given) or math.huge
 end
 
+-- The least order among the requests that run and wait; nil where there is no request.
+local function least_order()
+  local found = call('ZRANGE', WAITING, 0, 0, 'WITHSCORES')[2]
+  for _, engine in ipairs(call('ZRANGE', ENGINES, 0, -1)) do
+    local order = call('ZRANGE', CLAIMED .. engine, 0, 0, 'WITHSCORES')[2]
+    if order and (not found or tonumber(order) < tonumber(found)) then
+      found = order
+    end
+  end
+  return tonumber(found)
+end
+
+-- The order of a tenant's next request where shares are fair, and its tag behind that: start-time fair queueing, in
+-- thousandths of a token, over what the request is expected to use. A tenant that had nothing here begins at the least
+-- order of all: what it did not use before is not its own any more (VTC of Sheng et al., 2401.00588, lifts it so).
+local function fair_order(tenant, weight, new, max_tokens)
+  local virtual = math.max(tonumber(call('HGET', POOL, 'virtual')) or now(), least_order() or 0)
+  local length = tonumber(call('HGET', POOL, 'length')) or 1
+  local start = math.max(virtual, tonumber(call('ZSCORE', TAGS, tenant)) or 0)
+  return start, virtual, start + 1000 * (max_tokens - new + new * length) / weight
+end
+
 -- Of n things that are spread over m, the place of the k-th.
 local function place(k, n, m)
   return math.ceil(math.min(k, n) * (m + 1) / (n + 1))
 end
 
-local function submit(id, record, body_digest, max_tokens, upfront, deadline_in, grace, endpoint, attempt, new, tenant, max_waiting,
-  max_bytes, max_requests, max_queued)
+-- Where the request stood that a new one goes on from: of those whose prompts are the beginning of its own, the longest
+-- that an engine has still. '' for none. Prompts that end alike are nobody's conversation: they tell nothing.
+local function find_prefix(keys)
+  for last = #keys, KEY_SIZE, -KEY_SIZE * LOOKED_AT do
+    local page = {}
+    for at = last, math.max(last - KEY_SIZE * (LOOKED_AT - 1), KEY_SIZE), -KEY_SIZE do
+      page[#page + 1] = keys:sub(at - KEY_SIZE + 1, at)
+    end
+    for _, of in ipairs(call('HMGET', PREFIXES, unpack(page))) do
+      local place = of and of:sub(1, 1) == ONE and call('HGET', REQUEST .. of:sub(2), 'place')
+      if place and engine_at(place) then
+        return place
+      end
+    end
+  end
+  return ''
+end
+
+-- Notes a new request as the one whose prompt ends with its last key, or as the last one of several.
+local function note_prefix(id, keys)
+  local mark = keys:sub(-KEY_SIZE)
+  call('HSET', REQUEST .. id, 'mark', mark, 'prefix_at', find_prefix(keys), 'overtaken', '0')
+  call('HSET', PREFIXES, mark, (call('HEXISTS', PREFIXES, mark) == 1 and SEVERAL or ONE) .. id)
+end
+
+local function submit(id, record, body_digest, max_tokens, upfront, deadline_in, grace, endpoint, attempt, new, tenant, lift,
+  weight, class, keys, max_waiting, max_bytes, max_requests, max_queued)
   local key = REQUEST .. id
   if not registered(endpoint) then
     return REFUSAL.UNREGISTERED
@@ -43,12 +94,22 @@ local function submit(id, record, body_digest, max_tokens, upfront, deadline_in,
     return REFUSAL.NEVER_FITS
   end
   local time, ahead = now(), call('ZCARD', WAITING)
+  local arrival = number(call('HGET', POOL, 'arrival'))
+  local order, virtual, tag = arrival + lift
+  if weight ~= '' then
+    order, virtual, tag = fair_order(tenant, weight, new, max_tokens)
+  end
   local tokens, slots, bytes, requests, queued, own, own_bytes = fields(LOAD, 'tokens', 'slots', 'bytes',
     'requests:' .. tenant, 'tokens:' .. tenant, 'waiting:' .. tenant, 'bytes:' .. tenant)
   tokens, slots, bytes = tonumber(tokens) or 0, tonumber(slots) or 0, tonumber(bytes) or 0
   requests, queued = tonumber(requests) or 0, tonumber(queued) or 0
   own, own_bytes = tonumber(own) or 0, tonumber(own_bytes) or 0
-  local wait, soonest, each, width = prediction(ahead, tokens, slots + upfront, time)
+  local wait, soonest, each, width = prediction(ahead, tokens, slots + upfront, time) -- behind all that wait
+  local before, own_wait = call('ZCOUNT', WAITING, '-inf', int(order)), wait
+  if before < ahead then
+    local part = before / ahead
+    own_wait = prediction(before, tokens * part, slots * part + upfront, time)
+  end
 
   -- When the first request that makes room, and so many after it, will have done so.
   local function after(others)
@@ -95,29 +156,39 @@ local function submit(id, record, body_digest, max_tokens, upfront, deadline_in,
     end
   end
   -- What must wait is accepted only if it can still end in time. What need not wait keeps nobody from anything.
-  if deadline_in ~= '' and wait and wait > 0 then
+  if deadline_in ~= '' and own_wait and own_wait > 0 then
     local longest = deadline_in / MARGIN - new * each * width -- so long may a request wait that has so much time
-    if wait > longest then
-      return refused(REFUSAL.LATE, wait - math.max(longest, 0))
+    if own_wait > longest then
+      return refused(REFUSAL.LATE, own_wait - math.max(longest, 0))
     end
   end
-  local arrival = call('HINCRBY', POOL, 'arrival', 1)
-  local order = arrival -- its place in the queue; no two requests have the same
+  call('HSET', POOL, 'arrival', int(arrival))
+  if virtual then
+    call('HSET', POOL, 'virtual', int(virtual))
+    call('ZREMRANGEBYSCORE', TAGS, '-inf', int(virtual)) -- these tenants would begin there anyway
+    call('ZADD', TAGS, int(tag), tenant)
+    call('ZREMRANGEBYRANK', TAGS, 0, -MOST_TAGS - 1)
+  end
   local deadline = deadline_in == '' and '' or int(time + deadline_in)
   call('HSET', key, 'record', record, 'digest', body_digest, 'max_tokens', max_tokens, 'grace', grace,
-    'upfront', upfront, 'order', order, 'state', 'waiting', 'arrival', arrival, 'claim', '', 'engine', '', 'endpoint', endpoint, 'attempt', attempt,
+    'upfront', upfront, 'order', int(order), 'class', class, 'state', 'waiting', 'claim', '', 'engine', '', 'endpoint', endpoint, 'attempt', attempt,
     'closed', '0', 'losses', '0', 'loss_at', '-1', 'reason', '0', 'final', '0', 'deadline', deadline, 'detach_at', '',
     'engines', '', 'new', new, 'tenant', tenant, 'submitted', int(time), 'queued_at', int(time), 'taken_at', '0', 'claimed_at', '0', 'first_token', '0',
     'finished', '0', 'weights', '')
-  call('ZADD', WAITING, order, id)
+  call('ZADD', WAITING, int(order), id)
   add_load('tokens', new, 'slots', upfront, 'bytes', #record, 'tokens:' .. tenant, max_tokens,
     'requests:' .. tenant, 1, 'waiting:' .. tenant, 1, 'bytes:' .. tenant, #record)
   call('SADD', CALLS .. endpoint, id)
   if deadline ~= '' then
     set_due(id, deadline, '')
   end
-  hint_waiting(upfront, '')
-  return { '', ahead + 1, wait and int(wait) or '', 0, '', '', '', '', '', '0', '0', int(time), '0', '0', '0' }
+  if keys ~= '' then
+    note_prefix(id, keys)
+  end
+  if not hint_waiting(upfront, '', keys ~= '' and engine_at(call('HGET', key, 'prefix_at'))) then
+    hint_yielding(upfront, class)
+  end
+  return { '', before + 1, own_wait and int(own_wait) or '', 0, '', '', '', '', '', '0', '0', int(time), '0', '0', '0' }
 end
 
-return one_by_one(15, submit)
+return one_by_one(19, submit)

@@ -234,6 +234,17 @@ class Core:
         count = self.limits.max_bs * self.n_workers - len(self._pool)
         return Room(max(0, count), max(0, slots))
 
+    def yielding(self) -> list[tuple[int, int]]:
+        """Class and order of requests that give way to new ones of a higher class, which come before them: the last one
+        first. Theirs are the places of an engine that is full; they pause then, and keep their slots. As many requests
+        as there are places may be paused."""
+        places = self.limits.max_bs * self.n_workers
+        if not self._formed or self._draining or len(self._pool) < places:
+            return []
+        most = 2 * places - len(self._pool)
+        running = [(r.arrived.priority, r.arrived.arrival) for r in self._pool[:places] if not r.ended]
+        return running[::-1][:most] if most > 0 else []
+
     def step(self, event: Event) -> list[Action]:
         """Applies one event and says what is to be done about it, in this order.
 

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from orca_common.block_keys import key_of
+from orca_common.priorities import Priority
 
 
 class Phase(StrEnum):
@@ -37,7 +38,7 @@ class Arrival:
     """A request as it was claimed from the pool."""
 
     claim: int  # its claim number: the core's name for it
-    arrival: int  # its place in the queue, kept over recoveries
+    arrival: int  # its sort key in the pool's queue, kept over recoveries: by arrival, class or share
     input_tokens: int  # of the prompt
     max_new_tokens: int
     generated: int = 0  # tokens committed under earlier claims: the initiation computes them again
@@ -47,6 +48,7 @@ class Arrival:
     # Where the policy shares blocks (orca_common.block_keys): a root, and the keys of its full blocks of input tokens.
     prefix: tuple[str, ...] = ()
     tail: tuple[int, ...] = ()  # the input tokens behind those
+    priority: int = Priority.NORMAL  # its class, or FAIR (orca_common.priorities)
     forced_end: bool = False  # its last token ends it by LENGTH, whichever it is: the model did not choose it
 
     @property

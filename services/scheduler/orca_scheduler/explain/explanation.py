@@ -24,6 +24,7 @@ class Kind(StrEnum):
     FORMING = "forming"  # queued: the engine was not formed
     PLACES = "places"  # queued: the engine had as many requests as it takes
     SLOTS = "slots"  # queued, or claimed: too few slots were free
+    PREFIX = "prefix"  # queued: another engine had its prefix, and for a moment it waited for that one
     CLAIM = "claim"  # queued: the engine had room, and its claim was on the way
     TAKEN_OVER = "taken over"  # claimed: the engine's scheduler was gone
     FULL = "full"  # claimed: max_bs requests before it in the order were selected
@@ -73,6 +74,8 @@ class Explanation:
     position_now: int | None  # where it waits still
     tokens: int
     engines: tuple[str, ...]  # that claimed it, one after the other
+    prefix_at: str  # the engine that had its prefix as it was submitted; "" for none
+    overtaken: int  # how many were taken before it as it waited for that engine
     parts: tuple[Part, ...]
 
     @property
@@ -141,6 +144,7 @@ class _Story:
             standing.position if standing is not None and waits else None,
             self._tokens(),
             tuple(history.engine for history, _ in self._stays),
+            *self._prefix(),
             parts,
         )
 
@@ -177,6 +181,10 @@ class _Story:
     def _tokens(self) -> int:
         return max([stay.tokens for _, stay in self._stays] + [self._standing.tokens if self._standing else 0])
 
+    def _prefix(self) -> tuple[str, int]:
+        about = self._standing if self._standing is not None else self._last
+        return (about.prefix_at, about.overtaken) if about is not None else ("", 0)
+
     def _position(self) -> int | None:
         """Its place in the queue as it came: before it stood those that came earlier, and were claimed later."""
         if not self._stays:
@@ -201,21 +209,31 @@ class _Story:
         begin, end = self._cursor, until
         if end <= begin:
             return
-        arrival = stay.arrival if stay is not None else self._standing.arrival if self._standing else 0
+        arrival = stay.arrival if stay is not None else self._standing.order if self._standing else 0
+        about = stay if stay is not None else self._standing
         need = stay.need if stay is not None else self._standing.slots if self._standing else 0
         before = self._later(arrival, begin) if arrival else []
+        waits_for = about.prefix_at if about is not None else ""
         holders = history.holders(begin, end)
         for state, left, right in history.states_between(begin, end):
             if left > self._cursor:
                 self._add(Part(Kind.UNSEEN, self._cursor, left, queued=True))
             ahead = [one for one in before if one.claimed > left and (one.submitted or left) <= left]
             head = min(ahead, key=lambda one: one.arrival).need if ahead else need
-            self._add(self._wait(history, state, left, right, head, holders, len(ahead)))
+            self._add(self._wait(history, state, left, right, head, holders, len(ahead), waits_for))
         if end > self._cursor:
             self._add(Part(Kind.UNSEEN, self._cursor, end, queued=True))
 
     def _wait(
-        self, history: History, state: State, begin: int, end: int, need: int, holders: list[Stay], ahead: int
+        self,
+        history: History,
+        state: State,
+        begin: int,
+        end: int,
+        need: int,
+        holders: list[Stay],
+        ahead: int,
+        waits_for: str,
     ) -> Part:
         """Says why the head of the queue waited while the engine stood like this."""
         part = Part(Kind.CLAIM, begin, end, engine=history.engine, queued=True, ahead=ahead)
@@ -227,6 +245,8 @@ class _Story:
         if need > state.room:
             by = _names(holders, begin, max(count, 1))
             return replace(part, kind=Kind.SLOTS, iterations=count, by=by)
+        if waits_for not in ("", history.engine):
+            return replace(part, kind=Kind.PREFIX, engine=waits_for, iterations=count)
         return replace(part, iterations=count)
 
     # -- at an engine

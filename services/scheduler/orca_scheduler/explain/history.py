@@ -69,6 +69,8 @@ class Stay:
     claimed: int = 0
     arrival: int = 0  # its place in the queue
     need: int = 0  # slots with which it begins
+    prefix_at: str = ""  # the engine that had its prefix as it was submitted
+    overtaken: int = 0  # how many were taken before it as it waited for that engine
     inputs: int = 0  # tokens of its prompt
     admitted: bool = False  # the core knows it
     turns: list[Turn] = field(default_factory=list)
@@ -242,7 +244,8 @@ class History:
                     claim = int(text)
                     self._names[claim] = Named(name, submitted[text])
                     if claim not in self._known:
-                        self._claim(claim, self._wall(now))
+                        stay = self._claim(claim, self._wall(now))
+                        stay.prefix_at, stay.overtaken = values.get("prefix_at", {}).get(text, ("", 0))
             case {"lost": verdict, "now": now}:
                 self._why = verdict
                 self._stand(self._wall(now))

@@ -20,12 +20,21 @@ def title(story: Explanation) -> str:
     match story.state:
         case "queued":
             place = f", now at position {story.position_now}" if story.position_now else ""
-            return f"{story.request} has waited in the queue for {took}{place}"
+            told = f"{story.request} has waited in the queue for {took}{place}"
         case "running" | "claimed":
-            return f"{story.request} runs on {engines}: {took} since it came, {tokens}"
+            told = f"{story.request} runs on {engines}: {took} since it came, {tokens}"
         case state:
             where = f" on {engines}" if engines else " in the queue"
-            return f"{story.request} {state} after {took}{where}, with {tokens}"
+            told = f"{story.request} {state} after {took}{where}, with {tokens}"
+    return told + _prefix(story)
+
+
+def _prefix(story: Explanation) -> str:
+    """Which engine had its prefix, and who came before it as it waited for that one."""
+    if not story.prefix_at:
+        return ""
+    overtaken = f"; {counted(story.overtaken, 'request')} overtook it as it waited for that" if story.overtaken else ""
+    return f"; {story.prefix_at} had the keys and values of its prompt's beginning{overtaken}"
 
 
 def sentence(part: Part) -> str:
@@ -43,6 +52,8 @@ def sentence(part: Part) -> str:
             return (
                 f"waited {took} {where}, {iterations} of {engine}, for slots{_held_by(part.by, part.iterations)}{ahead}"
             )
+        case Kind.PREFIX:
+            return f"waited {took} {where} for {engine}, which had the keys and values of its prompt's beginning{ahead}"
         case Kind.CLAIM:
             return f"waited {took} {where} until {engine} had claimed it{ahead}"
         case Kind.TAKEN_OVER:
@@ -143,6 +154,8 @@ def as_json(story: Explanation, standing: Standing | None) -> dict[str, Any]:
         "position_now": story.position_now,
         "tokens": story.tokens,
         "engines": list(story.engines),
+        "prefix_at": story.prefix_at or None,
+        "overtaken": story.overtaken,
         "parts": parts,
         "pool": msgspec.to_builtins(standing),
     }

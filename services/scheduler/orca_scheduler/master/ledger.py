@@ -6,10 +6,11 @@ they find out is posted to the master's inbox.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from orca_common.errors import Unavailable
+from orca_common.priorities import Priority
 from orca_pool.leases import RENEW_SECONDS
 from orca_pool.pool import Pool
 from orca_pool.records import ClaimAnswer, CommitRow, EngineInfo, EngineLoad, Renewed
@@ -47,7 +48,8 @@ News = Opened | Claimed | Orphaned | LeaseLost | CaughtUp | EndedElsewhere
 class Ledger:
     """One term's books. `post` takes news for the master, who alone drops what the core may still know; `room` tells
     how much may be claimed, `load` how loaded the engine is. `committed` takes the seconds that a commit took, the
-    tokens that the pool has since, the claims that it has ended, and when, by Redis's TIME in microseconds."""
+    tokens that the pool has since, the claims that it has ended, and when, by Redis's TIME in microseconds. `yielding`
+    tells who would give way to requests of a higher class, as `Pool.claim` takes it."""
 
     def __init__(
         self,
@@ -59,9 +61,11 @@ class Ledger:
         load: Callable[[], EngineLoad],
         post: Callable[[News], None],
         committed: Callable[[float, int, list[int], int], None],
+        yielding: Callable[[], Sequence[tuple[int, int]]] = tuple,
     ) -> None:
         self._pool, self._engine, self._owner, self._term = pool, engine, owner, term
         self._room, self._load, self._post, self._committed = room, load, post, committed
+        self._yielding = yielding
         self.outputs = Outputs()
         self.epoch = self.iteration = 0  # of the engine, the highest known
         self._last_claim = self._reserved = self._uncommitted = 0
@@ -263,6 +267,8 @@ class Ledger:
                 if set(renewed.claims.values()) <= self.outputs.held.keys() | self._orphans.keys():  # else look again
                     self._claims_version, self._claims_generation = renewed.version, generation
             self._hear_needs(renewed.needs)
+            if renewed.needs and any(priority != Priority.URGENT for priority, _ in self._yielding()):
+                self._claimer.set()  # it may come before those, and a hint may have been lost
             if renewed.last_claim > self._last_claim and not self._claim_sent:
                 self._unheard = True  # the engine may not be formed, and then it would not claim again
                 self._claimer.set()
@@ -299,13 +305,14 @@ class Ledger:
             await self._claimer.wait()
             self._claimer.clear()
             room, finishing = self._room(), self._finishing
-            may_claim = room.requests and room.slots  # none while the engine is not formed
+            yielding = self._yielding() if not room.requests and room.slots else ()
+            may_claim = bool(room.slots and (room.requests or yielding))  # not while the engine is not formed
             if not may_claim:
                 self._needs = max(self._needs, 1)  # this may have been a hint
                 if not self._unheard:
                     continue
             try:
-                answer = self._still_ours(await (self._claim(room) if may_claim else self._holding()))
+                answer = self._still_ours(await (self._claim(room, yielding) if may_claim else self._holding()))
             except Unavailable:
                 await asyncio.sleep(RETRY_SECONDS)
                 self._claimer.set()
@@ -322,7 +329,7 @@ class Ledger:
             elif self.nothing_left:
                 self._post(CaughtUp())
 
-    async def _claim(self, room: Room) -> ClaimAnswer | None:
+    async def _claim(self, room: Room, yielding: Sequence[tuple[int, int]]) -> ClaimAnswer | None:
         self._claim_sent = True
         try:
             return await self._pool.claim(
@@ -333,6 +340,7 @@ class Ledger:
                 count=room.requests,
                 slots=room.slots,
                 total=self._engine_slots,
+                yielding=yielding,
             )
         finally:
             self._claim_sent = False

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from orca.v1 import worker_pb2 as pb
-from orca_common.block_keys import keys_of, root_of
+from orca_common.block_keys import keys_of, root_by
 from orca_common.errors import FailedPrecondition, Unavailable
 from orca_common.metrics import Metrics
+from orca_common.priorities import ABOVE_ALL
 from orca_common.reservation import Reservation
 from orca_common.sampling import scores_prompt
 from orca_common.service import LoopPulse
@@ -174,7 +175,9 @@ class EngineMaster:
         limits, seconds = self.core.limits, self.core.policy.seconds
         self._forecast = Forecast(seconds, limits.positions) if seconds is not None and limits.positions else None
         self._pace, self._metrics = Pace(), EngineMetrics(metrics, engine, settings.pp)
-        self._ledger = Ledger(pool, engine, owner, term, self.core.room, self.load, self._post, self._committed)
+        self._ledger = Ledger(
+            pool, engine, owner, term, self.core.room, self.load, self._post, self._committed, self.core.yielding
+        )
         self._inbox: asyncio.Queue[Message] = asyncio.Queue()
         self._ranks: Ranks | None = None  # of the last life that was dialed
         self._durations = Durations()
@@ -250,7 +253,8 @@ class EngineMaster:
         if self.lifecycle.finishing:
             return FINISHING_LOAD
         left = min((r.arrived.max_new_tokens - r.generated for r in core.requests), default=0)
-        return EngineLoad(core.limits.max_bs * core.n_workers, core.room().slots, pace, left * pace)
+        yields = max((priority or ABOVE_ALL for priority, _ in core.yielding()), default=0)
+        return EngineLoad(core.limits.max_bs * core.n_workers, core.room().slots, pace, left * pace, yields=yields)
 
     def leave(self) -> None:
         """Schedule nothing more; finish what is in flight, commit it, release the engine."""
@@ -565,9 +569,8 @@ class EngineMaster:
     async def _record(self, action: Record) -> None:
         shape = self.shape
         policy, rule = self.core.policy, Reservation(shape.block_size, self.core.policy.reserves_output)
-        info = EngineInfo(
-            self.engine, shape.tp, shape.pp, action.slots, action.epoch, action.weights, policy.name, rule
-        )
+        sizes = shape.tp, shape.pp, action.slots, action.epoch
+        info = EngineInfo(self.engine, *sizes, action.weights, policy.name, rule, policy.prefix)
         self._post(Recorded(self._now, action.life, await self._ledger.formed(info, action.above)))
 
     async def _confirm(self, life: int) -> None:
@@ -697,13 +700,7 @@ class EngineMaster:
     def _root(self, held: Held) -> str:
         """The root of a request's keys: requests of one root may begin with each other's keys and values. '': it shares
         none."""
-        match self.core.policy.prefix:
-            case "tenant":
-                return root_of(f"tenant {tenant_of(held.claimed.request_id)}")
-            case "shared":
-                return root_of("all")
-            case _:
-                return ""
+        return root_by(self.core.policy.prefix, tenant_of(held.claimed.request_id))
 
     def _commit(self, action: Commit, report: pb.IterationReport | None, firsts: Mapping[int, int]) -> None:
         """Tokens and ends for the next commit to the pool. firsts: where a request's tokens begin in the report."""
@@ -739,10 +736,12 @@ class EngineMaster:
     def _note_claims(self, now: float, claims: tuple[int, ...]) -> None:
         """The queue has given this engine requests, or had given them to the term before."""
         claimed = [held.claimed for held in self._ledger.outputs.of(claims)]
+        awaited = [one for one in claimed if one.prefix_at]
         self._journal.note(
             now=now,
             claims={one.claim: one.request_id for one in claimed},
             submitted={one.claim: one.submitted for one in claimed},
+            **({"prefix_at": {one.claim: (one.prefix_at, one.overtaken) for one in awaited}} if awaited else {}),
         )
 
     def _check_invariants(self) -> None:
@@ -804,7 +803,8 @@ def arrival(held: Held, root: str, block_size: int) -> Arrival:
         tail = tuple(known[(len(prefix) - 1) * block_size :])
     return Arrival(
         claim=claimed.claim,
-        arrival=claimed.arrival,
+        arrival=claimed.order,
+        priority=claimed.priority,
         input_tokens=len(record.prompt_ids),
         max_new_tokens=record.max_new_tokens,
         generated=len(held.tokens) // TOKEN.size,

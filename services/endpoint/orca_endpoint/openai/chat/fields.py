@@ -7,8 +7,10 @@ from ..fields import (
     CACHES,
     METADATA,
     MODEL,
+    ONE_TIER,
     OURS,
     SAMPLED,
+    SERVICE_TIER,
     STOP,
     STREAM,
     STRING,
@@ -31,13 +33,12 @@ REFUSED = (
     Fixed("prediction", (), "no predicted output is used"),
     *CACHES,
     Fixed("reasoning_effort", ("none",), "where a chat template knows one, give it in `chat_template_kwargs`"),
-    Fixed("service_tier", ("auto", "default"), "all requests are served alike"),
     Fixed("store", (False,), "nothing is stored"),
     Fixed("verbosity", (), "no model here has it"),
     Fixed("web_search_options", (), "nothing is searched"),
 )
 TEMPLATED = Fixed("add_special_tokens", (False,), "the template puts special tokens where they belong")
-FIXED = {one.name: (one.values, one.why) for one in (*REFUSED, TEMPLATED)}
+FIXED = {one.name: (one.values, one.why) for one in (*REFUSED, TEMPLATED)} | ONE_TIER
 
 PART = closed(["type", "text"], type={"const": "text"}, text=STRING)
 MESSAGE = closed(
@@ -97,6 +98,7 @@ FIELDS = (
     METADATA._replace(support="supported"),
     *SAMPLED,
     *(one.field() for one in REFUSED),
+    SERVICE_TIER,
     PROMPT_CACHE_KEY,
     TEMPLATE_KWARGS,
     *FORMS,

@@ -12,7 +12,7 @@ from ...requests.chat_renderer import RESERVED, reserved
 from ...requests.defaults import MODEL_SAYS_NOTHING, Defaults
 from ..body import get
 from ..forms import form_of, loose_in
-from ..request import UINT32, Asked, Sample, check_copies, generation, labels_of, read, request_of, usage_in
+from ..request import UINT32, Asked, Sample, check_copies, generation, labels_of, read, request_of, tier_name, usage_in
 from .fields import FIXED, NAMES
 from .messages import message_of
 from .tools import put_tools
@@ -62,7 +62,12 @@ def parse(raw: bytes, max_samples: int, defaults: Defaults = MODEL_SAYS_NOTHING)
     common.chat.CopyFrom(chat_of(body))
     check_copies(n * common.ByteSize(), "n")
     common.logprobs, common.top_logprobs = logprobs, min(top, UINT32)
-    names = {**OUR_NAMES, "max_new_tokens": name, **({} if form is None else {form.kind: form.field})}
+    names = {
+        **OUR_NAMES,
+        **tier_name(body),
+        "max_new_tokens": name,
+        **({} if form is None else {form.kind: form.field}),
+    }
     return Conversation(
         samples=[Sample(generation(common, k), names) for k in range(n)],
         each=n,

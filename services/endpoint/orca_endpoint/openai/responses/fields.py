@@ -9,8 +9,10 @@ from ..fields import (
     FUNCTION_NAME,
     METADATA,
     MODEL,
+    ONE_TIER,
     OURS,
     SAMPLED,
+    SERVICE_TIER,
     STOP,
     STRING,
     USER,
@@ -30,10 +32,9 @@ REFUSED = (
     Fixed("moderation", (), "nothing is moderated here"),
     Fixed("prompt", (), "no templates of prompts are kept"),
     *CACHES,
-    Fixed("service_tier", ("auto", "default"), "all requests are served alike"),
     Fixed("truncation", ("disabled",), "a conversation that does not fit is refused"),
 )
-FIXED = {one.name: (one.values, one.why) for one in REFUSED}
+FIXED = {one.name: (one.values, one.why) for one in REFUSED} | ONE_TIER
 LOGPROBS = "message.output_text.logprobs"
 INCLUDABLE = (  # what OpenAI can include; all but LOGPROBS are parts of items that no answer here has
     LOGPROBS,
@@ -162,6 +163,7 @@ FIELDS = (
     METADATA._replace(support="supported"),
     *(one._replace(support="supported" if one.name in {"temperature", "top_p"} else "ours") for one in SAMPLED),
     *(one.field() for one in REFUSED),
+    SERVICE_TIER,
     PROMPT_CACHE_KEY,
     TEMPLATE_KWARGS,
     STOP._replace(support="ours", how="Up to 16 strings. They are not part of the text."),

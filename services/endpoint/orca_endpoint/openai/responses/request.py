@@ -19,7 +19,7 @@ from ..content import Placed, needed, places_of
 from ..fields import THEIRS
 from ..forms import as_form, loose_in
 from ..replies import Question
-from ..request import UINT32, Sample, labels_of, read, request_of, usage_in
+from ..request import UINT32, Sample, labels_of, read, request_of, tier_name, usage_in
 from ..response_format import format_in
 from .fields import FIXED, INCLUDABLE, LOGPROBS, NAMES
 from .items import Reference, items_of, joined
@@ -69,7 +69,7 @@ def parse(raw: bytes, defaults: Defaults = MODEL_SAYS_NOTHING) -> Input:
     get(body, "prompt_cache_key", str, "a string", None)  # it changes nothing
     labels, store = labels_of(body), get(body, "store", bool, "true or false", True)
     return Input(
-        samples=[Sample(common, {**OUR_NAMES, **({} if form is None else {form.kind: form.field})})],
+        samples=[Sample(common, {**OUR_NAMES, **tier_name(body), **({} if form is None else {form.kind: form.field})})],
         each=1,
         stream=stream,
         detaches=common.detach_grace.ToNanoseconds() > 0,
@@ -185,7 +185,7 @@ def fields_of(body: Mapping[str, Any], defaults: Mapping[str, float], store: boo
         "metadata": body.get("metadata", {}),
         "parallel_tool_calls": body.get("parallel_tool_calls", True),
         "reasoning": {"effort": None, "summary": None},
-        "service_tier": "default",
+        "service_tier": body.get("service_tier", "default"),
         "store": store,
         "text": {"format": {"type": "text"}, **{k: v for k, v in body.get("text", {}).items() if v is not None}},
         "tool_choice": body.get("tool_choice", "auto"),

@@ -1,0 +1,158 @@
+"""Who goes first in the queue: classes over arrivals, and fair shares of tenants."""
+
+import random
+from collections import Counter
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pool.lab import Lab
+
+from orca_common.priorities import Priority, lift_of
+from orca_pool.records import Attached, Turn
+
+AGING = 10.0
+LAST = 10_000
+
+
+def turn(priority: Priority) -> Turn:
+    return Turn(lift_of(priority, AGING))
+
+
+async def test_classes_go_first_until_others_have_waited(lab: Lab) -> None:
+    await lab.endpoint()
+    await lab.engine()
+    await lab.submit("old", turn=turn(Priority.NORMAL))
+    await lab.advance(AGING - 1)
+    await lab.submit("low", turn=turn(Priority.LOW))
+    first = await lab.submit("high", turn=turn(Priority.HIGH))
+    assert isinstance(first, Attached)
+    assert first.position == 1
+    await lab.advance(2)
+    behind = await lab.submit("late", turn=turn(Priority.HIGH))  # `old` has waited longer than a class is worth
+    assert isinstance(behind, Attached)
+    assert behind.position == 3
+    urgent = await lab.submit("urgent", turn=turn(Priority.URGENT))
+    assert isinstance(urgent, Attached)
+    assert urgent.position == 1
+    assert list(await lab.claim(count=5, slots=64)) == ["urgent", "high", "old", "late", "low"]
+
+
+async def test_a_strict_class_is_never_overtaken(lab: Lab) -> None:
+    await lab.endpoint()
+    await lab.engine()
+    await lab.submit("old", turn=Turn(lift_of(Priority.NORMAL, float("inf"))))
+    await lab.advance(86_400)
+    await lab.submit("high", turn=Turn(lift_of(Priority.HIGH, float("inf"))))
+    assert list(await lab.claim(count=2)) == ["high", "old"]
+
+
+async def test_a_request_comes_back_to_its_place(lab: Lab) -> None:
+    """After a loss of its engine, too, whatever came meanwhile."""
+    await lab.endpoint()
+    await lab.engine()
+    await lab.submit("high", turn=turn(Priority.HIGH))
+    claims = await lab.claim(count=1)
+    await lab.advance(AGING / 2)
+    await lab.submit("normal", turn=turn(Priority.NORMAL))
+    await lab.submit("urgent", turn=turn(Priority.URGENT))
+    await lab.pool.give_back("g", *lab.terms["g"], {"high": (claims["high"], True)})
+    standing = await lab.pool.look_up("high")
+    assert standing is not None
+    assert standing.position == 2
+    assert list(await lab.claim(count=3)) == ["urgent", "high", "normal"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_every_request_starts_within_its_bound(lab: Lab, seed: int) -> None:
+    """A random day with more urgent work than the engine does: no request waits for one that came `aging` seconds for
+    each class between them later."""
+    draw = random.Random(seed)
+    await lab.endpoint()
+    await lab.engine()
+    came = dict[str, tuple[float, Priority]]()
+    waiting, now = set[str](), 0.0
+    for n in range(120):
+        step = draw.uniform(0, 2)
+        await lab.advance(step)
+        now += step
+        kind = Priority.URGENT if draw.random() < 0.7 else draw.choice([*Priority])
+        name = f"r{n}"
+        await lab.submit(name, turn=turn(kind), max_waiting=999)
+        came[name] = now, kind
+        waiting.add(name)
+        if n % 2:
+            [(claimed, claim)] = (await lab.claim(count=1)).items()
+            waiting.discard(claimed)
+            at, its = came[claimed]
+            for other in waiting:
+                since, kind = came[other]
+                assert at <= since + AGING * (kind - its) + 1e-3, (claimed, other)
+            await lab.commit(claimed, claim, 0, 1, finish=None)
+            await lab.pool.cancel(claimed)
+
+
+async def served(lab: Lab, weights: Mapping[str, float], sizes: Mapping[str, int], tokens: int) -> Counter[str]:
+    """Tokens of tenants whose requests always wait, until `tokens` were served by one engine with four places."""
+    counts, running, number = Counter[str](), list[str](), 0
+
+    async def ask(tenant: str) -> None:
+        nonlocal number
+        number += 1
+        size = sizes[tenant]
+        name = f"{tenant}{number}"
+        await lab.submit(
+            name, size, turn=Turn(weight=weights[tenant]), tenant=tenant, max_waiting=999, new_tokens=size - 1
+        )
+
+    for tenant in weights:
+        for _ in range(6):
+            await ask(tenant)
+    while counts.total() < tokens:
+        for name in await lab.claim(count=4 - len(running), slots=LAST, total=LAST):
+            running.append(name)
+            await ask(name[0])
+        done = running.pop(0)
+        counts[done[0]] += sizes[done[0]]
+        await lab.pool.cancel(done)
+    return counts
+
+
+@pytest.mark.parametrize(("weights", "sizes"), [
+    ({"a": 1.0, "b": 1.0}, {"a": 8, "b": 56}),
+    ({"a": 1.0, "b": 3.0}, {"a": 16, "b": 16}),
+    ({"a": 2.0, "b": 1.0, "c": 1.0}, {"a": 40, "b": 8, "c": 16}),
+])  # fmt: skip
+async def test_shares_are_fair(lab: Lab, weights: dict[str, float], sizes: dict[str, int]) -> None:
+    """The tokens of tenants that always wait, by weight, differ by at most twice what runs at once: VTC's bound."""
+    await lab.endpoint()
+    await lab.engine(slots=LAST)
+    counts = await served(lab, weights, sizes, 4000)
+    by_weight = [counts[tenant] / weight for tenant, weight in weights.items()]
+    bound = 2 * 4 * max(sizes[tenant] / weight for tenant, weight in weights.items())
+    assert max(by_weight) - min(by_weight) <= bound
+
+
+async def test_a_tenant_that_was_away_has_no_credit(lab: Lab) -> None:
+    """It goes before the backlog of another, and then in turns; who comes with much is not before who has used less."""
+    await lab.endpoint()
+    await lab.engine(slots=LAST)
+    fair = Turn(weight=1.0)
+    for n in range(20):
+        await lab.submit(f"a{n}", 50, turn=fair, tenant="a", max_waiting=99, new_tokens=49)
+    await lab.claim(count=10, slots=LAST, total=LAST)
+    for n in range(10):
+        await lab.pool.cancel(f"a{n}")
+    await lab.claim(count=1, slots=LAST, total=LAST)
+    for n in range(4):
+        await lab.submit(f"b{n}", 50, turn=fair, tenant="b", max_waiting=99, new_tokens=49)
+    order = list(await lab.claim(count=8, slots=LAST, total=LAST))
+    assert [name[0] for name in order] in ([*"babababa"], [*"abababab"])
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.sampled_from(Priority), st.sampled_from(Priority), st.floats(0, 1e4))
+def test_a_class_is_worth_its_aging(one: Priority, other: Priority, aging: float) -> None:
+    assert lift_of(other, aging) - lift_of(one, aging) == (other - one) * round(aging * 1e6)
+    assert lift_of(Priority.NORMAL, aging) == 0
