@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
-from .baseline.batchmaker import any_policy
+from .baseline.selections import any_policy
 from .baseline.simulated import Batched, simulate_requests
 from .cost import A100, TABLE_1
 from .paper import BEST_FT, TARGET

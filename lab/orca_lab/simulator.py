@@ -32,6 +32,7 @@ from orca_scheduler.core.policy import Policy
 from orca_scheduler.core.request import Arrival
 from orca_scheduler.core.sets import PAPER
 
+from .baseline.selections import core_of
 from .cost import Cost, Load, load_of
 from .workload import Asked, Workload
 
@@ -56,7 +57,7 @@ class Engine:
         return self.n_slots // self.block_size * self.block_size
 
     def core(self) -> Core:
-        return Core(self.max_bs, self.cost.stages, self.block_size, self.run_ahead, self.policy)
+        return core_of(self.policy, self.max_bs, self.cost.stages, self.block_size, self.run_ahead)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from orca_cli.main import app
 from orca_lab import claims, report
-from orca_lab.baseline.batchmaker import any_policy
+from orca_lab.baseline.selections import any_policy
 from orca_lab.cost import Calibrated
 from orca_lab.experiments import BATCHES, FT, ORCA, SHARES, Point
 from orca_lab.record import Recorder

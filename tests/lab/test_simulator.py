@@ -9,7 +9,6 @@ import pytest
 
 from orca_bench import schedule
 from orca_common.errors import FailedPrecondition
-from orca_lab import simulator
 from orca_lab.cost import Constant, load_of
 from orca_lab.record import Recorder
 from orca_lab.simulator import Delays, Engine, Ran, Result, Simulation, simulate
@@ -18,14 +17,15 @@ from orca_lab.workload import AT_ONCE, PAPER, POISSON, Asked, Lengths, Seeds, Wo
 from orca_scheduler.core.core import Core, Member
 from orca_scheduler.core.sets import PAPER as PAPERS_POLICY
 from orca_scheduler.core.sets import POLICIES, policy_named
-from orca_scheduler.master import journal, master
+from orca_scheduler.master import journal
+from orca_scheduler.settings import SchedulerSettings
 
 LIVE = Delays(claim=0.002, commit=0.003, ahead=False)
 SMALL = Lengths((3, 40), (1, 12))
 
 
 def test_live_simulated_and_replaying_drivers_run_one_core() -> None:
-    assert master.Core is simulator.Core is journal.Core is schedule.Core is Core
+    assert type(SchedulerSettings.load(workers="worker:1").core()) is journal.Core is schedule.Core is Core
     assert type(Simulation([Engine(Constant(1.0), 64, 1)]).cores[0]) is Core
 
 
