@@ -9,6 +9,7 @@ import pytest
 
 from orca_bench import schedule
 from orca_common.errors import FailedPrecondition
+from orca_lab import simulator
 from orca_lab.cost import Constant, load_of
 from orca_lab.record import Recorder
 from orca_lab.simulator import Delays, Engine, Ran, Result, Simulation, simulate
