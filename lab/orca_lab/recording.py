@@ -47,13 +47,19 @@ class Recording:
     @classmethod
     def read(cls, path: Path) -> "Recording":
         """Raises FailedPrecondition for a file that is no journal, or has too little in it."""
+        found = cls.of(path)
+        if not found.slots or len(found.times) < LEAST:
+            raise FailedPrecondition(f"{path} has {len(found.times)} iterations with reports; {LEAST} are needed")
+        return found
+
+    @classmethod
+    def of(cls, path: Path) -> "Recording":
+        """What is in a journal by now. Raises FailedPrecondition for a file that is none."""
         found = cls(path)
         try:
             found._read()
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise FailedPrecondition(f"{path} is no journal ({error})") from None
-        if not found.slots or len(found.times) < LEAST:
-            raise FailedPrecondition(f"{path} has {len(found.times)} iterations with reports; {LEAST} are needed")
         return found
 
     def _read(self) -> None:

@@ -96,7 +96,7 @@ def test_a_simulations_journal_replays_and_repeats(
 class SeesAll(Simulation):
     """The whole queue is in the core."""
 
-    def _room(self, engine: simulator._Running) -> int:
+    def _room(self, engine: simulator.Running) -> int:
         return 1 << 30
 
 
