@@ -5,6 +5,7 @@
 
 import asyncio
 import os
+import re
 import tempfile
 import time
 from collections.abc import Callable
@@ -17,8 +18,9 @@ from typing import NamedTuple, Self
 import psutil
 
 from orca_common.checkpoint import Checkpoint, read_checkpoint, resolve_model
-from orca_common.errors import FailedPrecondition
+from orca_common.errors import FailedPrecondition, InvalidArgument
 from orca_lab.baseline.engine import WholeBatches, slots_for
+from orca_lab.baseline.selections import CELLS, is_baseline
 from orca_lab.calibration import Calibration, disturbed, measured
 from orca_lab.recording import Recording
 from orca_lab.simulator import Result, Served
@@ -85,6 +87,18 @@ class Setting:
     mbs: int = 0
     selection: str = "paper"
 
+    @classmethod
+    def read(cls, text: str) -> "Setting":
+        """By its label: orca(8), ft(8,4), or a selection of BatchMaker's. Raises InvalidArgument."""
+        if text in CELLS:
+            return cls(32, selection=text)
+        if found := re.fullmatch(r"orca\((\d+)\)|ft\((\d+),(\d+)\)", text):
+            alone, *both = (int(group or 0) for group in found.groups())
+            setting = cls(alone) if alone else cls(*both)
+            if setting.max_bs and (alone or 0 < setting.mbs <= setting.max_bs):
+                return setting
+        raise InvalidArgument("system", f"is {text!r}; there are orca(8), ft(8,4) and {', '.join(CELLS)}")
+
     @property
     def label(self) -> str:
         if self.mbs:
@@ -105,7 +119,7 @@ def stack_of(layout: Layout, setting: Setting, **more: object) -> tuple[ServeSet
         policy = WholeBatches(mbs=setting.mbs, longest=longest)
         values["slots"] = slots_for(setting.max_bs, longest, BLOCK_SIZE)
         return ServeSettings.load(**values), Program(LAB, ["--lab-selection", policy.name])
-    if setting.selection.startswith("batchmaker"):
+    if is_baseline(setting.selection):
         return ServeSettings.load(**values), Program(LAB, ["--lab-selection", setting.selection])
     return ServeSettings.load(**values, policy=setting.selection), None
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from orca_common.errors import FailedPrecondition
 from orca_lab.baseline.engine import BatchCore, WholeBatches
+from orca_lab.baseline.selections import any_policy
 from orca_lab.baseline.simulated import simulate_requests
 from orca_lab.calibration import Calibration
 from orca_lab.experiments import (
@@ -32,7 +33,6 @@ from orca_lab.experiments import (
     curve,
     sustained,
 )
-from orca_lab.recording import Recording
 from orca_lab.sequence import Compared, compare
 from orca_lab.simulator import Delays, Engine, Result, simulate
 from orca_lab.timeline import percentile
@@ -114,7 +114,8 @@ def simulated(setting: Setting, calibration: Calibration) -> System:
     if setting.mbs:
         serve: Callable[[Workload], Result] = partial(simulate_requests, cost, setting.max_bs, setting.mbs)
     else:
-        engine = Engine(cost, calibration.slots, setting.max_bs, block_size=BLOCK_SIZE)
+        policy = any_policy(setting.selection)
+        engine = Engine(cost, calibration.slots, setting.max_bs, policy, BLOCK_SIZE)
         delays = Delays(claim=calibration.claim, ahead=False)
         serve = partial(simulate, engine, delays=delays, tokens=True)
     return System(setting.label, serve)
@@ -123,7 +124,7 @@ def simulated(setting: Setting, calibration: Calibration) -> System:
 # -- Figure 9
 
 
-def figure_9(scale: Scale, real: Real, say: Say) -> Found:
+def figure_9(scale: Scale, real: Real, say: Say, settings: Sequence[Setting] = ()) -> Found:
     """The engines alone, in this process: the same batch again and again, without a scheduler, on one rank.
 
     Bars of the request-level engine are missing where keys and values for the longest sequences do not fit.
@@ -178,12 +179,12 @@ def figure_10(scale: Scale, real: Real, say: Say, settings: Sequence[Setting] = 
     return found
 
 
-def figure_11(scale: Scale, real: Real, say: Say, settings: Sequence[Setting] = OF_11) -> Found:
+def figure_11(scale: Scale, real: Real, say: Say, settings: Sequence[Setting] = ()) -> Found:
     """Median latency against throughput on traces of equal requests: the first lengths of the simulated figure."""
     found = Found(11, real=real.about)
     inputs, outputs = HOMOGENEOUS[0]
     lengths = scale.lengths(Lengths((inputs, inputs), (outputs, outputs)))
-    curves(found, f"({inputs},{outputs})", settings, lengths, scale, real, say, normalized=False)
+    curves(found, f"({inputs},{outputs})", settings or OF_11, lengths, scale, real, say, normalized=False)
     return found
 
 
@@ -245,7 +246,7 @@ def highest(points: Sequence[tuple[float, float]], most: float) -> float:
     return points[-1][0]
 
 
-FIGURES: dict[int, Callable[[Scale, Real, Say], Found]] = {9: figure_9, 10: figure_10, 11: figure_11}
+FIGURES: dict[int, Callable[[Scale, Real, Say, Sequence[Setting]], Found]] = {9: figure_9, 10: figure_10, 11: figure_11}
 
 
 # -- live against simulated
@@ -316,8 +317,3 @@ def validate(
                         continue
                     rows.append(Validated(share, run, measured, Measures.of(model.serve(workload))))
         return Validation(rows, compare(journal), skipped)
-
-
-def recorded(path: Path, about: Mapping[str, Any]) -> Calibration:
-    """A calibration from a journal of any live run. Raises FailedPrecondition."""
-    return Calibration.of(Recording.read(path), about)
