@@ -6,6 +6,7 @@
 import asyncio
 import os
 import re
+import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -35,15 +36,16 @@ from orca_worker.models.dtype import choose_dtype
 from orca_worker.models.families import topology
 from orca_worker.rank.app import open_device
 
-from .cases import vocabulary_of
+from .cases import fixed, vocabulary_of
 from .control_plane import processes
-from .drive import open_loop
+from .drive import closed_case, open_loop
 from .grpc_door import GrpcDoor
 from .load import with_prompts
 from .serve import complain, warm_up
 
 BLOCK_SIZE = 16
 PATIENCE = 600.0  # seconds for a request
+ALONE = 8  # requests that find the system empty: by these the ways from and to the client are measured
 REPORTS = 5.0  # seconds until the reports of a run's last iterations have come
 LAB = "orca_lab.baseline.app"  # the scheduler's program for selections of the lab
 
@@ -177,6 +179,23 @@ class Live:
     def journal(self) -> Path:
         """The engine's. It has all iterations that have returned, and the reports that have come."""
         return next(self._run_dir.glob("journal-engine-0-*.jsonl"))
+
+    def ways(self) -> tuple[float, float]:
+        """Seconds from a client to the scheduler, and from the last stage's tokens to the client: medians of requests
+        that find the system empty."""
+        spans = [self._runner.run(self._one_alone()) for _ in range(ALONE)]
+        moments = Recording.of(self.journal).moments[-ALONE:]
+        pairs = list(zip(spans, moments, strict=True))
+        way_in = statistics.median(claimed - sent for (sent, _), (claimed, _) in pairs)
+        way_out = statistics.median(ended - returned for (_, ended), (_, returned) in pairs)
+        return max(0.0, way_in), max(0.0, way_out)
+
+    async def _one_alone(self) -> tuple[float, float]:
+        """When a request was sent and when it had ended, in seconds of the wall clock."""
+        began = time.time()
+        [answer] = await closed_case(self._door, fixed(1, 8, 4, vocabulary=self._vocabulary), patience=PATIENCE)
+        complain([answer])
+        return began + answer.sent, began + answer.ended
 
     def recording(self) -> Recording:
         """The journal with the reports of all that has run. Raises FailedPrecondition where it has too little."""

@@ -92,8 +92,9 @@ class Real:
 def calibrate(real: Real, setting: Setting, lengths: Lengths, requests: int, about: Mapping[str, Any]) -> Calibration:
     """A sweep over batch sizes, and a saturated run, of one system. Costs are those of its stage reports."""
     with Live(real.layout, setting) as live:
+        ways = live.ways()
         sweep_and_saturate(live, lengths, requests)
-        return Calibration.of(live.recording(), about_of(real, setting, about))
+        return Calibration.of(live.recording(), ways, about_of(real, setting, about))
 
 
 def sweep_and_saturate(live: Live, lengths: Lengths, requests: int) -> None:
@@ -112,13 +113,22 @@ def simulated(setting: Setting, calibration: Calibration) -> System:
     """A system in virtual time, by a calibration of it."""
     cost = calibration.cost
     if setting.mbs:
-        serve: Callable[[Workload], Result] = partial(simulate_requests, cost, setting.max_bs, setting.mbs)
+        serve: Callable[[Workload], Result] = partial(of_request_level, setting, calibration)
     else:
         policy = any_policy(setting.selection)
         engine = Engine(cost, calibration.slots, setting.max_bs, policy, BLOCK_SIZE)
-        delays = Delays(claim=calibration.claim, ahead=False)
+        delays = Delays(calibration.way_in, calibration.way_out, ahead=False)
         serve = partial(simulate, engine, delays=delays, tokens=True)
     return System(setting.label, serve)
+
+
+def of_request_level(setting: Setting, calibration: Calibration, workload: Workload) -> Result:
+    """The ways to and from the client are the same for all requests, so they make each one later."""
+    result = simulate_requests(calibration.cost, setting.max_bs, setting.mbs, workload)
+    late = calibration.way_in + calibration.way_out
+    for one in result.requests:
+        one.first, one.ended = one.first + late, one.ended + late
+    return replace(result, seconds=result.seconds + late)
 
 
 # -- Figure 9
@@ -205,13 +215,13 @@ def curves(
             continue
         say(f"figure {found.figure}: {panel} {setting.label}")
         with Live(real.layout, setting) as live:
-            system = System(setting.label, partial(real.serve, live, say))
+            system, ways = System(setting.label, partial(real.serve, live, say)), live.ways()
             try:
                 rates = curve(found, panel, system, lengths, scale, normalized)
             except Disturbed as disturbed:
                 found.real.setdefault("disturbed", []).append(f"{panel} with a full queue: {disturbed}")
                 continue
-            calibration = Calibration.of(live.recording(), about_of(real, setting, {}))
+            calibration = Calibration.of(live.recording(), ways, about_of(real, setting, {}))
         found.real.setdefault("calibrations", {})[setting.label] = calibration.errors
         model = simulated(setting, calibration)
         said = curve(found, f"{panel}, simulated", model, lengths, scale, normalized)

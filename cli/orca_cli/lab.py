@@ -109,8 +109,8 @@ def baseline(
 
     with sentences():
         layout = Layout(model, dtype, tp, pp, bytes_of(memory))
-        setting = Setting(max_bs, min(mbs or max_bs, max_bs))
-        settings, program = stack_of(layout, setting, port=port, http_port=http_port, run_dir=run_dir, ui=False)
+        setting, folder = Setting(max_bs, min(mbs or max_bs, max_bs)), None if run_dir is None else str(run_dir)
+        settings, program = stack_of(layout, setting, port=port, http_port=http_port, run_dir=folder, ui=False)
         asyncio.run(serving.serve(settings, scheduler=program))
 
 

@@ -23,19 +23,22 @@ FOREIGN = 0.05  # of the cores' time
 @dataclass(frozen=True)
 class Calibration:
     """Costs of a layout. `errors`: of each stage on the half of the iterations that was held out, the mean of the
-    relative errors and that of the sum. `claim`: seconds from a submission to a claim. `about`: how it was made."""
+    relative errors and that of the sum. `way_in` and `way_out`: seconds from a client to the scheduler, where nothing
+    else waits, and from the last stage's tokens back to the client. `about`: how it was made."""
 
     cost: Calibrated
     errors: tuple[tuple[float, float], ...]
-    claim: float
+    way_in: float
+    way_out: float
     slots: int
     iterations: int
     about: Mapping[str, Any]
 
     @classmethod
-    def of(cls, recording: Recording, about: Mapping[str, Any]) -> "Calibration":
+    def of(cls, recording: Recording, ways: tuple[float, float], about: Mapping[str, Any]) -> "Calibration":
+        """ways: in, and out."""
         cost, errors = recording.cost()
-        return cls(cost, tuple(errors), recording.claim, recording.slots, len(recording.times), about)
+        return cls(cost, tuple(errors), *ways, recording.slots, len(recording.times), about)
 
     def write(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

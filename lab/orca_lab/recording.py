@@ -21,6 +21,7 @@ LEAST = 20  # iterations with reports that a fit needs
 @dataclass
 class _Request:
     submitted: float
+    claimed: float
     input_tokens: int
     limit: int
     first: float = 0.0
@@ -90,7 +91,7 @@ class Recording:
             name = names.get(one.claim, str(one.claim))
             if name not in self._requests:
                 self.claims.append(max(0.0, event.now + offset - moment))
-                self._requests[name] = _Request(moment, one.input_tokens, one.max_new_tokens)
+                self._requests[name] = _Request(moment, event.now + offset, one.input_tokens, one.max_new_tokens)
 
     def _step(self, event: Event, actions: Sequence[Action], moment: float, names: dict[int, str]) -> None:
         if isinstance(event, BatchReturned):
@@ -126,6 +127,11 @@ class Recording:
             )
             for one in found
         ]
+
+    @property
+    def moments(self) -> list[tuple[float, float]]:
+        """When each request that got tokens was claimed, and when its last token returned, in the order of claims."""
+        return [(one.claimed, one.ended) for one in self._requests.values() if one.tokens]
 
     @property
     def stages(self) -> int:
