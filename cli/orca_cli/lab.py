@@ -207,7 +207,7 @@ def claims(out: Results = RESULTS) -> None:
     from orca_lab.claims import Results, claims, markdown
 
     with sentences():
-        print(markdown(claims(Results(report.figures_in(out)))), end="")
+        print(markdown(claims(Results(report.figures_in(out)), report.real_figures_in(out))), end="")
 
 
 @app.command(cls=Command)

@@ -202,3 +202,9 @@ def shown(number: Number) -> str:
 def figures_in(folder: Path) -> dict[int, Found]:
     """The results of all figures. Raises FailedPrecondition where one was not made."""
     return {figure: read(folder / f"figure-{figure}", figure) for figure in FIGURES}
+
+
+def real_figures_in(folder: Path) -> dict[int, Found]:
+    """The results of those live figures that were made."""
+    places = {figure: folder / f"figure-{figure}-real" for figure in FIGURES}
+    return {figure: read(place, figure) for figure, place in places.items() if place.is_dir()}
