@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import psutil
 
@@ -27,7 +27,7 @@ from orca_lab.recording import Recording
 from orca_lab.simulator import Result, Served
 from orca_lab.workload import Workload
 from orca_local.pod import Program
-from orca_local.settings import ServeSettings
+from orca_local.settings import ServeSettings, StackSettings
 from orca_local.stack import DEMO_MODEL, Stack
 from orca_scheduler.master.journal import read, scheduled
 from orca_worker.iteration.model import Compute
@@ -95,10 +95,11 @@ class Setting:
         if text in CELLS:
             return cls(32, selection=text)
         if found := re.fullmatch(r"orca\((\d+)\)|ft\((\d+),(\d+)\)", text):
-            alone, *both = (int(group or 0) for group in found.groups())
-            setting = cls(alone) if alone else cls(*both)
-            if setting.max_bs and (alone or 0 < setting.mbs <= setting.max_bs):
-                return setting
+            orca, max_bs, mbs = (int(group or 0) for group in found.groups())
+            if orca:
+                return cls(orca)
+            if 0 < mbs <= max_bs:
+                return cls(max_bs, mbs)
         raise InvalidArgument("system", f"is {text!r}; there are orca(8), ft(8,4) and {', '.join(CELLS)}")
 
     @property
@@ -108,13 +109,13 @@ class Setting:
         return f"orca({self.max_bs})" if self.selection == "paper" else self.selection
 
 
-def stack_of(layout: Layout, setting: Setting, **more: object) -> tuple[ServeSettings, Program | None]:
+def stack_of(layout: Layout, setting: Setting, **more: object) -> tuple[StackSettings, Program | None]:
     """The settings of `orca serve` for a system, and the program that schedules: None is the scheduler's own.
 
     Raises FailedPrecondition where a request-level engine's memory does not fit.
     """
-    values = {"model": layout.model, "dtype": layout.dtype, "tp": layout.tp, "pp": layout.pp, "device": "cpu"} | more
-    values |= {"max_batch_size": setting.max_bs, "block_size": BLOCK_SIZE}
+    values: dict[str, Any] = {"model": layout.model, "dtype": layout.dtype, "device": "cpu", **more}
+    values |= {"tp": layout.tp, "pp": layout.pp, "max_batch_size": setting.max_bs, "block_size": BLOCK_SIZE}
     if setting.mbs:
         layout.check_memory(setting.max_bs)
         longest = layout.checkpoint.max_positions

@@ -98,9 +98,9 @@ def calibrate(real: Real, setting: Setting, lengths: Lengths, requests: int, abo
 
 
 def sweep_and_saturate(live: Live, lengths: Lengths, requests: int) -> None:
-    size = 1
+    size, shortest = 1, lengths.inputs[0]
     while size <= live.setting.max_bs:
-        live.serve(drawn(Lengths((lengths.inputs[0],) * 2, (16, 16)), AT_ONCE, 1.0, size, Seeds.of(size)))
+        live.serve(drawn(Lengths((shortest, shortest), (16, 16)), AT_ONCE, 1.0, size, Seeds.of(size)))
         size *= 2
     live.serve(drawn(lengths, AT_ONCE, 1.0, requests, Seeds.of(1)))
 
