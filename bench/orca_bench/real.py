@@ -54,7 +54,7 @@ OF_11 = (Setting(1), Setting(8), Setting(1, 1), Setting(8, 8))
 
 @dataclass(frozen=True)
 class Real:
-    """What figures are measured on. `attempts` 0: whatever else runs on the machine, each run counts."""
+    """The layout that is measured. `attempts` 0: each run counts, whatever else the machine does."""
 
     layout: Layout
     attempts: int = ATTEMPTS
@@ -67,7 +67,7 @@ class Real:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What a reader must know of the machine."""
+        """Facts about the machine and the layout, for a reader."""
         layout = self.layout
         return {
             "model": layout.checkpoint.name,

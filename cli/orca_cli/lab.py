@@ -325,7 +325,7 @@ def real_of(
     attempts: int,
     calibration: Path | None,
 ) -> Any:
-    """What live figures are measured on. Raises FailedPrecondition for a file that is no calibration."""
+    """The layout that is measured, and its guard. Raises FailedPrecondition for a file that is no calibration."""
     from orca_bench.live import Layout
     from orca_bench.real import Real
     from orca_lab.calibration import Calibration

@@ -46,7 +46,7 @@ class Calibration:
 
     @classmethod
     def read(cls, path: Path) -> "Calibration":
-        """Raises FailedPrecondition where the file is none."""
+        """Raises FailedPrecondition where the file is no calibration."""
         try:
             values = json.loads(path.read_text())
             if tuple(values.pop("terms")) != TERMS:
@@ -56,7 +56,9 @@ class Calibration:
             errors = tuple((mean, total) for mean, total in values.pop("errors"))
             return cls(cost=Calibrated(**cost), errors=errors, **values)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise FailedPrecondition(f"calibration: {path} is none ({error}); `orca lab calibrate` makes one") from None
+            raise FailedPrecondition(
+                f"calibration: {path} cannot be read ({error}); `orca lab calibrate` makes one"
+            ) from None
 
     def predicted(self, loads: Iterable[Load]) -> float:
         """Seconds of all stages for these iterations."""

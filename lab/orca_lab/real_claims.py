@@ -1,4 +1,4 @@
-"""What live figures say to the statements of the paper's section 6: the column "ours, real" of `orca lab claims`.
+"""Live figures beside the statements of the paper's section 6: the column "ours, real" of `orca lab claims`.
 
 A live figure is of another model on another machine, so it answers statements about ratios and orders alone.
 """
@@ -11,7 +11,7 @@ SUSTAINED = " sustained, req/s"
 
 
 def said(where: str, statement: str, real: Mapping[int, Found]) -> str:
-    """What was measured to a statement; "not run" where that figure was not made, or has not what it takes."""
+    """Returns the measurement for a statement; "not run" where its figure was not made, or lacks the systems."""
     for (place, begins), (figure, find) in FINDERS.items():
         if where == place and statement.startswith(begins) and figure in real:
             return find(real[figure]) or "not run"
@@ -30,7 +30,7 @@ def measured(found: Found) -> dict[str, Number]:
 
 
 def rates(found: Found, kind: str) -> dict[str, float]:
-    """What each system of a kind sustains, in requests per second."""
+    """Returns the rate that each system of a kind sustains, in requests per second."""
     return {
         name.removesuffix(SUSTAINED): number.mean
         for name, number in measured(found).items()

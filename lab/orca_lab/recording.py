@@ -55,7 +55,7 @@ class Recording:
 
     @classmethod
     def of(cls, path: Path) -> "Recording":
-        """What is in a journal by now. Raises FailedPrecondition for a file that is none."""
+        """Reads all that a journal has by now. Raises FailedPrecondition for another file."""
         found = cls(path)
         try:
             found._read()

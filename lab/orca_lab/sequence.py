@@ -55,7 +55,7 @@ def compare(path: Path) -> Compared:
         if not isinstance(line, CoreStep):
             continue
         event = line.event
-        moment = max(event.now, nextafter(moment, inf))  # in the order in which the core was told
+        moment = max(event.now, nextafter(moment, inf))  # in the order in which the core took its events
         batches += [action for action in line.actions if isinstance(action, ScheduleBatch)]
         for action in line.actions:
             if isinstance(action, Commit):

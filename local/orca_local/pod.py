@@ -38,7 +38,7 @@ class ServiceProcess(ForkedProcess):
 
 
 class Program(NamedTuple):
-    """What a service's process runs: a module's `main`, with these arguments."""
+    """The program of a service's process: a module's `main`, with these arguments."""
 
     app: str
     arguments: Sequence[str] = ()
