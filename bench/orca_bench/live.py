@@ -52,8 +52,11 @@ LAB = "orca_lab.baseline.app"  # the scheduler's program for selections of the l
 
 @dataclass(frozen=True)
 class Layout:
-    """The model that is served, and its number of ranks. `memory`: bytes of a rank for weights, keys and values; None: all that
-    is free on this machine, divided by the ranks."""
+    """The model that is served, and its number of ranks.
+
+    `memory`: bytes of a rank for weights, keys and values; None: all that is free on this machine, divided by the
+    ranks.
+    """
 
     model: str | None = None
     dtype: str = "auto"

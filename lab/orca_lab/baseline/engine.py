@@ -1,8 +1,8 @@
 """FasterTransformer's engine on our own ranks: a whole batch goes in and comes out (paper sections 2, 4.2 and 6).
 
 `BatchCore` has the events and actions of the scheduler's core, so all that drives the core drives it, too: a live
-engine master, the simulator, the replay of a journal. The ranks run its iterations as any other, with the same kernels and the
-same partition. `RequestLevel` alone decides which requests make a batch.
+engine master, the simulator, the replay of a journal. The ranks run its iterations as any other, with the same kernels
+and the same partition. `RequestLevel` alone decides which requests make a batch.
 
 - Keys and values of `max_bs` longest sequences are allocated beforehand: each row has room for one of them.
 - The first iteration runs all requests at the length of the shortest prompt. Longer prompts are fed on, one token an
