@@ -106,7 +106,7 @@ def sweep_and_saturate(live: Live, lengths: Lengths, requests: int) -> None:
 
 
 def about_of(real: Real, setting: Setting, about: Mapping[str, Any]) -> dict[str, Any]:
-    return {**about, **real.about, "system": setting.label}
+    return {**about, **real.about, "system": setting.label, "max_bs": setting.max_bs}
 
 
 def simulated(setting: Setting, calibration: Calibration) -> System:

@@ -5,6 +5,7 @@ Results are on standard output or in files. Progress is on standard error.
 
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -295,6 +296,68 @@ def whatif(
             said = f"extrapolated: {beyond}" if beyond else ""
             rows.add_row(name, f"{outcome.throughput:.3g}", *(f"{one * 1e3:.4g}" for one in ms), batch, said)
         console.print(rows)
+
+
+@app.command(cls=Command)
+def plan(
+    model: Annotated[str, typer.Option(help="13b, 101b, 175b or 341b, on GPUs.")] = "13b",
+    hardware: Annotated[str, typer.Option(help="a100-40, a100-80, or a calibration's file.")] = "a100-40",
+    rate: Annotated[float, typer.Option(min=1e-6, help="Requests per second, as in a Poisson process.")] = 1.0,
+    lengths: Annotated[str, typer.Option(help="paper, or as in 32-512,1-128.")] = "paper",
+    trace: Annotated[Path | None, typer.Option(help="Instead of rate and lengths: a recorded trace.")] = None,
+    requests: Annotated[int, typer.Option(min=20, help="Requests to simulate.")] = 1000,
+    first_token: Annotated[float, typer.Option(min=0, help="Seconds to the first token at most; 0: any.")] = 0.0,
+    normalized: Annotated[float, typer.Option(min=0, help="Seconds a token at most, end to end; 0: any.")] = 0.0,
+    gap: Annotated[float, typer.Option(min=0, help="Seconds between tokens at most; 0: any.")] = 0.0,
+    percentile: Annotated[float, typer.Option(min=0.01, max=0.9999, help="At which these hold.")] = 0.99,
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs at most, or engines of a calibration's layout.")] = 32,
+    max_bs: Annotated[str | None, typer.Option(help="Values of max_batch_size, as in 8,16,32.")] = None,
+    seed: Annotated[int, typer.Option(help="Of arrivals and lengths.")] = 1,
+) -> None:
+    """Finds the smallest layout that carries a load within bounds, with its headroom and values of the chart."""
+    from orca_lab import traces
+    from orca_lab.calibration import Calibration
+    from orca_lab.cost import HARDWARE, TABLE_1
+    from orca_lab.plan import MAX_BS, Slo, on_gpus, on_machine, with_other_costs
+    from orca_lab.plan import plan as search
+    from orca_lab.workload import POISSON, Lengths, Seeds, drawn
+
+    with sentences():
+        slo = Slo(first_token, normalized, gap, percentile)
+        if not any(slo[:3]):
+            raise InvalidArgument("first_token, normalized, gap", "are all 0: give a bound")
+        if trace is None:
+            workload = drawn(Lengths.read(lengths), POISSON, rate, requests, Seeds.of(seed))
+        else:
+            workload = traces.read(trace).requests[:requests]
+        if not workload:
+            raise FailedPrecondition(f"trace: {trace} has no request")
+        if hardware in HARDWARE:
+            if model not in TABLE_1:
+                raise InvalidArgument("model", f"is {model!r}; there are {', '.join(TABLE_1)}")
+            shape = TABLE_1[model][0]
+            costs, layers = on_gpus(shape, HARDWARE[hardware]), shape.layers
+        else:
+            of = Calibration.read(Path(hardware))
+            costs, layers = on_machine(of), of.about["pp"]
+        found = search(costs, workload, slo, gpus, layers, whole("--max-bs", max_bs) or MAX_BS, say)
+        reasons = Counter(why for _, why in found.dropped)
+        for why, count in reasons.most_common():
+            print(f"dropped {count}: {why}")
+        rows = Table(box=None, pad_edge=False)
+        for name in ("layout", "GPUs", "first token, ms", "ms a token", "gap, ms", "headroom"):
+            rows.add_column(name, justify="left" if name == "layout" else "right")
+        judged = [*found.held, *((one, 0.0) for one in found.failed[:3])]
+        for one, room in judged:
+            ms = (f"{value * 1e3:.4g}" for value in one.measures[:3])
+            rows.add_row(str(one.layout), str(one.layout.gpus), *ms, f"{room:.2f}" if room else one.why or "too slow")
+        console.print(rows)
+        if not found.held:
+            raise FailedPrecondition(f"gpus: no layout of up to {gpus} holds")
+        best = found.held[0][0].layout
+        for by, other in with_other_costs(costs, best, workload, slo):
+            print(f"with all costs {by - 1:+.0%} it {'holds' if other.worst <= 1 else 'does not hold'}")
+        print(best.values(), end="")
 
 
 # -- parts of commands
