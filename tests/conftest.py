@@ -45,6 +45,7 @@ SLOW = [  # the longest first
     "e2e/test_other_weights.py",
     "worker/test_supervisor.py",
     "bench/test_commands.py",
+    "lab/test_live.py",
     "scheduler/test_core_properties.py",
     "kernels/test_triton_compiled.py",
     "e2e/test_cli.py",

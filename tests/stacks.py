@@ -14,6 +14,7 @@ import grpc
 from orca.v1 import orca_pb2 as pb
 from orca.v1.orca_pb2_grpc import OrcaStub
 from orca_client import AsyncOrcaClient, Token
+from orca_local.pod import Program
 from orca_local.settings import ServeSettings
 from orca_local.stack import Stack
 from orca_scheduler.master.journal import Line, read
@@ -72,13 +73,21 @@ class Running:
 
 @asynccontextmanager
 async def running(
-    run_dir: Path, model: Path, *, environment: Mapping[str, str] | None = None, ui: bool = False, **settings: object
+    run_dir: Path,
+    model: Path,
+    *,
+    environment: Mapping[str, str] | None = None,
+    ui: bool = False,
+    scheduler: Program | None = None,
+    **settings: object,
 ) -> AsyncIterator[Running]:
     """Starts a stack with these settings of `orca serve`. Prints the processes' logs when the test fails.
 
-    ui: with the live page, which starts when all else is ready."""
+    ui: with the live page, which starts when all else is ready. scheduler: another program that schedules."""
     values = {"dtype": "float32", "device": "cpu", "slots": 4096, "threads": 1, "port": 0, "http_port": 0} | settings
-    stack = Stack(ServeSettings.load(model=str(model), **values), run_dir, print, environment, ui=ui)
+    stack = Stack(
+        ServeSettings.load(model=str(model), **values), run_dir, print, environment, ui=ui, scheduler=scheduler
+    )
     try:
         async with asyncio.timeout(120):
             await stack.start()

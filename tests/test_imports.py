@@ -150,14 +150,14 @@ RULES = [
         ),
     ),
     Rule(
-        "orca_lab -> the scheduler's pure core, journal and members, orca_worker, orca_kernels, orca_client, "
-        "orca_common, orca.v1",
+        "orca_lab -> the scheduler's pure core, journal, members, app and settings, orca_worker, orca_kernels, "
+        "orca_client, orca_common, orca.v1",
         "orca_lab",
         lambda i: ours(
             i,
             *("orca_lab", "orca_worker", "orca_kernels", "orca_client", "orca_common", "orca.v1"),
             "orca_scheduler.master.journal",
-            *(f"orca_scheduler.{name}" for name in (*PURE, "ranks.members")),
+            *(f"orca_scheduler.{name}" for name in (*PURE, "ranks.members", "app", "settings")),
         ),
     ),
     Rule(

@@ -18,7 +18,7 @@ from orca_common.checkpoint import Checkpoint, read_checkpoint, resolve_model
 from orca_common.errors import FailedPrecondition, InvalidArgument
 from orca_kernels.cpu.cores import cores
 from orca_local.stack import DEMO_MODEL
-from orca_scheduler.core.core import ScheduleBatch
+from orca_scheduler.core.core import Core, ScheduleBatch
 from orca_scheduler.ranks.members import put_members
 from orca_worker.iteration.model import Compute
 from orca_worker.models.dtype import choose_dtype
@@ -104,11 +104,12 @@ class Engine:
             raise FailedPrecondition(f"slots: {slots} are needed; the memory holds {memory.slots}")
         self.stage.allocate(slots, BLOCK_SIZE)
 
-    def run(self, case: Case) -> Run:
-        """Runs a case to its end, and checks that every request made the tokens that it asked for."""
+    def run(self, case: Case, core: Core | None = None) -> Run:
+        """Runs a case to its end, and checks that every request made the tokens that it asked for. core: as for
+        `Schedule`."""
         steps: list[Step] = []
         started = before = time.perf_counter()
-        schedule = Schedule(case, self.slots, self.options.max_batch_size)
+        schedule = Schedule(case, self.slots, self.options.max_batch_size, core)
         left = [row for row, _, _ in self.stage.rows.held()]  # by the case before
         while (batch := schedule.batch) is not None:
             iteration = message(batch, case)

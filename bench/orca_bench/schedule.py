@@ -45,9 +45,10 @@ def shape_of(batch: ScheduleBatch) -> Shape:
 class Schedule:
     """Drives a scheduler core through one case, batch by batch."""
 
-    def __init__(self, case: Case, slots: int, max_batch_size: int) -> None:
-        """Raises FailedPrecondition when a request never fits in `slots`."""
-        self._core = Core(max_batch_size, 1, BLOCK_SIZE)
+    def __init__(self, case: Case, slots: int, max_batch_size: int, core: Core | None = None) -> None:
+        """core: a fresh one with one batch in flight, instead of the paper's. Raises FailedPrecondition when a request
+        never fits in `slots`."""
+        self._core = core or Core(max_batch_size, 1, BLOCK_SIZE)
         self.tokens: dict[int, list[int]] = {claim: [] for claim in range(1, len(case) + 1)}  # of each request
         needed = slots_for(case, 1)
         if needed > slots:

@@ -5,11 +5,12 @@ Results are on standard output or in files. Progress is on standard error.
 
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -25,16 +26,40 @@ if not console.is_terminal:
 
 RESULTS = Path("build/lab")
 Results = Annotated[Path, typer.Option("--out", help="Folder for figure-9, figure-10 and figure-11.")]
+Model = Annotated[str | None, typer.Option(help="Live: checkpoint folder or hub name; the demo model if not given.")]
+Dtype = Annotated[str, typer.Option(help="Live: type of the weights, and of keys and values.")]
+Tp = Annotated[int, typer.Option(min=1, help="Live: tensor ranks of a stage.")]
+Pp = Annotated[int, typer.Option(min=1, help="Live: pipeline stages.")]
+Memory = Annotated[
+    float | None, typer.Option(min=0, help="Live: GB of a rank that may be used; what is free if not given.")
+]
+Attempts = Annotated[
+    int, typer.Option(min=0, help="Live: runs of a load until one was not disturbed; 0: each run counts.")
+]
+CalibrationFile = Annotated[
+    Path | None, typer.Option("--calibration", help="Live: of this layout; slower runs were disturbed.")
+]
+MaxBs = Annotated[int, typer.Option("--max-bs", min=1, help="Requests in a batch.")]
+Quick = Annotated[bool, typer.Option("--quick/--full", help="A quarter of the lengths, and fewer requests.")]
 
 
 @app.command(cls=Command)
 def figure(
     number: Annotated[int, typer.Argument(min=9, max=11, help="9, 10 or 11.")],
     simulated: Annotated[bool, typer.Option("--simulated", help="On the model of the paper's machines.")] = False,
-    quick: Annotated[
-        bool, typer.Option("--quick/--full", help="A quarter of the lengths and requests, one seed.")
-    ] = False,
-    requests: Annotated[int | None, typer.Option(min=20, help="Requests of a trace; 1,000 if not given.")] = None,
+    real: Annotated[bool, typer.Option("--real", help="On this machine.")] = False,
+    quick: Quick = False,
+    requests: Annotated[int | None, typer.Option(min=5, help="Requests of a trace.")] = None,
+    model: Model = None,
+    dtype: Dtype = "auto",
+    tp: Tp = 1,
+    pp: Pp = 1,
+    memory: Memory = None,
+    attempts: Attempts = 3,
+    calibration: CalibrationFile = None,
+    system: Annotated[
+        list[str] | None, typer.Option(help="Live: orca(8), ft(8,4) or batchmaker; several if not given. Repeatable.")
+    ] = None,
     out: Results = RESULTS,
 ) -> None:
     """Makes a figure of the paper: points.csv, the picture, table.md and run.json."""
@@ -42,16 +67,122 @@ def figure(
     from orca_lab.experiments import FIGURES, FULL, QUICK
 
     with sentences():
-        if not simulated:
-            raise InvalidArgument("simulated", "must be given: figures on real machines are not built yet")
-        scale = QUICK if quick else FULL
-        if requests is not None:
-            scale = replace(scale, requests=requests, queued=4 * requests)
+        if simulated == real:
+            raise InvalidArgument("simulated, real", "are two ways to make a figure: name one of them")
         code = commit()  # before it runs: a checkout may change meanwhile
-        found = FIGURES[number](scale, lambda said: typer.echo(said, err=True))
+        if real:
+            from orca_bench import real as live
+            from orca_bench.live import Setting
+
+            scale = sized(live.QUICK if quick else live.FULL, requests)
+            where = real_of(model, dtype, tp, pp, memory, attempts, calibration)
+            found = live.FIGURES[number](scale, where, say, [Setting.read(one) for one in system or []])
+        else:
+            scale = sized(QUICK if quick else FULL, requests)
+            found = FIGURES[number](scale, say)
         command = " ".join(["orca", *sys.argv[1:]])
-        for path in report.write(out / f"figure-{number}", found, scale, command, code):
+        folder = out / (f"figure-{number}-real" if real else f"figure-{number}")
+        for path in report.write(folder, found, scale, command, code):
             print(path)
+        for kind in ("disturbed", "no memory"):
+            for line in found.real.get(kind, ()):
+                say(f"{kind}: {line}")
+
+
+@app.command(cls=Command)
+def baseline(
+    max_bs: MaxBs = 8,
+    mbs: Annotated[int | None, typer.Option(min=1, help="Requests in a microbatch; max_bs if not given.")] = None,
+    model: Model = None,
+    dtype: Dtype = "auto",
+    tp: Tp = 1,
+    pp: Pp = 1,
+    memory: Memory = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of gRPC; 0 takes a free one.")] = 50051,
+    http_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of HTTP; 0 takes a free one.")] = 8000,
+    run_dir: Annotated[Path | None, typer.Option(help="Run folder; a new one if not given.")] = None,
+) -> None:
+    """Serves with request-level batches in FasterTransformer's manner, behind Orca's doors, until Ctrl-C."""
+    import asyncio
+
+    from orca_bench.live import Layout, Setting, stack_of
+    from orca_cli import serving
+
+    with sentences():
+        layout = Layout(model, dtype, tp, pp, bytes_of(memory))
+        setting, folder = Setting(max_bs, min(mbs or max_bs, max_bs)), None if run_dir is None else str(run_dir)
+        settings, program = stack_of(layout, setting, port=port, http_port=http_port, run_dir=folder, ui=False)
+        asyncio.run(serving.serve(settings, scheduler=program))
+
+
+@app.command(cls=Command)
+def calibrate(
+    max_bs: MaxBs = 32,
+    mbs: Annotated[int, typer.Option(min=0, help="Of the baseline; 0: of Orca.")] = 0,
+    quick: Quick = False,
+    requests: Annotated[int | None, typer.Option(min=5, help="Requests that are there at the start.")] = None,
+    model: Model = None,
+    dtype: Dtype = "auto",
+    tp: Tp = 1,
+    pp: Pp = 1,
+    memory: Memory = None,
+    out: Annotated[Path, typer.Option(help="The file.")] = RESULTS / "calibration.json",
+) -> None:
+    """Measures a layout on this machine, and fits the times of its stages: a sweep, then a full queue."""
+    from orca_bench.live import Setting
+    from orca_bench.real import FULL, QUICK
+    from orca_bench.real import calibrate as measure
+    from orca_lab.workload import PAPER
+
+    with sentences():
+        scale, where = QUICK if quick else FULL, real_of(model, dtype, tp, pp, memory, 0, None)
+        about = {"command": " ".join(["orca", *sys.argv[1:]]), "commit": commit()}
+        found = measure(where, Setting(max_bs, mbs), scale.lengths(PAPER), requests or scale.queued, about)
+        found.write(out)
+        for stage, (mean, total) in enumerate(found.errors):
+            say(f"stage {stage}: {mean:.1%} an iteration on the half that was held out, {total:+.1%} the sum")
+        print(out)
+
+
+@app.command(cls=Command)
+def validate(
+    calibration: Annotated[Path, typer.Option(help="Of this layout, by `orca lab calibrate`.")],
+    max_bs: MaxBs = 32,
+    quick: Quick = False,
+    requests: Annotated[int, typer.Option(min=5, help="Requests of a run.")] = 200,
+    runs: Annotated[int, typer.Option(min=1, help="Runs at each share of what is sustained.")] = 3,
+    model: Model = None,
+    dtype: Dtype = "auto",
+    tp: Tp = 1,
+    pp: Pp = 1,
+    memory: Memory = None,
+    attempts: Attempts = 3,
+) -> None:
+    """Compares live runs with simulated ones: errors with their signs, and whether the iterations are the same."""
+    from orca_bench.live import Setting
+    from orca_bench.real import BOUNDS, FULL, QUICK, Measures
+    from orca_bench.real import validate as run
+    from orca_lab.calibration import Calibration
+    from orca_lab.workload import PAPER
+
+    with sentences():
+        where = real_of(model, dtype, tp, pp, memory, attempts, calibration)
+        lengths = (QUICK if quick else FULL).lengths(PAPER)
+        found = run(where, Setting(max_bs), Calibration.read(calibration), lengths, requests, runs, say)
+        rows = Table(box=None, pad_edge=False)
+        for name in ("share", "run", *(name.replace("_", " ") for name in Measures._fields), "within bounds"):
+            rows.add_column(name, justify="right")
+        for row in found.rows:
+            errors = list(row.errors)
+            within = all(abs(error) <= bound for error, bound in zip(errors, BOUNDS, strict=True))
+            shown = (f"{error:+.1%}" for error in errors)
+            rows.add_row(f"{row.share:.0%}", str(row.run), *shown, "yes" if within else "no")
+        rows.add_row("bound", "", *(f"{bound:.0%}" for bound in BOUNDS), "")
+        console.print(rows)
+        for skipped in found.skipped:
+            print(f"disturbed: {skipped}")
+        same = found.compared
+        print(f"iterations: {same.iterations}, {same.different} of them with another batch than simulated")
 
 
 @app.command(cls=Command)
@@ -77,7 +208,7 @@ def claims(out: Results = RESULTS) -> None:
     from orca_lab.claims import Results, claims, markdown
 
     with sentences():
-        print(markdown(claims(Results(report.figures_in(out)))), end="")
+        print(markdown(claims(Results(report.figures_in(out)), report.real_figures_in(out))), end="")
 
 
 @app.command(cls=Command)
@@ -167,7 +298,103 @@ def whatif(
         console.print(rows)
 
 
+@app.command(cls=Command)
+def plan(
+    model: Annotated[str, typer.Option(help="13b, 101b, 175b or 341b, on GPUs.")] = "13b",
+    hardware: Annotated[str, typer.Option(help="a100-40, a100-80, or a calibration's file.")] = "a100-40",
+    rate: Annotated[float, typer.Option(min=1e-6, help="Requests per second, as in a Poisson process.")] = 1.0,
+    lengths: Annotated[str, typer.Option(help="paper, or as in 32-512,1-128.")] = "paper",
+    trace: Annotated[Path | None, typer.Option(help="Instead of rate and lengths: a recorded trace.")] = None,
+    requests: Annotated[int, typer.Option(min=20, help="Requests to simulate.")] = 1000,
+    first_token: Annotated[float, typer.Option(min=0, help="Seconds to the first token at most; 0: any.")] = 0.0,
+    normalized: Annotated[float, typer.Option(min=0, help="Seconds a token at most, end to end; 0: any.")] = 0.0,
+    gap: Annotated[float, typer.Option(min=0, help="Seconds between tokens at most; 0: any.")] = 0.0,
+    percentile: Annotated[float, typer.Option(min=0.01, max=0.9999, help="At which these hold.")] = 0.99,
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs at most, or engines of a calibration's layout.")] = 32,
+    max_bs: Annotated[str | None, typer.Option(help="Values of max_batch_size, as in 8,16,32.")] = None,
+    seed: Annotated[int, typer.Option(help="Of arrivals and lengths.")] = 1,
+) -> None:
+    """Finds the smallest layout that carries a load within bounds, with its headroom and values of the chart."""
+    from orca_lab import traces
+    from orca_lab.calibration import Calibration
+    from orca_lab.cost import HARDWARE, TABLE_1
+    from orca_lab.plan import MAX_BS, Slo, on_gpus, on_machine, with_other_costs
+    from orca_lab.plan import plan as search
+    from orca_lab.workload import POISSON, Lengths, Seeds, drawn
+
+    with sentences():
+        slo = Slo(first_token, normalized, gap, percentile)
+        if not any(slo[:3]):
+            raise InvalidArgument("first_token, normalized, gap", "are all 0: give a bound")
+        if trace is None:
+            workload = drawn(Lengths.read(lengths), POISSON, rate, requests, Seeds.of(seed))
+        else:
+            workload = traces.read(trace).requests[:requests]
+        if not workload:
+            raise FailedPrecondition(f"trace: {trace} has no request")
+        if hardware in HARDWARE:
+            if model not in TABLE_1:
+                raise InvalidArgument("model", f"is {model!r}; there are {', '.join(TABLE_1)}")
+            shape = TABLE_1[model][0]
+            costs, layers = on_gpus(shape, HARDWARE[hardware]), shape.layers
+        else:
+            of = Calibration.read(Path(hardware))
+            costs, layers = on_machine(of), of.about["pp"]
+        found = search(costs, workload, slo, gpus, layers, whole("--max-bs", max_bs) or MAX_BS, say)
+        reasons = Counter(why for _, why in found.dropped)
+        for why, count in reasons.most_common():
+            print(f"dropped {count}: {why}")
+        rows = Table(box=None, pad_edge=False)
+        for name in ("layout", "GPUs", "first token, ms", "ms a token", "gap, ms", "headroom"):
+            rows.add_column(name, justify="left" if name == "layout" else "right")
+        judged = [*found.held, *((one, 0.0) for one in found.failed[:3])]
+        for one, room in judged:
+            ms = (f"{value * 1e3:.4g}" for value in one.measures[:3])
+            rows.add_row(str(one.layout), str(one.layout.gpus), *ms, f"{room:.2f}" if room else one.why or "too slow")
+        console.print(rows)
+        if not found.held:
+            raise FailedPrecondition(f"gpus: no layout of up to {gpus} holds")
+        best = found.held[0][0].layout
+        for by, other in with_other_costs(costs, best, workload, slo):
+            print(f"with all costs {by - 1:+.0%} it {'holds' if other.worst <= 1 else 'does not hold'}")
+        print(best.values(), end="")
+
+
 # -- parts of commands
+
+
+def say(sentence: str) -> None:
+    """Progress."""
+    typer.echo(sentence, err=True)
+
+
+def sized(scale: Any, requests: int | None) -> Any:
+    """The scale with another number of requests, where one was given."""
+    if requests is None:
+        return scale
+    return replace(scale, requests=requests, queued=requests * scale.queued // scale.requests)
+
+
+def bytes_of(gigabytes: float | None) -> int | None:
+    return None if gigabytes is None else round(gigabytes * 1e9)
+
+
+def real_of(
+    model: str | None,
+    dtype: str,
+    tp: int,
+    pp: int,
+    memory: float | None,
+    attempts: int,
+    calibration: Path | None,
+) -> Any:
+    """The layout that is measured, and its guard. Raises FailedPrecondition for a file that is no calibration."""
+    from orca_bench.live import Layout
+    from orca_bench.real import Real
+    from orca_lab.calibration import Calibration
+
+    of = Calibration.read(calibration) if calibration is not None else None
+    return Real(Layout(model, dtype, tp, pp, bytes_of(memory)), attempts, of)
 
 
 def numbers(option: str, text: str, count: int | None = None) -> list[float]:

@@ -19,6 +19,7 @@ from orca_common.checkpoint import resolve_model, shape_names
 from orca_common.errors import Aborted, FailedPrecondition
 from orca_common.roles import Role
 from orca_common.service import in_thread
+from orca_local.pod import Program
 from orca_local.run_folder import new_run
 from orca_local.settings import ServeSettings, StackSettings, StateSettings
 from orca_local.stack import DEMO_MODEL, Stack
@@ -34,10 +35,10 @@ KEY_FILE = "FILE_WITH_YOUR_KEY"  # the hashes that the stack knows tell no key
 
 @contextlib.asynccontextmanager
 async def running(
-    settings: StackSettings, forks: Begun | None = None, ui: bool = False
+    settings: StackSettings, forks: Begun | None = None, ui: bool = False, scheduler: Program | None = None
 ) -> AsyncIterator[tuple[Stack, Path]]:
     """A stack from ready to ended, and its run folder, which stays. forks: its fork server, if it has been begun. ui:
-    with the live page.
+    with the live page. scheduler: another program that schedules.
 
     Raises FailedPrecondition with the names of settings as the user gave them.
     """
@@ -55,7 +56,7 @@ async def running(
         def show(reason: str) -> None:
             status.update(Text(reason))
 
-        stack = Stack(settings, folder, say, show=show, forks=forks, ui=ui)
+        stack = Stack(settings, folder, say, show=show, forks=forks, ui=ui, scheduler=scheduler)
         try:
             try:
                 await stack.start()
@@ -91,9 +92,10 @@ async def found(model: str | None) -> str | None:
     return str(await in_thread(partial(resolve_model, model, check_type)))
 
 
-async def serve(settings: StackSettings, forks: Begun | None = None) -> None:
-    """Serves until it is cancelled. forks: the stack's fork server, if it has been begun."""
-    async with running(settings, forks, settings.ui) as (stack, folder):
+async def serve(settings: StackSettings, forks: Begun | None = None, scheduler: Program | None = None) -> None:
+    """Serves until it is cancelled. forks: the stack's fork server, if it has been begun. scheduler: another program
+    that schedules."""
+    async with running(settings, forks, settings.ui, scheduler) as (stack, folder):
         console.print(f"Orca serves {stack.model_name}", style="bold green", end="")
         console.print(f" in {stack.computed_by}")
         scheme = "https" if settings.tls_dir else "http"

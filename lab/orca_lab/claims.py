@@ -10,6 +10,7 @@ from . import paper
 from .baseline.simulated import Batched
 from .cost import A100, TABLE_1, Constant
 from .experiments import Found, Number, Point
+from .real_claims import said
 from .report import shown
 from .simulator import Engine, Ran, Simulation, simulate
 from .workload import PAPER, POISSON, Asked, Seeds, drawn
@@ -25,7 +26,7 @@ class Verdict(StrEnum):
 
 
 class Claim(NamedTuple):
-    """A row: where the paper says what, and what came out. `real`: measured on a machine; no such run was made yet."""
+    """A row: where the paper says what, and what came out. `real`: measured on a machine."""
 
     where: str
     statement: str
@@ -80,9 +81,10 @@ class Results:
         return True
 
 
-def claims(results: Results) -> list[Claim]:
-    """All rows. Each has a verdict."""
-    return [*engine_claims(results), *scheduling_claims(results), *homogeneous_claims(results), *prose_claims(results)]
+def claims(results: Results, real: Mapping[int, Found] = {}) -> list[Claim]:
+    """All rows. Each has a verdict, of the simulation. real: live figures, as far as they were made."""
+    rows = [*engine_claims(results), *scheduling_claims(results), *homogeneous_claims(results), *prose_claims(results)]
+    return [row._replace(real=said(row.where, row.statement, real)) if row.real == "not run" else row for row in rows]
 
 
 def reproduced(holds: bool) -> Verdict:

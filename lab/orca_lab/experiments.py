@@ -11,9 +11,9 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from .baseline.batchmaker import any_policy
+from .baseline.selections import any_policy
 from .baseline.simulated import Batched, simulate_requests
 from .cost import A100, TABLE_1
 from .paper import BEST_FT, TARGET
@@ -54,8 +54,12 @@ class Scale:
 FULL, QUICK = Scale(), Scale(250, 1000, (1,), divide=4)
 
 
+class Disturbed(Exception):
+    """A live run does not count: other processes disturbed it, again and again. The message says which one."""
+
+
 class System(NamedTuple):
-    """A label as in the paper's figures, and how it serves a workload."""
+    """A label as in the paper's figures, and how it serves a workload. A live one raises Disturbed."""
 
     label: str
     serve: Callable[[Workload], Result]
@@ -142,11 +146,13 @@ class Number(NamedTuple):
 
 @dataclass
 class Found:
-    """The results of a figure: points for its picture, and numbers by name."""
+    """The results of a figure: points for its picture, and numbers by name. `real`: what it was measured on, and which
+    runs did not count, because other processes disturbed them; empty for a simulation."""
 
     figure: int
     points: list[Point] = field(default_factory=list[Point])
     numbers: dict[str, Number] = field(default_factory=dict[str, Number])
+    real: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 Say = Callable[[str], None]
@@ -193,20 +199,29 @@ def curve(found: Found, panel: str, system: System, lengths: Lengths, scale: Sca
     for share in SHARES:
         rate = share * rates[0]
         for seed in scale.seeds:
-            result = system.serve(drawn(lengths, POISSON, rate, scale.requests, Seeds.of(seed)))
-            kept = result.requests[len(result.requests) // 10 :]
-            values = sorted((one.normalized if normalized else one.latency) * 1e3 for one in kept)
-            first, last = result.requests[0].asked.at, max(one.ended for one in result.requests)
-            found.points.append(
-                Point(
-                    *(found.figure, panel, system.label, system.phi, seed, rate),
-                    throughput=len(result.requests) / (last - first),
-                    latency_ms=statistics.median(values),
-                    p99_ms=values[min(len(values) - 1, int(0.99 * len(values)))],
-                    sustained=share <= 1,
-                )
-            )
+            try:
+                result = system.serve(drawn(lengths, POISSON, rate, scale.requests, Seeds.of(seed)))
+            except Disturbed as disturbed:
+                found.real.setdefault("disturbed", []).append(f"{panel} at {rate:.3g} req/s: {disturbed}")
+                continue
+            found.points.append(point_of(found.figure, panel, system, seed, rate, result, normalized, share <= 1))
     return rates
+
+
+def point_of(
+    figure: int, panel: str, system: System, seed: int, rate: float, result: Result, normalized: bool, sustained: bool
+) -> Point:
+    """A run, without its first tenth of requests."""
+    kept = result.requests[len(result.requests) // 10 :]
+    values = sorted((one.normalized if normalized else one.latency) * 1e3 for one in kept)
+    first, last = result.requests[0].asked.at, max(one.ended for one in result.requests)
+    return Point(
+        *(figure, panel, system.label, system.phi, seed, rate),
+        throughput=len(result.requests) / (last - first),
+        latency_ms=statistics.median(values),
+        p99_ms=values[min(len(values) - 1, int(0.99 * len(values)))],
+        sustained=sustained,
+    )
 
 
 def targets(scale: Scale) -> dict[str, float]:

@@ -21,6 +21,7 @@ LEAST = 20  # iterations with reports that a fit needs
 @dataclass
 class _Request:
     submitted: float
+    claimed: float
     input_tokens: int
     limit: int
     first: float = 0.0
@@ -47,13 +48,19 @@ class Recording:
     @classmethod
     def read(cls, path: Path) -> "Recording":
         """Raises FailedPrecondition for a file that is no journal, or has too little in it."""
+        found = cls.of(path)
+        if not found.slots or len(found.times) < LEAST:
+            raise FailedPrecondition(f"{path} has {len(found.times)} iterations with reports; {LEAST} are needed")
+        return found
+
+    @classmethod
+    def of(cls, path: Path) -> "Recording":
+        """Reads all that a journal has by now. Raises FailedPrecondition for another file."""
         found = cls(path)
         try:
             found._read()
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise FailedPrecondition(f"{path} is no journal ({error})") from None
-        if not found.slots or len(found.times) < LEAST:
-            raise FailedPrecondition(f"{path} has {len(found.times)} iterations with reports; {LEAST} are needed")
         return found
 
     def _read(self) -> None:
@@ -84,7 +91,7 @@ class Recording:
             name = names.get(one.claim, str(one.claim))
             if name not in self._requests:
                 self.claims.append(max(0.0, event.now + offset - moment))
-                self._requests[name] = _Request(moment, one.input_tokens, one.max_new_tokens)
+                self._requests[name] = _Request(moment, event.now + offset, one.input_tokens, one.max_new_tokens)
 
     def _step(self, event: Event, actions: Sequence[Action], moment: float, names: dict[int, str]) -> None:
         if isinstance(event, BatchReturned):
@@ -120,6 +127,11 @@ class Recording:
             )
             for one in found
         ]
+
+    @property
+    def moments(self) -> list[tuple[float, float]]:
+        """When each request that got tokens was claimed, and when its last token returned, in the order of claims."""
+        return [(one.claimed, one.ended) for one in self._requests.values() if one.tokens]
 
     @property
     def stages(self) -> int:

@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from orca_common.errors import FailedPrecondition
-from orca_scheduler.core.core import Core
 from orca_scheduler.master import journal
 from orca_scheduler.master.journal import CoreStep, Heading, LifeStep
 
-from .baseline.batchmaker import BASELINES, any_policy
+from .baseline.selections import any_policy, core_of, is_baseline
 
 
 class Difference(NamedTuple):
@@ -41,11 +40,11 @@ class Steps:
             raise FailedPrecondition(f"{self._path} is no journal ({error})") from None
 
     def _again(self, heading: Heading) -> Iterator[tuple[CoreStep | LifeStep, Any]]:
-        if heading.numbers["policy"] not in BASELINES:
+        if not is_baseline(heading.numbers["policy"]):
             yield from journal.replay(self._path)
             return
         numbers = {name: value for name, value in heading.numbers.items() if name != "policy"}
-        core = Core(**numbers, policy=any_policy(heading.numbers["policy"]))
+        core = core_of(any_policy(heading.numbers["policy"]), **numbers)
         core.restore(heading.state)
         for line in journal.read(self._path):
             if isinstance(line, CoreStep):

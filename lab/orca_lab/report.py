@@ -5,7 +5,7 @@ import json
 import shutil
 import statistics
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,17 @@ from orca_common.errors import FailedPrecondition
 
 from . import paper
 from .chart import Bars, Curve, Panel, Spot, draw
-from .experiments import BATCHES, FIGURES, INPUTS, PHIS, Found, Number, Point, Scale
+from .experiments import BATCHES, FIGURES, PHIS, Found, Number, Point, Scale
 
 CAPTIONS = {
-    9: "Figure 9, simulated: execution time of a batch, engines alone",
-    10: "Figure 10, simulated: median normalized latency and throughput",
-    11: "Figure 11, simulated: median latency and throughput of 175B, equal requests",
+    9: "execution time of a batch, engines alone",
+    10: "median normalized latency and throughput",
+    11: "median latency and throughput, equal requests",
 }
+
+
+def caption(found: Found) -> str:
+    return f"Figure {found.figure}, {'real' if found.real else 'simulated'}: {CAPTIONS[found.figure]}"
 
 
 def write(folder: Path, found: Found, scale: Scale, command: str, commit: str) -> list[Path]:
@@ -38,7 +42,7 @@ def write(folder: Path, found: Found, scale: Scale, command: str, commit: str) -
         "commit": commit,
         "scale": asdict(scale),
         "phi": PHIS,
-        "calibration": "the A100 model of orca_lab.cost",
+        **({"real": found.real} if found.real else {"calibration": "the A100 model of orca_lab.cost"}),
         "numbers": {name: list(number) for name, number in found.numbers.items()},
     }
     (folder / "run.json").write_text(json.dumps(run, indent=1) + "\n")
@@ -63,7 +67,8 @@ def read(folder: Path, figure: int) -> Found:
             )
             for row in rows
         ]
-        return Found(figure, points, {name: Number(*values) for name, values in run["numbers"].items()})
+        numbers = {name: Number(*values) for name, values in run["numbers"].items()}
+        return Found(figure, points, numbers, run.get("real", {}))
     except (OSError, ValueError, KeyError, TypeError) as error:
         said = f"orca lab figure {figure} --simulated --out {folder.parent}"
         raise FailedPrecondition(f"{folder} has no results of figure {figure} ({error}); `{said}` makes them") from None
@@ -79,7 +84,7 @@ def svg_of(found: Found, scale: Scale) -> str:
     if found.figure == 9:
         panels = [_bars(name.upper(), points) for name, points in of.items()]
         note = "lines on bars: phi 1 to 1.47; ×: no memory for keys and values of the longest sequences"
-        return draw(CAPTIONS[9], panels, note)
+        return draw(caption(found), panels, "each of three runs" if found.real else note)
     latency = "median normalized latency, ms per token" if found.figure == 10 else "median latency, ms"
     panels = [
         Panel(
@@ -92,11 +97,9 @@ def svg_of(found: Found, scale: Scale) -> str:
         )
         for name, points in of.items()
     ]
-    requests = len(scale.seeds)
-    note = (
-        f"bands: {requests} seeds; rings: arrivals above the sustained rate, where the latency depends on the trace's"
-    )
-    return draw(CAPTIONS[found.figure], panels, f"{note} length")
+    rings = "rings: arrivals above the sustained rate, where the latency depends on the trace's length"
+    note = rings if found.real else f"bands: {len(scale.seeds)} seeds; {rings}"
+    return draw(caption(found), panels, note)
 
 
 def by_system(points: Iterable[Point]) -> dict[str, list[Point]]:
@@ -122,7 +125,8 @@ def _curve(label: str, points: Sequence[Point]) -> Curve:
 
 def _bars(title: str, points: Sequence[Point]) -> Panel:
     bars = list[Bars]()
-    for label in [f"{system}({inputs})" for inputs in INPUTS for system in ("ft", "orca")]:
+    inputs = sorted({int(point.system.split("(")[1][:-1]) for point in points})
+    for label in [f"{system}({one})" for one in inputs for system in ("ft", "orca")]:
         values = list[tuple[float, float, float] | None]()
         for batch in BATCHES:
             own = [point.latency_ms for point in points if (point.system, point.x) == (label, batch)]
@@ -149,21 +153,35 @@ def of_the_paper(name: str) -> str:
 
 def table_of(found: Found, scale: Scale) -> str:
     """Our numbers and the paper's, in Markdown."""
+    on = measured_on(found.real) if found.real else "A100 model, 36 GB of each GPU usable."
     head = [
-        f"{CAPTIONS[found.figure]}.",
+        f"{caption(found)}.",
         "",
-        f"A100 model, 36 GB of each GPU usable. {how(found.figure, scale)}",
+        f"{on} {how(found.figure, scale, bool(found.real))}",
         "",
-        "| | ours, simulated | the paper's text |",
+        f"| | ours, {'real' if found.real else 'simulated'} | the paper's text |",
         "| --- | --- | --- |",
     ]
     rows = [f"| {name} | {shown(number)} | {of_the_paper(name)} |" for name, number in found.numbers.items()]
     return "\n".join([*head, *rows]) + "\n"
 
 
-def how(figure: int, scale: Scale) -> str:
+def measured_on(real: Mapping[str, Any]) -> str:
+    """Says what a live figure was measured on, and what does not count."""
+    model, dtype, tp, pp, machine, isa = (real[key] for key in ("model", "dtype", "tp", "pp", "machine", "isa"))
+    said = [f"{model} in {dtype}, tp {tp} and pp {pp}, on {machine} ({isa}). Guard: {real['guard']}."]
+    if disturbed := real.get("disturbed"):
+        said.append(f"{len(disturbed)} loads were disturbed each time, and are not here.")
+    if missing := real.get("no memory"):
+        said.append(f"No memory for {', '.join(missing)}.")
+    return " ".join(said)
+
+
+def how(figure: int, scale: Scale, real: bool = False) -> str:
     """Says in a sentence or two how the numbers of a table were made."""
     lengths = "" if scale.divide == 1 else f" All lengths are divided by {scale.divide}."
+    if figure == 9 and real:
+        return f"Medians of three runs, both engines in turn.{lengths}"
     if figure == 9:
         return f"On more than one stage a number of ft is the mean over phi 1, 1.25 and 1.47, with its band.{lengths}"
     requests, queued = scale.of(figure)
@@ -184,3 +202,9 @@ def shown(number: Number) -> str:
 def figures_in(folder: Path) -> dict[int, Found]:
     """The results of all figures. Raises FailedPrecondition where one was not made."""
     return {figure: read(folder / f"figure-{figure}", figure) for figure in FIGURES}
+
+
+def real_figures_in(folder: Path) -> dict[int, Found]:
+    """The results of those live figures that were made."""
+    places = {figure: folder / f"figure-{figure}-real" for figure in FIGURES}
+    return {figure: read(place, figure) for figure, place in places.items() if place.is_dir()}

@@ -32,6 +32,7 @@ from orca_scheduler.core.policy import Policy
 from orca_scheduler.core.request import Arrival
 from orca_scheduler.core.sets import PAPER
 
+from .baseline.selections import core_of
 from .cost import Cost, Load, load_of
 from .workload import Asked, Workload
 
@@ -56,7 +57,7 @@ class Engine:
         return self.n_slots // self.block_size * self.block_size
 
     def core(self) -> Core:
-        return Core(self.max_bs, self.cost.stages, self.block_size, self.run_ahead, self.policy)
+        return core_of(self.policy, self.max_bs, self.cost.stages, self.block_size, self.run_ahead)
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ class Kind(IntEnum):
 
 
 @dataclass
-class _Running:
+class Running:
     """An engine's state beside its core."""
 
     number: int
@@ -161,7 +162,7 @@ class Simulation:
         assert engines, "a simulation has an engine"
         assert len(engines) == 1 or not delays.ahead, "engines that share a queue cannot see the whole of it"
         self._engines = [
-            _Running(n, one, one.core(), [0.0] * one.cost.stages, [0.0] * one.cost.stages)
+            Running(n, one, one.core(), [0.0] * one.cost.stages, [0.0] * one.cost.stages)
             for n, one in enumerate(engines)
         ]
         self._delays, self._listener, self._watch, self._tokens = delays, listener, watch, tokens
@@ -215,7 +216,7 @@ class Simulation:
         for engine in self._engines:
             self._claim(engine)
 
-    def _claim(self, engine: _Running) -> None:
+    def _claim(self, engine: Running) -> None:
         if not self._queue or engine.asking or self._room(engine) <= 0:
             return
         if self._delays.claim:
@@ -224,14 +225,14 @@ class Simulation:
         else:
             self._take(engine)
 
-    def _room(self, engine: _Running) -> int:
+    def _room(self, engine: Running) -> int:
         """Requests that the engine may take from the queue."""
         if not self._delays.ahead:
             return engine.core.room().requests
         # Of these, n_workers batches may be running and one of them may end: a step begins at most as many again.
         return (2 * engine.core.n_workers + 1) * engine.about.max_bs - engine.live
 
-    def _take(self, engine: _Running) -> None:
+    def _take(self, engine: Running) -> None:
         """Takes the oldest requests that fit, until one does not."""
         queue, taken, about = self._queue, list[Arrival](), engine.about
         slots = about.n_slots if self._delays.ahead else engine.core.room().slots
@@ -256,7 +257,7 @@ class Simulation:
 
     # -- engines
 
-    def _step(self, engine: _Running, event: Event) -> None:
+    def _step(self, engine: Running, event: Event) -> None:
         actions = engine.core.step(event)
         if self._listener is not None:
             self._listener(engine.number, event, actions)
@@ -269,7 +270,7 @@ class Simulation:
                 case GiveBack():
                     raise AssertionError("an engine that stays gives nothing back: its requests fit")
 
-    def _issue(self, engine: _Running, batch: ScheduleBatch) -> None:
+    def _issue(self, engine: Running, batch: ScheduleBatch) -> None:
         """Runs a batch through the stages, each as soon as it is free and has the batch's data."""
         cost, load = engine.about.cost, load_of(batch.members)
         there = self._now + cost.host
@@ -295,7 +296,7 @@ class Simulation:
         if self._watch is not None:
             self._watch(Ran(engine.number, batch, load, tuple(times)))
 
-    def _returned(self, engine: _Running) -> None:
+    def _returned(self, engine: Running) -> None:
         engine.sent.popleft()
         iteration, claims = engine.flight.popleft()
         if engine.stops:
@@ -308,7 +309,7 @@ class Simulation:
         else:
             self._claim_all()
 
-    def _commit(self, engine: _Running, commit: Commit) -> None:
+    def _commit(self, engine: Running, commit: Commit) -> None:
         moment = self._now + self._delays.commit
         for claim, base, _, finish in commit.outcomes:
             served = self._served[claim - 1]
@@ -324,7 +325,7 @@ class Simulation:
             elif base + 2 == served.asked.output_tokens and served.asked.limit > served.asked.output_tokens:
                 engine.stops.add(claim)
 
-    def _at(self, moment: float, kind: Kind, engine: _Running) -> None:
+    def _at(self, moment: float, kind: Kind, engine: Running) -> None:
         self._order += 1
         heapq.heappush(self._events, (moment, kind, self._order, engine.number))
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from .baseline.batchmaker import any_policy
+from .baseline.selections import any_policy
 from .cost import Calibrated
 from .recording import Recording
 from .simulator import Delays, Engine, Ran, Simulation

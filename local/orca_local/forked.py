@@ -8,19 +8,14 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
 from importlib import import_module
 
 from orca_common import environment
 from orca_worker.processes.process import die_with_parent, name_process
 
 
-def modules_of(roles: Sequence[str]) -> list[str]:
-    """Returns the modules that the fork server imports for services of these roles."""
-    return [app_of(role) for role in roles]
-
-
 def app_of(role: str) -> str:
+    """Returns the module whose `main` is a service of this role."""
     return f"orca_{role}.app"
 
 
@@ -29,12 +24,12 @@ def main(stack: int) -> None:
     told = sys.stdin.readline()  # comes when the stack knows the process, so it is the parent by then
     if not told:
         raise SystemExit(0)
-    role, settings = json.loads(told).values()
+    role, app, arguments, settings = json.loads(told).values()
     os.setsid()
     os.umask(0o077)  # prompts are in what it writes
     die_with_parent(stack)
     name_process(f"orca-{role}")
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # before it serves there is nothing to leave in order
     environment.take(settings)
-    sys.argv[1:] = []  # the fork server's
-    import_module(app_of(role)).main()
+    sys.argv[1:] = arguments  # instead of the fork server's
+    import_module(app).main()

@@ -2,10 +2,11 @@
 
 import asyncio
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from orca_worker.processes.beginning import POD
 from orca_worker.processes.forks import Forked, ForkedProcess, Forks
 
 from .child import Child
@@ -36,19 +37,33 @@ class ServiceProcess(ForkedProcess):
         self.stdout.feed_data(line.encode() + b"\n")
 
 
+class Program(NamedTuple):
+    """The program of a service's process: a module's `main`, with these arguments."""
+
+    app: str
+    arguments: Sequence[str] = ()
+
+
 class ForkedChild(Child):
     """A service of the stack, by a fork server that has imported what it needs."""
 
     def __init__(
-        self, role: str, name: str, forks: Forks, environment: Mapping[str, str], log: Path, batch: bool = False
+        self,
+        role: str,
+        name: str,
+        forks: Forks,
+        environment: Mapping[str, str],
+        log: Path,
+        program: Program,
+        batch: bool = False,
     ) -> None:
         super().__init__(role, name, (), environment, log, batch=batch)
-        self._forks = forks
+        self._forks, self._program = forks, program
 
     @property
     def _told(self) -> Mapping[str, Any]:
         """The line of JSON that the process reads first."""
-        return {"role": self.role, "environment": self._environment}
+        return {"role": self.role, **self._program._asdict(), "environment": self._environment}
 
     async def _make(self, log: int) -> ServiceProcess:
         forked = await self._forks.fork(lambda why: None, log)  # the stack itself reports the fork server's ends
@@ -60,7 +75,7 @@ class Pod(ForkedChild):
 
     def __init__(self, name: str, address: str, forks: Forks, environment: Mapping[str, str], log: Path) -> None:
         """address: where it will listen. Schedulers know the address before."""
-        super().__init__("supervisor", name, forks, environment, log)
+        super().__init__("supervisor", name, forks, environment, log, Program(POD))
         self.addresses = {"address": address}
 
     @property

@@ -34,10 +34,10 @@ from orca_worker.processes.forks import Forks
 
 from . import serve_log
 from .child import Child, RedisChild
-from .forked import modules_of as modules_of_services
+from .forked import app_of
 from .keeping import keep
 from .log_rotation import keep_small
-from .pod import ForkedChild, Pod
+from .pod import ForkedChild, Pod, Program
 from .process_table import ProcessTable
 from .rank_ends import RankEnds
 from .run_folder import RunFolder, open_log
@@ -74,7 +74,8 @@ class Stack:
     `run_dir` gets their logs, the pool's file, the journals, and `processes.json`. `say` is called with each step, in a
     sentence, and `show` with what is waited for, again and again. `environment`: variables of all processes besides the
     settings. `route`: how schedulers reach supervisors, and schedulers and endpoints the embedded Redis. `forks`: the
-    fork server of the pods, if it has been begun. `ui`: serve the live page, too.
+    fork server of the pods, if it has been begun. `ui`: serve the live page, too. `scheduler`: another program that
+    schedules, such as the lab's baselines.
     """
 
     def __init__(
@@ -87,10 +88,12 @@ class Stack:
         route: Route = direct,
         forks: Begun | None = None,
         ui: bool = False,
+        scheduler: Program | None = None,
     ) -> None:
         self._settings, self._run_dir, self._tell, self._show = settings, run_dir, say, show
         self._more, self._route, self._ui = environment or {}, route, ui
         self.ui_address: str | None = None  # of the live page; None: it is not served
+        self._scheduler = scheduler or Program(app_of("scheduler"))
         self._model = settings.model or str(DEMO_MODEL)
         self._kernels = False  # the compiled kernels compute, on the cores that all processes share
         self._redis: RedisChild | None = None  # None: it is the user's
@@ -282,7 +285,7 @@ class Stack:
         settings = self._settings
         self._forks = self._begin_forks("pods", POD, modules, self._first_forks)  # first: it imports for the longest
         roles = ["endpoint", "scheduler", "ui"] if self._ui else ["endpoint", "scheduler"]
-        self._services = self._begin_forks("services", SERVICE, modules_of_services(roles))
+        self._services = self._begin_forks("services", SERVICE, [self._program(role).app for role in roles])
         self._tasks.append(asyncio.create_task(keep_small(self._run_dir / "logs")))
         if settings.redis_url is None:
             assert self._folder is not None
@@ -389,7 +392,10 @@ class Stack:
         name = f"{role}-{number}"
         assert self._services is not None
         environment, log = await self._environment(role, name, **decided), self._folder.log(name)
-        return ForkedChild(role, name, self._services, environment, log, batch=self._yields(role))
+        return ForkedChild(role, name, self._services, environment, log, self._program(role), self._yields(role))
+
+    def _program(self, role: str) -> Program:
+        return self._scheduler if role == "scheduler" else Program(app_of(role))
 
     async def _pod(self, number: int) -> Pod:
         """A worker's pod, which holds one stage of an engine."""

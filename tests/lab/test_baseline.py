@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from orca_common.errors import FailedPrecondition
-from orca_lab.baseline.batchmaker import BASELINES, any_policy
 from orca_lab.baseline.scheduler import (
     Arrived,
     BatchReturned,
@@ -17,6 +16,7 @@ from orca_lab.baseline.scheduler import (
     Wake,
     WakeAt,
 )
+from orca_lab.baseline.selections import CELLS, any_policy
 from orca_lab.baseline.simulated import Batched, check_memory, simulate_requests
 from orca_lab.cost import A100, Constant, Load
 from orca_lab.record import Recorder
@@ -99,7 +99,7 @@ def test_a_batch_that_memory_does_not_hold_is_refused() -> None:
 def test_batchmaker_runs_equal_cells_alone(tmp_path: Path) -> None:
     workload = drawn(Lengths((3, 9), (1, 9)), AT_ONCE, 1, 60, Seeds.of(2))
     widths = dict[str, float]()
-    for policy in BASELINES.values():
+    for policy in CELLS.values():
         ran, engine = list[Ran](), Engine(Constant(0.1, 2), 640, 8, policy, 4)
         recorder = Recorder(tmp_path, [engine], workload)
         result = Simulation([engine], listener=recorder.listener, watch=ran.append, tokens=True).run(workload)

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from orca_cli.main import app
 from orca_lab import claims, report
-from orca_lab.baseline.batchmaker import any_policy
+from orca_lab.baseline.selections import any_policy
 from orca_lab.cost import Calibrated
 from orca_lab.experiments import BATCHES, FT, ORCA, SHARES, Point
 from orca_lab.record import Recorder
@@ -90,11 +90,6 @@ def test_claims_without_results(tmp_path: Path) -> None:
     done = orca_lab("claims", "--out", tmp_path)
     assert done.exit_code == 1
     assert f"`orca lab figure 9 --simulated --out {tmp_path}` makes them" in done.stderr
-
-
-def test_real_figures_are_not_there() -> None:
-    done = orca_lab("figure", 9)
-    assert (done.exit_code, "not built yet" in done.stderr) == (1, True)
 
 
 def test_table_1() -> None:

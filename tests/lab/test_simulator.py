@@ -18,14 +18,15 @@ from orca_lab.workload import AT_ONCE, PAPER, POISSON, Asked, Lengths, Seeds, Wo
 from orca_scheduler.core.core import Core, Member
 from orca_scheduler.core.sets import PAPER as PAPERS_POLICY
 from orca_scheduler.core.sets import POLICIES, policy_named
-from orca_scheduler.master import journal, master
+from orca_scheduler.master import journal
+from orca_scheduler.settings import SchedulerSettings
 
 LIVE = Delays(claim=0.002, commit=0.003, ahead=False)
 SMALL = Lengths((3, 40), (1, 12))
 
 
 def test_live_simulated_and_replaying_drivers_run_one_core() -> None:
-    assert master.Core is simulator.Core is journal.Core is schedule.Core is Core
+    assert type(SchedulerSettings.load(workers="worker:1").core()) is journal.Core is schedule.Core is Core
     assert type(Simulation([Engine(Constant(1.0), 64, 1)]).cores[0]) is Core
 
 
@@ -95,7 +96,7 @@ def test_a_simulations_journal_replays_and_repeats(
 class SeesAll(Simulation):
     """The whole queue is in the core."""
 
-    def _room(self, engine: simulator._Running) -> int:
+    def _room(self, engine: simulator.Running) -> int:
         return 1 << 30
 
 

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 
 from orca_common.protocol import PARTS
 from orca_scheduler.core.memory import Memory
-from orca_scheduler.core.policy import Policy
 from orca_scheduler.core.request import Request
 from orca_scheduler.core.selection import Limits, Plan, Stop
-from orca_scheduler.core.sets import FirstCome, policy_named
+from orca_scheduler.core.sets import FirstCome
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +54,3 @@ class BatchMaker(FirstCome):
 
     def violations(self, requests: Sequence[Request], memory: Memory) -> list[str]:
         return memory.violations(requests)
-
-
-BASELINES: dict[str, Policy] = {one.name: one for one in (BatchMaker(), BatchMaker(strict=True))}
-
-
-def any_policy(text: str) -> Policy:
-    """A baseline's policy, or one of the scheduler's. Raises ValueError."""
-    return BASELINES[text] if text in BASELINES else policy_named(text)

@@ -6,8 +6,9 @@ waited that long.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from orca_scheduler.core.request import Arrival
 
@@ -103,6 +104,21 @@ class RequestLevel:
         if not self.running and self._queue:
             actions += self._begin(event.now)
         return actions
+
+    def state(self) -> dict[str, Any]:
+        """The whole state as plain values, requests by their claims. `restore` takes it."""
+        return {
+            "running": [request.claim for request in self.running],
+            "queue": [(moment, request.claim) for moment, request in self._queue],
+            "cancelled": sorted(self._cancelled),
+            "asked": self._asked,
+        }
+
+    def restore(self, state: Mapping[str, Any], requests: Mapping[int, Arrival]) -> None:
+        """Takes over the `state` of another one. It may have gone through JSON."""
+        self.running = tuple(requests[claim] for claim in state["running"])
+        self._queue = deque((moment, requests[claim]) for moment, claim in state["queue"])
+        self._cancelled, self._asked = set(state["cancelled"]), state["asked"]
 
     def _begin(self, now: float) -> list[Action]:
         due = self._queue[0][0] + self.delay

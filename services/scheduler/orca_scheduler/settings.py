@@ -8,6 +8,7 @@ from pydantic_settings import SettingsConfigDict
 from orca_common.settings import PoolSettings, ServiceSettings
 
 from . import timers
+from .core.core import Core
 from .core.policy import limits_of
 from .core.sets import PAPER, policy_named
 from .lifecycle.places import Shape
@@ -112,6 +113,10 @@ class SchedulerSettings(ServiceSettings, PoolSettings):
     @property
     def ranks_per_pod(self) -> int:
         return self.gpus_per_pod or self.tp
+
+    def core(self) -> Core:
+        """The core of an engine under these settings."""
+        return Core(self.max_batch_size, self.pp, self.block_size, self.run_ahead, policy_named(self.policy))
 
     @property
     def shape(self) -> Shape:

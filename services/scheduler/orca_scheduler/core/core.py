@@ -151,7 +151,8 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Tokens and ends for the pool. `iteration` made the tokens; None: only ends."""
+    """Tokens and ends for the pool. `iteration` made the tokens; None: only ends, or tokens of several iterations,
+    which then have no logprobs."""
 
     iteration: int | None
     outcomes: tuple[Outcome, ...]

@@ -50,7 +50,6 @@ from ..core.drafting import MOST
 from ..core.invariants import violations
 from ..core.policy import Policy
 from ..core.request import Arrival
-from ..core.sets import policy_named
 from ..discovery.candidates import Candidate, Discovery
 from ..lifecycle.events import (
     Admit,
@@ -165,13 +164,7 @@ class EngineMaster:
         self.lifecycle = Lifecycle(
             engine, settings.shape, *_of_candidate(candidate), finish_seconds=settings.finish_seconds
         )
-        self.core = Core(
-            settings.max_batch_size,
-            settings.pp,
-            settings.block_size,
-            settings.run_ahead,
-            policy_named(settings.policy),
-        )
+        self.core: Core = settings.core()
         limits, seconds = self.core.limits, self.core.policy.seconds
         self._forecast = Forecast(seconds, limits.positions) if seconds is not None and limits.positions else None
         self._pace, self._metrics = Pace(), EngineMetrics(metrics, engine, settings.pp)
@@ -706,13 +699,13 @@ class EngineMaster:
         """Tokens and ends for the next commit to the pool. firsts: where a request's tokens begin in the report."""
         logprobs: Sequence[float] = ()
         tops: dict[int, bytes] = {}
-        if report is not None:
+        if report is not None and action.iteration is not None:
             logprobs, tops = list(report.logprobs), {one.index: one.scores for one in report.tops}
-        append, pack, iteration, at = self._ledger.outputs.append, TOKEN.pack, action.iteration, dict(firsts)
+        append, pack, iteration, at = self._ledger.outputs.append, TOKEN.pack, action.iteration or 0, dict(firsts)
         for claim, _, token, finish in action.outcomes:
             packed, top = b"", b""
             if token is not None:
-                n = at[claim]
+                n = at.get(claim, 0)
                 at[claim] = n + 1
                 packed, top = pack(token, logprobs[n] if logprobs else math.nan, iteration), tops.get(n, b"")
             append(claim, packed, None if finish is None else Reason[finish.name], top)

@@ -1,0 +1,29 @@
+"""A scheduler process of the lab: the scheduler service itself, with a selection of the lab in place of its policy."""
+
+import sys
+
+from pydantic_settings import SettingsConfigDict
+
+from orca_scheduler import app
+from orca_scheduler.core.core import Core
+from orca_scheduler.settings import SchedulerSettings
+
+from .selections import any_policy, core_of
+
+
+class LabSettings(SchedulerSettings):
+    """Runs one scheduler with a selection of the lab."""
+
+    model_config = SettingsConfigDict(cli_prog_name="orca_lab.baseline.app")
+
+    lab_selection: str = "batchmaker"
+    """As `any_policy` reads it: batchmaker, batchmaker-strict, or as in request-level,mbs=4,longest=1024."""
+
+    def core(self) -> Core:
+        policy = any_policy(self.lab_selection)
+        return core_of(policy, self.max_batch_size, self.pp, self.block_size, self.run_ahead)
+
+
+def main() -> None:
+    """`python -m orca_lab.baseline.app`: settings from flags, environment and file."""
+    app.main(LabSettings.load(sys.argv[1:]))

@@ -1,0 +1,223 @@
+"""How many GPUs does a load need? Tries layouts of a model on a hardware in simulation, the smallest first.
+
+A layout is dropped before it is simulated when its weights or a request do not fit, or when it cannot be fast enough
+even where memory is all that binds: each iteration reads all weights once.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+from .calibration import Calibration
+from .cost import A100, ALL_REDUCE, Cost, Gpt, Hardware, Load
+from .simulator import Delays, Engine, Result, Simulation
+from .timeline import percentile
+from .workload import Workload
+
+DELAYS = Delays(claim=0.002, commit=0.003, ahead=False)
+MAX_BS = (8, 16, 32, 64, 128)
+BACKLOG = 0.2  # of all requests in the queue: it only grows
+MOST = 8.0  # times the load, up to which headroom is looked for
+STEPS = 5  # of the search for it
+CHANGE = 0.1  # of all costs
+
+
+class Slo(NamedTuple):
+    """Bounds in seconds at one percentile; 0: any. A gap is between a token and the next one."""
+
+    first_token: float = 0.0
+    normalized: float = 0.0
+    gap: float = 0.0
+    percentile: float = 0.99
+
+
+class Layout(NamedTuple):
+    tp: int
+    pp: int
+    engines: int
+    max_bs: int
+
+    @property
+    def gpus(self) -> int:
+        return self.tp * self.pp * self.engines
+
+    def __str__(self) -> str:
+        return f"{self.engines} x (tp {self.tp}, pp {self.pp}), max_bs {self.max_bs}"
+
+    def values(self) -> str:
+        """Values of the chart, for `helm install --values`."""
+        return (
+            f"engine:\n  count: {self.engines}\n  tp: {self.tp}\n  pp: {self.pp}\n"
+            f"scheduler:\n  settings:\n    max_batch_size: {self.max_bs}\n"
+        )
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """A cost whose stages take `by` times as long."""
+
+    of: Cost
+    by: float
+
+    @property
+    def stages(self) -> int:
+        return self.of.stages
+
+    @property
+    def host(self) -> float:
+        return self.of.host
+
+    def stage(self, stage: int, load: Load) -> float:
+        return self.by * self.of.stage(stage, load)
+
+    def hop(self, load: Load) -> float:
+        return self.of.hop(load)
+
+
+class Judged(NamedTuple):
+    """A layout that was simulated. `worst`: the largest of its measures over their bounds; at most 1: it holds."""
+
+    layout: Layout
+    measures: Slo
+    worst: float
+    why: str = ""  # it was not simulated to its end
+
+
+class Plan(NamedTuple):
+    """`held` are the layouts of the smallest number of GPUs that hold, the one with the most headroom first."""
+
+    held: list[tuple[Judged, float]]  # with its headroom: the load times this holds, too
+    failed: list[Judged]
+    dropped: list[tuple[Layout, str]]
+
+
+# What can be tried: an engine's cost and slots; a sentence: why it cannot be.
+Costs = Callable[[Layout], tuple[Cost, int] | str]
+
+
+def on_gpus(model: Gpt, hardware: Hardware) -> Costs:
+    """Any tp x pp of a GPT model."""
+
+    def costs(layout: Layout) -> tuple[Cost, int] | str:
+        cost = A100(model, layout.tp, layout.pp, hardware)
+        if not cost.slots:
+            return f"weights take {cost.weight_bytes / 1e9:.1f} GB of a GPU; {hardware.usable / 1e9:.0f} can be used"
+        return cost, cost.slots
+
+    return costs
+
+
+def on_machine(calibration: Calibration) -> Costs:
+    """Engines of the calibrated layout."""
+
+    def costs(layout: Layout) -> tuple[Cost, int] | str:
+        about = calibration.about
+        if (layout.tp, layout.pp) != (about["tp"], about["pp"]):
+            return f"tp {about['tp']} and pp {about['pp']} were calibrated"
+        if layout.max_bs > about["max_bs"]:
+            return f"batches of up to {about['max_bs']} were calibrated"
+        return calibration.cost, calibration.slots
+
+    return costs
+
+
+def layouts(gpus: int, max_bs: Sequence[int], most: int) -> Iterator[Layout]:
+    """All layouts of a number of GPUs; tp and pp are powers of two. most: layers of the model."""
+    for tp in (tp for tp in ALL_REDUCE if gpus % tp == 0):
+        pp = 1
+        while tp * pp <= gpus and pp <= most:
+            if gpus % (tp * pp) == 0:
+                yield from (Layout(tp, pp, gpus // (tp * pp), one) for one in max_bs)
+            pp *= 2
+
+
+def plan(
+    costs: Costs,
+    workload: Workload,
+    slo: Slo,
+    limit: int,
+    layers: int,
+    max_bs: Sequence[int] = MAX_BS,
+    say: Callable[[str], None] = lambda sentence: None,
+) -> Plan:
+    """Tries 1, 2, 4, .. GPUs up to `limit`, until a layout holds."""
+    found, gpus = Plan([], [], []), 1
+    while gpus <= limit and not found.held:
+        say(f"{gpus} GPU{'s' if gpus > 1 else ''}")
+        for layout in layouts(gpus, max_bs, layers):
+            made = costs(layout)
+            why = made if isinstance(made, str) else too_small(layout, *made, workload, slo)
+            if why or isinstance(made, str):
+                found.dropped.append((layout, why))
+                continue
+            judged = judge(layout, *made, workload, slo)
+            if judged.worst <= 1:
+                found.held.append((judged, headroom(layout, *made, workload, slo)))
+            else:
+                found.failed.append(judged)
+        gpus *= 2
+    found.held.sort(key=lambda one: (-one[1], one[0].worst))
+    found.failed.sort(key=lambda one: one.worst)
+    return found
+
+
+def too_small(layout: Layout, cost: Cost, slots: int, workload: Workload, slo: Slo) -> str:
+    """Why a layout needs no simulation; empty: it does."""
+    longest = max(one.input_tokens + (one.limit or one.output_tokens) for one in workload)
+    if longest > slots:
+        return f"a request needs {longest} slots; an engine has {slots}"
+    if not isinstance(cost, A100):
+        return ""
+    if slo.gap and cost.floor > slo.gap:
+        return f"reading the weights takes {cost.floor * 1e3:.0f} ms an iteration; a gap may have {slo.gap * 1e3:.0f}"
+    seconds = workload[-1].at - workload[0].at
+    rate = sum(one.output_tokens for one in workload) / seconds if seconds else 0.0
+    most = layout.engines * layout.max_bs * layout.pp / cost.floor
+    return f"makes at most {most:.0f} tokens/s of {rate:.0f}" if rate > most else ""
+
+
+def judge(layout: Layout, cost: Cost, slots: int, workload: Workload, slo: Slo) -> Judged:
+    """Simulates a layout. A run whose backlog only grows is stopped."""
+    engines = [Engine(cost, slots, layout.max_bs)] * layout.engines
+    most = max(BACKLOG * len(workload), 2 * layout.engines * layout.max_bs * layout.pp)
+    result = Simulation(engines, DELAYS, tokens=True).run(workload, lambda moment, queue: queue > most)
+    if result.stopped:
+        return Judged(layout, Slo(), float("inf"), "its backlog only grows")
+    measures = measured(result, slo.percentile)
+    pairs = zip(measures[:3], slo[:3], strict=True)
+    return Judged(layout, measures, max((one / bound for one, bound in pairs if bound), default=0.0))
+
+
+def measured(result: Result, at: float) -> Slo:
+    """The measures of a run at a percentile, without its first tenth."""
+    kept = result.requests[len(result.requests) // 10 :]
+    gaps = [after - before for one in kept for before, after in pairwise(one.came or ())]
+    return Slo(
+        percentile([one.first_token for one in kept], at),
+        percentile([one.normalized for one in kept], at),
+        percentile(gaps, at) if gaps else 0.0,
+        at,
+    )
+
+
+def headroom(layout: Layout, cost: Cost, slots: int, workload: Workload, slo: Slo) -> float:
+    """The load times this number holds, too: requests come that many times as fast. At most MOST."""
+
+    def holds(factor: float) -> bool:
+        faster = [one._replace(at=one.at / factor) for one in workload]
+        return judge(layout, cost, slots, faster, slo).worst <= 1
+
+    low, high = 1.0, MOST
+    for _ in range(STEPS):
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+def with_other_costs(costs: Costs, layout: Layout, workload: Workload, slo: Slo) -> list[tuple[float, Judged]]:
+    """A layout when all stages take a tenth less, and a tenth more."""
+    made = costs(layout)
+    assert not isinstance(made, str), "it was simulated"
+    cost, slots = made
+    return [(by, judge(layout, Scaled(cost, by), slots, workload, slo)) for by in (1 - CHANGE, 1 + CHANGE)]

@@ -1,0 +1,264 @@
+"""FasterTransformer's manner on the events and actions of the scheduler's core: pure, simulated, and on real ranks."""
+
+import asyncio
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from reference import Known, Reference
+from worker.engines import BLOCK_SIZE, Master, in_process
+
+from orca.v1 import worker_pb2 as pb
+from orca_common.errors import FailedPrecondition
+from orca_lab.baseline.engine import BatchCore, WholeBatches, slots_for
+from orca_lab.baseline.selections import any_policy
+from orca_lab.baseline.simulated import Batched
+from orca_lab.cost import Constant
+from orca_lab.record import Recorder
+from orca_lab.replay import first_difference
+from orca_lab.simulator import Delays, Engine, Ran, Simulation
+from orca_lab.workload import AT_ONCE, Lengths, Seeds, drawn
+from orca_local.stack import DEMO_MODEL
+from orca_scheduler.core.core import (
+    Action,
+    Arrived,
+    BatchReturned,
+    Cancelled,
+    Commit,
+    Core,
+    Drain,
+    EngineLost,
+    EngineReady,
+    Event,
+    GiveBack,
+    Outcome,
+    Room,
+    ScheduleBatch,
+    Tick,
+)
+from orca_scheduler.core.invariants import violations
+from orca_scheduler.core.request import Arrival, Reason
+from orca_scheduler.ranks.members import put_members
+
+LONGEST = 24
+I_THINK, I_LOVE = Arrival(1, 1, 2, 9, eos_token_ids=(0,)), Arrival(2, 2, 2, 9, eos_token_ids=(0,))  # Figure 3
+
+
+def formed(max_bs: int, mbs: int, longest: int = LONGEST) -> BatchCore:
+    core = BatchCore(max_bs, BLOCK_SIZE, WholeBatches(mbs=mbs, longest=longest))
+    assert core.step(EngineReady(0.0, slots_for(max_bs, longest, BLOCK_SIZE), 1)) == []
+    return core
+
+
+def batches(actions: Sequence[Action]) -> list[ScheduleBatch]:
+    return [action for action in actions if isinstance(action, ScheduleBatch)]
+
+
+def run(core: Core, actions: Sequence[Action], made: dict[int, list[int]]) -> Iterator[list[Action]]:
+    """Answers batches in their order until none is left: each request's tokens in turn, then 7, of dead rows too."""
+    waiting, rest = batches(actions), {claim: iter(tokens) for claim, tokens in made.items()}
+    while waiting:
+        batch = waiting.pop(0)
+        tokens = tuple((next(rest[member.claim], 7),) for member in batch.members if member.outputs)
+        came = core.step(BatchReturned(1.0, batch.iteration, tokens))
+        waiting += batches(came)
+        if not core.in_flight:
+            assert violations(core) == []
+        yield came
+
+
+def test_figure_3() -> None:
+    """Four iterations of two rows, two of them dead, and "you" returns only with "great"."""
+    core = formed(2, 2)
+    actions = core.step(Arrived(0.0, (I_THINK, I_LOVE)))
+    steps = list(run(core, actions, {1: [11, 12, 13, 0], 2: [21, 0]}))
+    ran = [*batches(actions), *(batch for step in steps for batch in batches(step))]
+    assert [len(batch.members) for batch in ran] == [2, 2, 2, 2]
+    assert [len(step) for step in steps] == [1, 1, 1, 1]
+    assert steps[-1] == [
+        Commit(
+            None,
+            (
+                *(Outcome(1, n, token, None) for n, token in enumerate((11, 12, 13))),
+                Outcome(1, 3, 0, Reason.EOS),
+                *(Outcome(2, 0, 21, None), Outcome(2, 1, 0, Reason.EOS)),
+            ),
+        )
+    ]
+    dead = [member for batch in ran[2:] for member in batch.members if member.claim == 2]
+    assert [(member.start, member.token) for member in dead] == [(3, 0), (4, 7)]
+
+
+def test_figure_8b() -> None:
+    """Microbatches AB and CD: each begins again when its tokens are back; the next batch when both have ended."""
+    core = formed(4, 2)
+    actions = core.step(Arrived(0.0, tuple(Arrival(n, n, 5, 3) for n in range(1, 7))))
+    order = [batch for step in (actions, *run(core, actions, {n: [] for n in range(1, 7)})) for batch in batches(step)]
+    assert [tuple(member.claim for member in batch.members) for batch in order] == [
+        *[(1, 2), (3, 4)] * 3,
+        *[(5, 6)] * 3,
+    ]
+    assert core.requests == ()
+
+
+def test_longer_prompts_are_fed_on() -> None:
+    core = formed(2, 2)
+    actions = core.step(Arrived(0.0, (Arrival(1, 1, 3, 2), Arrival(2, 2, 5, 2))))
+    ran = [*batches(actions), *(b for step in run(core, actions, {1: [5, 6], 2: [8, 9]}) for b in batches(step))]
+    parts = [[(member.start, member.count, member.outputs, member.token) for member in batch.members] for batch in ran]
+    assert parts == [
+        [(0, 3, 1, None), (0, 3, 0, None)],
+        [(3, 1, 1, 5), (3, 1, 0, None)],
+        [(4, 1, 1, 6), (4, 1, 1, None)],  # the first one is dead
+        [(5, 1, 1, 7), (5, 1, 1, 8)],
+    ]
+
+
+def test_rows_are_dense_and_allocated_beforehand() -> None:
+    core = formed(2, 1, longest=9)
+    actions = core.step(Arrived(0.0, (Arrival(1, 1, 1, 1), Arrival(2, 2, 1, 1))))
+    assert [member.new_blocks for batch in batches(actions) for member in batch.members] == [(0, 1, 2), (3, 4, 5)]
+    with pytest.raises(FailedPrecondition, match="2 sequences of 9 tokens need 24; the engine's memory has 20"):
+        BatchCore(2, BLOCK_SIZE, WholeBatches(mbs=1, longest=9)).step(EngineReady(0.0, 20, 1))
+
+
+def test_what_ends_otherwise() -> None:
+    """A batch takes along what is cancelled or makes no token; a queue gives up what is late; a loss returns all."""
+    core = formed(3, 3)
+    late = Arrival(9, 9, 2, 2, deadline=5.0)
+    [first] = batches(core.step(Arrived(0.0, tuple(Arrival(n, n, 2, 3) for n in (1, 2, 3)))))
+    assert core.step(Arrived(0.0, (Arrival(4, 4, 2, 2), late, Arrival(5, 5, 2, 2)))) == []
+    assert core.room() == Room(0, 0)
+    assert core.step(Tick(6.0)) == [Commit(None, (Outcome(9, 0, None, Reason.DEADLINE),))]
+    assert core.step(Cancelled(6.0, (1, 4, 77))) == []
+    assert core.room() == Room(2, 48)
+    [second] = batches(core.step(BatchReturned(7.0, first.iteration, ((7,), (), (7,)))))
+    assert [member.token for member in second.members] == [7, 0, 7]
+    ends = core.step(BatchReturned(7.0, second.iteration, ((7,), (7,), (8,))))
+    [last] = core.step(BatchReturned(8.0, batches(ends)[0].iteration, ((7,), (7,), (9,))))[1:]
+    assert last == Commit(
+        None,
+        (
+            Outcome(2, 0, None, Reason.NOT_FINITE),
+            *(Outcome(3, 0, 7, None), Outcome(3, 1, 8, None), Outcome(3, 2, 9, Reason.LENGTH)),
+        ),
+    )
+    assert core.step(Arrived(8.0, (Arrival(6, 6, 2, 2),))) == []
+    assert core.step(EngineLost(9.0)) == [GiveBack(((5, True), (6, False)))]
+    assert core.step(Arrived(9.0, (Arrival(6, 6, 2, 2),))) == [GiveBack(((6, False),))]
+
+
+def test_a_drain_lets_the_batch_end() -> None:
+    core = formed(1, 1)
+    actions = core.step(Arrived(0.0, (Arrival(1, 1, 2, 2), Arrival(2, 2, 2, 2))))
+    assert core.step(Drain(0.5)) == []
+    *_, end = run(core, actions, {1: []})
+    assert [type(action) for action in end] == [Commit]
+    assert core.step(Arrived(2.0, (Arrival(3, 3, 2, 2),))) == []
+    assert core.step(EngineLost(3.0)) == [GiveBack(((2, False), (3, False)))]
+
+
+def test_a_core_goes_on_from_its_state() -> None:
+    """A journal's file begins with it."""
+    chance, core = random.Random(3), formed(4, 2)
+    events: list[Event] = [Arrived(0.0, tuple(Arrival(n, n, chance.randint(1, 9), 4) for n in range(1, 9)))]
+    for event in events:
+        again = BatchCore(4, BLOCK_SIZE, core.policy)
+        again.restore(core.state())
+        actions = core.step(event)
+        assert again.step(event) == actions
+        assert again.state() == core.state()
+        if core.in_flight:
+            number, _, outputs = core.in_flight[0]
+            events.append(BatchReturned(1.0, number, ((7,),) * sum(outputs)))
+    assert len(events) > 40
+
+
+@pytest.mark.parametrize(("max_bs", "mbs", "stages"), [(1, 1, 1), (4, 2, 2), (8, 8, 1), (6, 2, 3)])
+def test_simulated_as_the_closed_form(tmp_path: Path, max_bs: int, mbs: int, stages: int) -> None:
+    """The simulator drives it to the same times as `Batched`, and its journal replays."""
+    cost, workload = Constant(0.25, stages), drawn(Lengths((2, 12), (1, 9)), AT_ONCE, 1, 2 * max_bs, Seeds.of(4))
+    policy = any_policy(f"request-level,mbs={mbs},longest=24")
+    engine, ran = Engine(cost, slots_for(max_bs, 24, 16), max_bs, policy), list[Ran]()
+    recorder = Recorder(tmp_path, [engine], workload)
+    result = Simulation([engine], Delays(ahead=False), recorder.listener, ran.append).run(workload)
+    recorder.close()
+    sizes = [(one.input_tokens, one.output_tokens) for one in workload]
+    alone = [Batched(cost, mbs).run(sizes[at : at + max_bs])[0] for at in (0, max_bs)]
+    assert [one.ended for one in result.requests] == [alone[0]] * max_bs + [sum(alone)] * max_bs
+    assert {len(one.batch.members) for one in ran} == {mbs}
+    assert first_difference(recorder.paths[0]) is None
+
+
+def test_a_wrong_name_is_refused() -> None:
+    assert any_policy(any_policy("request-level,mbs=3,longest=9").name) == WholeBatches(mbs=3, longest=9)
+    for text in ("request-level", "request-level,mbs=0,longest=2", "request-level,mbs=2,longest=2,x=3"):
+        with pytest.raises(ValueError, match="is not as in request-level,mbs=4,longest=1024"):
+            any_policy(text)
+
+
+# -- on real ranks
+
+
+@pytest.fixture(scope="module")
+def known() -> list[Known]:
+    """40 requests of mixed lengths, with transformers' tokens."""
+    chance = random.Random(5)
+    asked = [([chance.randrange(90) for _ in range(chance.randint(1, 24))], chance.randint(1, 8)) for _ in range(40)]
+    return list(Reference(DEMO_MODEL).known(asked))
+
+
+async def serve(master: Master, core: Core, known: Sequence[Known]) -> list[list[int]]:
+    """Drives the ranks by a core, as an engine master does. Returns the tokens that were committed."""
+    loop = asyncio.get_running_loop()
+    flight: list[tuple[int, asyncio.Future[pb.IterationReport]]] = []
+    tokens: list[list[int]] = [[] for _ in known]
+
+    async def step(event: Event) -> None:
+        for action in core.step(event):
+            match action:
+                case ScheduleBatch():
+                    message = pb.Iteration(
+                        term=master.term, epoch=master.epoch, number=action.iteration, free_rows=action.free_rows
+                    )
+                    for member in action.members[: action.admitted]:
+                        prompt = known[member.claim - 1].prompt
+                        message.admissions.add(row=member.row, claim=member.claim, token_ids=prompt)
+                    put_members(message, action.members)
+                    master.waiting[action.iteration] = loop.create_future()
+                    flight.append((action.iteration, master.waiting[action.iteration]))
+                    await master.lanes[0].write(pb.ControlMessage(iteration=message))
+                case Commit():
+                    for claim, base, token, _ in action.outcomes:
+                        assert token is not None
+                        assert base == len(tokens[claim - 1])
+                        tokens[claim - 1].append(token)
+                case GiveBack():
+                    raise AssertionError("nothing is lost here")
+
+    await step(EngineReady(0.0, master.slots, master.number + 1))
+    arrivals = [Arrival(n, n, len(one.prompt), len(one.tokens)) for n, one in enumerate(known, 1)]
+    await step(Arrived(0.0, tuple(arrivals)))
+    while flight:
+        master.number, report = flight.pop(0)
+        await step(BatchReturned(0.0, master.number, tuple((token,) for token in (await report).token_ids)))
+    assert violations(core) == []
+    return tokens
+
+
+@pytest.mark.parametrize(("tp", "pp"), [(1, 1), (2, 1), (1, 2)])
+async def test_tokens_are_those_of_transformers(known: list[Known], tp: int, pp: int) -> None:
+    longest = 32
+    async with in_process(DEMO_MODEL, tp, pp, slots=8 * longest) as (master, _):
+        for max_bs, mbs in ((1, 1), (4, 2), (8, 8)):
+            await master.form()
+            core = BatchCore(max_bs, BLOCK_SIZE, WholeBatches(mbs=mbs, longest=longest))
+            assert await serve(master, core, known) == [one.tokens for one in known], (max_bs, mbs)
+
+
+@pytest.mark.parametrize("name", ["batchmaker", "batchmaker-strict"])
+async def test_batchmakers_tokens_are_those_of_transformers(known: list[Known], name: str) -> None:
+    async with in_process(DEMO_MODEL, 1, 1, slots=400) as (master, _):
+        core = Core(8, 1, BLOCK_SIZE, policy=any_policy(name))
+        assert await serve(master, core, known) == [one.tokens for one in known]

@@ -1,0 +1,226 @@
+"""The lab on real stacks of the demo model, with a few requests: counts, orders, files and columns, and no times."""
+
+import asyncio
+import csv
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stacks import folder_in_memory, running
+from typer.testing import CliRunner
+
+from orca_bench.live import BLOCK_SIZE, Layout, Live, Setting, Usage, foreign, slots_for, stack_of
+from orca_bench.real import QUICK, Real, add_ratio, figure_10, highest
+from orca_cli.main import app
+from orca_common.errors import FailedPrecondition, InvalidArgument
+from orca_lab import report
+from orca_lab.calibration import Calibration, disturbed
+from orca_lab.cost import Calibrated
+from orca_lab.experiments import SHARES, Found, Number, Point
+from orca_lab.real_claims import said
+from orca_lab.replay import first_difference
+from orca_lab.sequence import Compared, compare
+from orca_lab.workload import AT_ONCE, Lengths, Seeds, drawn
+from orca_local.stack import DEMO_MODEL
+from orca_scheduler.core.core import Commit
+from orca_scheduler.master.journal import CoreStep, read, scheduled
+
+LAYOUT = Layout(dtype="float32")
+SMALL = replace(QUICK, requests=5, queued=10, divide=16)
+
+
+def orca_lab(*arguments: object) -> Any:
+    return CliRunner().invoke(app, ["lab", *map(str, arguments)])
+
+
+def test_the_guards_rule() -> None:
+    assert disturbed(10.0, 10.9, 0.04) == ""
+    assert disturbed(10.0, 9.0, 0.0) == ""
+    assert disturbed(10.0, 11.1, 0.04) == "its iterations took +11% against the calibration"
+    assert disturbed(10.0, 10.0, 0.06) == "other processes took 6% of the cores' time"
+    assert disturbed(0.0, 0.0, 0.5) == "other processes took 50% of the cores' time"
+    assert disturbed(10.0, 20.0, 0.5).count(" and ") == 1
+    cores = foreign(Usage(0.0, 0.0), Usage(10.0, 4.0), 1.0)
+    assert foreign(Usage(5.0, 1.0), Usage(15.0, 5.0), 2.0) == pytest.approx(cores / 2)
+    assert foreign(Usage(0.0, 0.0), Usage(1.0, 2.0), 1.0) == 0.0
+
+
+def test_a_calibration_is_one_file(tmp_path: Path) -> None:
+    cost = Calibrated(((1e-3, 0, 0, 0, 0, 0, 1e-4),) * 2, 1e-3, 2e-4)
+    found = Calibration(cost, ((0.03, -0.01), (0.04, 0.0)), 2e-3, 3e-3, 640, 1000, {"commit": "abc", "isa": "amx"})
+    path = tmp_path / "folder" / "calibration.json"
+    found.write(path)
+    assert Calibration.read(path) == found
+    path.write_text("{}")
+    with pytest.raises(FailedPrecondition, match="`orca lab calibrate` makes one"):
+        Calibration.read(path)
+
+
+def test_systems_by_their_labels() -> None:
+    for text, setting in (("orca(8)", Setting(8)), ("ft(8,4)", Setting(8, 4)), ("ft(1,1)", Setting(1, 1))):
+        assert Setting.read(text) == setting
+        assert setting.label == text
+    assert Setting.read("batchmaker").label == "batchmaker"
+    for text in ("orca(0)", "ft(4,8)", "ft(4,0)", "orca", "vllm(8)"):
+        with pytest.raises(InvalidArgument, match="there are orca"):
+            Setting.read(text)
+
+
+def test_too_much_memory_is_refused_with_both_numbers() -> None:
+    small = Layout(dtype="float32", memory=10**7)
+    with pytest.raises(
+        FailedPrecondition, match=r"memory: 8 sequences of 512 tokens take 0\.\d+ GB of a rank .* 0.01 GB"
+    ):
+        stack_of(small, Setting(8, 4))
+    settings, program = stack_of(LAYOUT, Setting(8, 4))
+    assert settings.environment()["ORCA_SLOTS"] == str(8 * 512)
+    assert program is not None
+    assert program.arguments == ["--lab-selection", "request-level,mbs=4,longest=512"]
+    assert stack_of(small, Setting(8))[1] is None  # Orca reserves what requests need
+
+
+def test_the_rate_at_a_latency_lies_on_the_curve() -> None:
+    assert highest([(1.0, 10.0), (2.0, 30.0)], 20.0) == 1.5
+    assert highest([(1.0, 10.0), (2.0, 15.0)], 20.0) == 2.0
+    assert highest([(1.0, 25.0)], 20.0) == highest([], 20.0) == 0.0
+    found = Found(10, real={"model": "demo"})
+    for system, latencies in (("orca(8)", (10, 10, 40)), ("ft(1,1)", (15, 25, 90))):
+        for x, ms in zip((1.0, 2.0, 3.0), latencies, strict=True):
+            found.points.append(Point(10, "demo", system, 1.0, 1, x, x, float(ms), float(ms), sustained=True))
+        found.numbers[f"demo {system} sustained, req/s"] = Number.of([2.5])
+    add_ratio(found, "demo")
+    assert found.numbers["demo orca over ft"].mean == pytest.approx((2 + 10 / 30) / 1.5)
+    found.numbers["demo, simulated orca over ft"] = Number.of([1.5])
+    assert said("10b", "that is 36.9 times as much", {10: found}).startswith("1.56 times at twice")
+    assert said("10b", "that is 36.9 times as much", {}) == "not run"
+
+
+async def test_figures_3_and_8b_on_a_stack() -> None:
+    """Microbatches of one request on two stages. All of an answer is in the commit that ends its batch; the requests of
+    a batch run in turn. The journal replays, and is the simulated one."""
+    _, program = stack_of(LAYOUT, Setting(2, 1))
+    sizes = [40, 2, 3, 9]
+    with folder_in_memory() as folder:
+        slots = slots_for(2, 512, BLOCK_SIZE)
+        async with running(
+            Path(folder), DEMO_MODEL, scheduler=program, pp=2, slots=slots, max_batch_size=2, block_size=BLOCK_SIZE
+        ) as stack:
+            answers = await asyncio.gather(*(stack.tokens([n, 5], count) for n, count in enumerate(sizes)))
+            assert [len(tokens) for tokens in answers] == sizes
+        [path] = Path(folder).glob("journal-*.jsonl")
+        steps = [line for line in read(path) if isinstance(line, CoreStep)]
+        order = [batch.members[0].claim for batch in scheduled(steps)]
+        commits = [action for step in steps for action in step.actions if isinstance(action, Commit)]
+        assert sorted(len(order) for order in by_claim(commits).values()) == sorted(sizes)
+        assert 2 <= len(commits) <= len(sizes)
+        for commit in commits:  # each is a batch: its iterations alternate between its requests, dead rows and all
+            batch = {outcome.claim for outcome in commit.outcomes}
+            ran = [claim for claim in order if claim in batch]
+            longest = max(Counter(outcome.claim for outcome in commit.outcomes).values())
+            assert ran == ran[: len(batch)] * longest
+            assert set(ran[: len(batch)]) == batch
+        assert first_difference(path) is None
+        assert compare(path) == Compared(len(order), 0)
+
+
+def by_claim(commits: Sequence[Commit]) -> dict[int, list[int]]:
+    """The indexes of each request's tokens."""
+    found = dict[int, list[int]]()
+    for outcome in (outcome for commit in commits for outcome in commit.outcomes):
+        found.setdefault(outcome.claim, []).append(outcome.base)
+    return found
+
+
+def test_batchmaker_live(tmp_path: Path) -> None:
+    """Its mean batch is near 1, and its iterations are the simulated ones."""
+    journal = tmp_path / "journal-engine-0-1.jsonl"
+    with Live(LAYOUT, Setting.read("batchmaker"), keep=journal) as live:
+        result = live.serve(drawn(Lengths((4, 400), (1, 20)), AT_ONCE, 1.0, 20, Seeds.of(2)))
+    assert all(one.came for one in result.requests)
+    assert result.rows == sum(one.asked.output_tokens for one in result.requests)
+    assert 1 <= result.mean_batch < 1.3
+    assert compare(journal).different == 0
+    assert first_difference(journal) is None
+
+
+def points(folder: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader((folder / "points.csv").read_text().splitlines()))
+
+
+def test_real_figures_and_their_claims(tmp_path: Path) -> None:
+    done = orca_lab("figure", 9, "--real", "--quick", "--dtype", "float32", "--out", tmp_path)
+    assert done.exit_code == 0, done.stderr
+    rows = points(tmp_path / "figure-9-real")
+    assert list(rows[0]) == list(Point._fields)
+    assert len(rows) == 2 * 6 * 2 * 3  # inputs, batches, engines, rounds
+    real = Real(LAYOUT, attempts=0)
+    found = figure_10(SMALL, real, lambda said: None, [Setting(4), Setting(2, 1)])
+    report.write(tmp_path / "figure-10-real", found, SMALL, "orca lab figure 10 --real", "abc")
+    again = report.read(tmp_path / "figure-10-real", 10)
+    assert again.numbers == found.numbers
+    panels = {point.panel for point in found.points}
+    assert panels == {"demo_model tp 1 pp 1", "demo_model tp 1 pp 1, simulated"}
+    assert len(found.points) == 2 * 2 * len(SHARES)
+    assert {name.split(" ")[-1] for name in found.numbers if "over" in name} == {"ft"}
+    table = (tmp_path / "figure-10-real" / "table.md").read_text()
+    assert "Guard: off." in table
+    assert said("9a", "on 13B, Orca's", report.real_figures_in(tmp_path)).startswith("Orca's engine takes ")
+    tiny = ("--quick", "--requests", 5, "--attempts", 0, "--system", "orca(1)", "--out", tmp_path)
+    done = orca_lab("figure", 11, "--real", *tiny)
+    assert done.exit_code == 0, done.stderr
+    assert {row["system"] for row in points(tmp_path / "figure-11-real")} == {"orca(1)"}
+    assert "name one of them" in orca_lab("figure", 9).stderr
+    assert "measured for tp 1 and pp 1" in orca_lab("figure", 9, "--real", "--pp", 2).stderr
+
+
+def test_calibrate_and_validate(tmp_path: Path) -> None:
+    path = tmp_path / "calibration.json"
+    given = ("--quick", "--dtype", "float32", "--max-bs", 4)
+    done = orca_lab("calibrate", *given, "--requests", 10, "--out", path)
+    assert done.exit_code == 0, done.stderr
+    about = json.loads(path.read_text())["about"]
+    assert about.keys() >= {"command", "commit", "machine", "isa", "model", "dtype", "tp", "pp", "system"}
+    done = orca_lab("validate", "--calibration", path, *given, "--requests", 5, "--runs", 1, "--attempts", 0)
+    assert done.exit_code == 0, done.stderr
+    head, *rows, bound, same = done.stdout.splitlines()
+    assert re.split(r"  +", head.strip())[:3] == ["share", "run", "throughput"]
+    assert [row.split()[0] for row in rows] == ["30%", "50%", "70%"]
+    assert bound.split() == ["bound", "2%", "4%", "10%", "8%", "20%"]
+    assert same.endswith(", 0 of them with another batch than simulated")
+
+
+async def test_the_baseline_serves_the_same_load_client() -> None:
+    """`orca lab baseline` and `orca bench serve`, as processes."""
+    with folder_in_memory() as folder:
+        command = [sys.executable, "-m", "orca_cli", "lab", "baseline", "--max-bs", "4", "--mbs", "2", "--port", "0"]
+        more = ["--http-port", "0", "--dtype", "float32", "--run-dir", f"{folder}/run"]
+        pipe = asyncio.subprocess.PIPE
+        server = await asyncio.create_subprocess_exec(*command, *more, stdout=pipe)
+        try:
+            assert server.stdout is not None
+            address = ""
+            async with asyncio.timeout(120):
+                while not address:
+                    line = (await server.stdout.readline()).decode()
+                    assert line, "it ended"
+                    if found := re.search(r"gRPC (\S+)", line):
+                        address = found[1]
+            client = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "orca_cli", "bench", "serve", "--address", address, "--rate", "50"),
+                *("--requests", "10", "--lengths", "4-20,1-8"),
+                stdout=pipe,
+            )
+            said, _ = await client.communicate()
+            line = json.loads(said)
+            assert (line["requests"], line["errors"]) == (10, 0)
+        finally:
+            server.terminate()
+            await server.wait()
+        [path] = Path(folder, "run").glob("journal-*.jsonl")
+        assert first_difference(path) is None
