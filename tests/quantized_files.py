@@ -39,7 +39,7 @@ def stored(x: np.ndarray, kind: str) -> tuple[str, np.ndarray]:
 
 
 def words(codes: np.ndarray, bits: int, order: tuple[int, ...] | None = None) -> np.ndarray:
-    """codes [.., n] -> words [.., n / codes of a word rounded up] int32. order: the code in each place, the lowest first."""
+    """codes [.., n] -> words [.., n / codes of a word] int32. order: of the codes, from the lowest bits on."""
     each = 32 // bits
     whole = np.zeros((*codes.shape[:-1], -(-codes.shape[-1] // each) * each), np.uint64)
     whole[..., : codes.shape[-1]] = codes
@@ -189,8 +189,9 @@ def in_float8(x: np.ndarray, scales: np.ndarray) -> tuple[np.ndarray, np.ndarray
     return codes, numbers * scales.astype(np.float32)
 
 
-def blocks_of(x: np.ndarray, rows: int, columns: int, kind: str) -> tuple[tuple[str, np.ndarray], np.ndarray]:
+def blocks_of(x: np.ndarray, block: tuple[int, ...], kind: str) -> tuple[tuple[str, np.ndarray], np.ndarray]:
     """A scale for each block, and the same for each number."""
+    rows, columns = block
     found = np.zeros((-(-x.shape[0] // rows), -(-x.shape[1] // columns)), np.float32)
     for i, j in np.ndindex(found.shape):
         found[i, j] = np.abs(x[i * rows : (i + 1) * rows, j * columns : (j + 1) * columns]).max() / 448 * 1.01
@@ -207,7 +208,7 @@ def fp8(block: tuple[int, int] | None, kind: str = "F32") -> Way:
     """transformers' own."""
 
     def tensors(name: str, x: np.ndarray, chance: np.random.Generator) -> tuple[Tensors, np.ndarray]:
-        scales, each = blocks_of(x, *(block or x.shape), kind)
+        scales, each = blocks_of(x, block or x.shape, kind)
         codes, numbers = in_float8(x, each)
         alone = scales if block else (scales[0], scales[1].reshape(()))
         return {f"{name}.weight": ("F8_E4M3", codes), f"{name}.weight_scale_inv": alone}, numbers
@@ -219,7 +220,7 @@ def fp8(block: tuple[int, int] | None, kind: str = "F32") -> Way:
 def compressed_fp8(strategy: str) -> Way:
     def tensors(name: str, x: np.ndarray, chance: np.random.Generator) -> tuple[Tensors, np.ndarray]:
         block = {"tensor": x.shape, "channel": (1, x.shape[1]), "block": (48, 40)}[strategy]
-        scales, each = blocks_of(x, *block, "BF16")
+        scales, each = blocks_of(x, block, "BF16")
         codes, numbers = in_float8(x, each)
         of_tensor = (scales[0], scales[1].reshape(1)) if strategy == "tensor" else scales
         return {f"{name}.weight": ("F8_E4M3", codes), f"{name}.weight_scale": of_tensor}, numbers

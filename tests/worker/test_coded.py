@@ -4,7 +4,7 @@ import json
 import random
 import re
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from checkpoints import make_shape
 from fuzz.mutations import mutated
 from quantized_files import WAYS, Way, fp8, gptq, make_quantized, packed, write_safetensors
 from safetensors.numpy import load_file
+from safetensors.torch import load_file as load_torch
 from worker.driver import Sampled, TinyEngine, make_stage
 from worker.engines import in_process
 from worker.test_quantize import Oracle, check_tokens
@@ -38,6 +39,7 @@ SIZES: dict[str, Any] = {
     "head_dim": 32,
 }
 LLAMA, QWEN2, QWEN3 = "llama, 2 K/V heads", "qwen2, a window in the upper layer", "qwen3, large heads"
+TOOLS = Path(__file__).with_name("data") / "coded.safetensors"
 each_way = pytest.mark.parametrize("name", WAYS)
 
 
@@ -59,13 +61,41 @@ def tokens_of(folder: Path, **how: Any) -> list[list[int]]:
     return [request.made for request in requests]
 
 
+def written_by_tools() -> Mapping[str, str]:
+    """The configuration of each matrix of TOOLS."""
+    raw = TOOLS.read_bytes()
+    return json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])["__metadata__"]
+
+
+@pytest.mark.parametrize("case", written_by_tools())
+def test_the_numbers_of_the_tools_themselves(tmp_path: Path, case: str) -> None:
+    """compressed-tensors 0.20.0, autoawq 0.2.9 and gptqmodel 7.7.0 have written matrices and read them again."""
+    (tmp_path / "model.safetensors").symlink_to(TOOLS)
+    layout = layout_of(json.loads(written_by_tools()[case]), "tools")
+    assert layout is not None
+    expected = load_torch(TOOLS)[f"{case}.expected"]
+    outputs, inputs = expected.shape
+    part = Part(case, outputs, inputs, (range(outputs),), (range(inputs),), False)
+    files = CodedFiles(tmp_path, "", layout)
+    files.check([part])
+    codes, group, _ = files.read(part)
+    whole = codes.numbers(slice(None), group)
+    assert torch.equal(torch.from_numpy(whole).to(expected.dtype), expected)
+    for some in (part._replace(outs=(range(3, 9), range(17, 24))), part._replace(ins=(range(5, 12), range(40, 71)))):
+        codes, group, _ = files.read(some)
+        cut = [np.concatenate([np.arange(one.start, one.stop) for one in ranges]) for ranges in (some.outs, some.ins)]
+        assert np.array_equal(codes.numbers(slice(None), group), whole[np.ix_(*cut)])
+
+
 @each_way
 def test_tokens_equal_an_independent_implementation(tmp_path: Path, name: str) -> None:
     """Codes that a rank keeps multiply activations in eight bits; others are the same numbers in float32."""
     way = WAYS[name]
     shape = (LLAMA, QWEN2, QWEN3)[list(WAYS).index(name) % 3]
     folder, floats = both(tmp_path, shape, way)
-    check(folder, 1, 1, config_only=False)
+    method = way.config["quant_method"]
+    sentence = check(folder, 1, 1, config_only=False)
+    assert sentence is not None and sentence.lower().startswith(method)
     if way.kept is None:
         assert tokens_of(folder) == tokens_of(floats)
         assert tokens_of(folder, kernels="torch") == tokens_of(floats, kernels="torch")
@@ -263,7 +293,8 @@ def test_a_wrong_group_size_and_files_without_codes(tmp_path: Path) -> None:
 def everything(checkpoint: Checkpoint) -> None:
     """Reads the numbers of all matrices."""
     layout = layout_of(checkpoint.quantization, checkpoint.name)
-    assert layout is not None
+    if layout is None:  # nothing says that there are codes
+        return
     files = CodedFiles(checkpoint.folder, "model.", layout)
     for part in parts_of(record(LlamaConfig.read(checkpoint), SINGLE)):
         if files.has(part):

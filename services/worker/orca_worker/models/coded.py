@@ -1,4 +1,4 @@
-"""The tensors of matrices that another tool has quantized, without torch: they are checked, and a rank's part is read."""
+"""Checks and reads the tensors of matrices that another tool has quantized, without torch."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def _read(place: Place, name: str, piece: Piece, part: Part) -> Read:
     item = BITS[place.tensor.kind] // 8
     raw = np.empty((*steps, item), np.uint8)
     runs = ((first * item, count * item) for first, count in Slice(name, place.shape, axis, cuts[axis][0]).runs())
-    read_runs(place.file, name, runs, place.tensor.start, memoryview(raw.reshape(-1)))
+    read_runs(place.file, name, runs, place.tensor.start, raw.reshape(-1).data)
     return Read(place.tensor.kind, raw, tuple(at for _, at in cuts))
 
 

@@ -62,6 +62,12 @@ def _family(kind: str, name: str, sort: str = "") -> Family:
     return family
 
 
+def layout_sentence(checkpoint: Checkpoint) -> str | None:
+    """How another tool has quantized the weights in the files; None: they are numbers. Raises FailedPrecondition."""
+    layout = layout_of(checkpoint.quantization, checkpoint.name)
+    return None if layout is None else layout.sentence
+
+
 def load_model(
     checkpoint: Checkpoint,
     place: Place,

@@ -33,7 +33,7 @@ def format_of(checkpoint: Checkpoint, recording: Recording) -> Format:
 
 
 def coded_layout(checkpoint: Checkpoint) -> Layout | None:
-    """In which another tool has left the codes of its safetensors. Raises FailedPrecondition for one that is not read."""
+    """That in which another tool has written its safetensors. Raises FailedPrecondition for one that is not read."""
     in_safetensors = checkpoint.random_weights is None and gguf_file(checkpoint.folder) is None
     return layout_of(checkpoint.quantization, checkpoint.name) if in_safetensors else None
 
@@ -103,7 +103,7 @@ class RecordedFamily(Generic[C]):
             CodedFiles(checkpoint.folder, self.prefix, layout).check(parts_of(whole))
 
     def _format(self, checkpoint: Checkpoint, recording: Recording) -> tuple[Format, int | None]:
-        """The format of a rank's matrices on a CPU, and the inputs of a scale, where another tool has made the codes."""
+        """The format of a rank's matrices on a CPU; where another tool has made their codes, the inputs of a scale."""
         layout = coded_layout(checkpoint)
         if layout is None or checkpoint.quantize is not None:
             return format_of(checkpoint, recording), None

@@ -1,4 +1,4 @@
-"""compressed-tensors' layouts, as llm-compressor writes them: integers of four bits in words and of eight bits, and FP8.
+"""compressed-tensors' layouts, as llm-compressor writes them: integers of four and eight bits, and FP8.
 
 A file also says how activations were meant to be quantized. Here they get codes of eight bits by groups, as `int8.py`
 makes them, which is finer than a scale for a token; beside FP8 they stay numbers.

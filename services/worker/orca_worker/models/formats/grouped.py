@@ -52,8 +52,8 @@ class Grouped(NamedTuple):
 def load(weights: WeightSource, matrix: Matrix) -> Grouped | Codes:
     """The codes, zero points and scales of the files."""
     assert isinstance(weights, CodedWeights)
-    parts = [weights.codes(part.name) for part in matrix.weights]
-    codes, zeros, scales = (torch.cat(each) if None not in each else None for each in zip(*parts, strict=True))
-    if zeros is None:
-        return Codes(codes, scales)
-    return Grouped(codes, zeros, scales, weights.step)
+    codes, zeros, scales = zip(*(weights.codes(part.name) for part in matrix.weights), strict=True)
+    points = [each for each in zeros if each is not None]
+    if not points:
+        return Codes(torch.cat(codes), torch.cat(scales))
+    return Grouped(torch.cat(codes), torch.cat(points), torch.cat(scales), weights.step)

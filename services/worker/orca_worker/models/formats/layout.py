@@ -109,7 +109,7 @@ class Layout(Protocol):
         ...
 
     def pieces(self, outputs: int, inputs: int) -> Mapping[str, Piece]:
-        """The tensors of a matrix by the ends of their names. The first one, in its type, is there if it is quantized."""
+        """The tensors of a matrix, by the ends of their names. The first one makes it a quantized one."""
         ...
 
     def unpack(self, read: Mapping[str, Read]) -> Codes:
