@@ -115,7 +115,7 @@ async def test_codes_that_are_wrong(tmp_path: Path) -> None:
     file = folder / "model.safetensors"
     raw, index = bytearray(file.read_bytes()), "model.layers.1.mlp.up_proj.g_idx"
     start = 8 + int.from_bytes(raw[:8], "little")
-    begin, end = json.loads(raw[8:start])[index]["data_offsets"]
+    _, end = json.loads(raw[8:start])[index]["data_offsets"]
     raw[start + end - 4 : start + end] = (7).to_bytes(4, "little")
     file.write_bytes(raw)
     sentence = await refusal(tmp_path / "run", model=str(folder))

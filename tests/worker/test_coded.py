@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from checkpoints import make_shape
 from fuzz.mutations import mutated
 from quantized_files import WAYS, Way, fp8, gptq, make_quantized, packed, write_safetensors
@@ -23,7 +24,7 @@ from worker.test_quantize import Oracle, check_tokens
 from orca_common.checkpoint import Checkpoint, read_checkpoint
 from orca_common.errors import FailedPrecondition
 from orca_worker.models.check import check
-from orca_worker.models.coded import CodedFiles, parts_of
+from orca_worker.models.coded import CodedFiles, Part, parts_of
 from orca_worker.models.families import check_type, check_weights, topology
 from orca_worker.models.formats.layout import layout_of
 from orca_worker.models.llama.configuration import LlamaConfig
@@ -95,7 +96,8 @@ def test_tokens_equal_an_independent_implementation(tmp_path: Path, name: str) -
     folder, floats = both(tmp_path, shape, way)
     method = way.config["quant_method"]
     sentence = check(folder, 1, 1, config_only=False)
-    assert sentence is not None and sentence.lower().startswith(method)
+    assert sentence is not None
+    assert sentence.lower().startswith(method)
     if way.kept is None:
         assert tokens_of(folder) == tokens_of(floats)
         assert tokens_of(folder, kernels="torch") == tokens_of(floats, kernels="torch")

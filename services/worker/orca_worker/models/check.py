@@ -3,8 +3,8 @@
     python -m orca_worker.models.check FOLDER --tp 2 --pp 2 [--config-only]
 
 Exit codes: 0; 1 with a sentence on standard error; 2 for a wrong command line. The chart's hook before an upgrade runs
-it in a pod that has a worker's image and sees a worker's model. It imports no torch. Of tensors it reads those alone that
-say the groups of inputs, as GPTQ's files have them.
+it in a pod that has a worker's image and sees a worker's model. It imports no torch. The only tensors that it reads are
+those that say the groups of inputs, as GPTQ's files have them.
 """
 
 import argparse

@@ -74,10 +74,11 @@ class Codes(NamedTuple):
             return (values if len(values) == 1 else values[rows])[:, group].astype(np.float32, copy=False)
 
         codes, scales = self.codes[rows], of_inputs(self.scales)
-        if self.table is not None:
-            return self.table[codes] * scales
-        zeros = np.float32(self.zeros) if isinstance(self.zeros, int) else of_inputs(self.zeros)
-        return (codes.astype(np.float32) - zeros) * scales
+        with np.errstate(invalid="ignore", over="ignore"):  # a scale may be no number; the outputs say so
+            if self.table is not None:
+                return self.table[codes] * scales
+            zeros = np.float32(self.zeros) if isinstance(self.zeros, int) else of_inputs(self.zeros)
+            return (codes.astype(np.float32) - zeros) * scales
 
 
 class Layout(Protocol):
