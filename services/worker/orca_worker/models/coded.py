@@ -11,7 +11,7 @@ import numpy as np
 from orca_common.errors import FailedPrecondition
 
 from ..partition import Slice
-from .formats.layout import ALL, IN, OUT, Array, Axis, Codes, Layout, Piece, Read
+from .formats.pieces import ALL, IN, OUT, Array, Axis, Codes, Layout, Piece, Read
 from .header import BITS, Stored, broken, header_of
 from .recording import Recording
 from .weight_files import missing, read_runs, weight_files

@@ -12,9 +12,8 @@ from orca_common.gguf.folder import gguf_file
 
 from ..iteration.model import Compute, Loading, Model
 from ..partition import ITEM_BYTES, SINGLE, Place, RankShare, check_stages
-from .coded import CodedFiles, parts_of, step_of
 from .dtype import kernels_are_used
-from .formats.layout import Layout, layout_of
+from .formats.layout import layout_of
 from .formats.table import CODED, FORMATS, KEPT, Format
 from .gguf import kept
 from .recording import Attend, Recording
@@ -23,6 +22,8 @@ from .weight_files import check_files
 
 if TYPE_CHECKING:
     import torch
+
+    from .formats.pieces import Layout
 
 
 def format_of(checkpoint: Checkpoint, recording: Recording) -> Format:
@@ -99,6 +100,8 @@ class RecordedFamily(Generic[C]):
     def check_weights(self, checkpoint: Checkpoint) -> None:
         check_files(checkpoint.folder)
         if (layout := coded_layout(checkpoint)) is not None:
+            from .coded import CodedFiles, parts_of  # numpy, too
+
             whole = self._recording(checkpoint, self.read(checkpoint), SINGLE)
             CodedFiles(checkpoint.folder, self.prefix, layout).check(parts_of(whole))
 
@@ -107,6 +110,8 @@ class RecordedFamily(Generic[C]):
         layout = coded_layout(checkpoint)
         if layout is None or checkpoint.quantize is not None:
             return format_of(checkpoint, recording), None
+        from .coded import CodedFiles, parts_of, step_of
+
         parts = parts_of(recording)
         try:
             step = CodedFiles(checkpoint.folder, self.prefix, layout).step(parts)
@@ -163,6 +168,7 @@ class RecordedFamily(Generic[C]):
             if layout is None:
                 weights = Weights(*here)
             else:
+                from .coded import CodedFiles
                 from .coded_weights import CodedWeights
 
                 files = CodedFiles(checkpoint.folder, self.prefix, layout)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .layout import ALL, FLOATS, IN, OUT, Array, Axis, Codes, Layout, Piece, Read, Said, fours, of_groups
+from .layout import Said
+from .pieces import ALL, FLOATS, IN, OUT, Array, Axis, Codes, Layout, Piece, Read, fours, of_groups
 
 PACKED = 8  # codes of a word
 PLACES = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # in a word, counted from the lowest four bits, of its outputs

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from .float8 import NUMBERS
-from .layout import ALL, FLOATS, IN, OUT, Axis, Codes, Layout, Piece, Read, Said, fours, of_groups
+from .layout import Said
+from .pieces import ALL, FLOATS, IN, OUT, Axis, Codes, Layout, Piece, Read, fours, of_groups
 
 PACKED, INTEGERS, FP8 = "pack-quantized", "int-quantized", ("float-quantized", "naive-quantized")
 

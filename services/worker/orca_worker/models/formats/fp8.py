@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .float8 import NUMBERS
-from .layout import ALL, FLOATS, IN, OUT, Axis, Codes, Layout, Piece, Read, Said
+from .layout import Said
+from .pieces import ALL, FLOATS, IN, OUT, Axis, Codes, Layout, Piece, Read
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .layout import ALL, FLOATS, IN, OUT, Axis, Codes, Layout, Piece, Read, Said, fours, of_groups
+from .layout import Said
+from .pieces import ALL, FLOATS, IN, OUT, Axis, Codes, Layout, Piece, Read, fours, of_groups
 
 PACKED = 8  # codes of a word
 FIRST = "gptq"  # the version in which words of zero points are one less
