@@ -168,7 +168,7 @@ def alike_in_any_company(isa: str, x: Tensor, n: int, pack: Callable[[Program], 
 
 
 def numbers_of(x: Tensor) -> Tensor:
-    """What the codes of activations stand for, in float64."""
+    """The numbers of which the codes of activations are made, rounded as these are, in float64."""
     codes, scales = coded(x)
     return codes.double() * scales.double().repeat_interleave(GROUP, 1)[:, : x.shape[1]]
 

@@ -100,7 +100,7 @@ class Checkpoint:
 
     @property
     def quantization(self) -> dict[str, Any] | None:
-        """What the file says of how another tool has quantized the weights."""
+        """How another tool has quantized the weights, as config.json says it. Raises FailedPrecondition."""
         return _quantization(self.config, self.folder / "config.json")
 
     @property

@@ -92,7 +92,7 @@ class Layout(Protocol):
 
     @property
     def kept(self) -> str | None:
-        """What multiplies such codes as they are, a key of `table.CODED`; None: they become numbers."""
+        """The first half of a key of `table.CODED`, whose kernels multiply such codes; None: they become numbers."""
         ...
 
     @property
