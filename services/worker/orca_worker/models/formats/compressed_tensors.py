@@ -77,6 +77,10 @@ class Compressed:
 
 def layout(said: Said) -> Layout:
     """Raises FailedPrecondition."""
+    if said.get("sparsity_config"):
+        said.inside("sparsity_config").one_of("format", ("dense",), "dense")
+    if said.get("transform_config"):
+        said.inside("transform_config").refuse("config_groups")  # rotations of activations
     groups = said.inside("config_groups")
     if len(names := list(groups.names)) != 1:
         raise said.wrong("config_groups", names, "one group")

@@ -78,5 +78,5 @@ def layout_of(config: Mapping[str, Any] | None, model: str) -> Layout | None:
     if config is None:
         return None
     method = config["quant_method"]
-    file = import_module(f".{LAYOUTS[method]}", __package__)
-    return cast(Layout, file.layout(Said(config, model, method)))
+    made: Layout = import_module(f".{LAYOUTS[method]}", __package__).layout(Said(config, model, method))
+    return made
