@@ -205,7 +205,7 @@ def topology(
             raise FailedPrecondition(given.said(str(error))) from None
         checkpoint = read_checkpoint(folder, given.quantize)
         shares = families.topology(checkpoint, given.tp, given.pp, given.dtype)
-        types = " and ".join(filter(None, (given.quantize, given.dtype)))
+        types = " and ".join(filter(None, (families.layout_sentence(checkpoint), given.quantize, given.dtype)))
         console.print(rank_table(checkpoint, shares, given.tp, given.pp, types))
         if release:
             console.print(pod_table(release.shape(), release.engines))

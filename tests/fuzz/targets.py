@@ -17,7 +17,7 @@ from orca.v1 import orca_pb2 as pb
 from orca.v1 import worker_pb2 as pb_worker
 from orca.v1.pool_pb2 import PoolRequest
 from orca.v1.sampling_pb2 import SamplingParams
-from orca_common.checkpoint import Checkpoint, read_checkpoint
+from orca_common.checkpoint import Checkpoint, quantization, read_checkpoint
 from orca_common.errors import Internal, OrcaError
 from orca_common.gguf.folder import made
 from orca_common.gguf.header import gguf_header
@@ -80,6 +80,7 @@ def targets(folder: Path, runner: asyncio.Runner) -> dict[str, Target]:
         "safetensors": _safetensors(folder / "safetensors"),
         "index": _index(folder / "index"),
         "gguf": _gguf(folder / "gguf"),
+        "quantized": _quantized(folder / "quantized"),
         "generate": _message(doors, pb.GenerateRequest, lambda check, request: runner.run(check.generate(request))),
         "resume": _message(doors, pb.ResumeRequest, lambda check, request: check.resume(request)),
         "cancel": _message(doors, pb.CancelRequest, lambda check, request: check.cancel(request)),
@@ -192,6 +193,32 @@ def _safetensors(folder: Path) -> Target:
         with suppress(OrcaError):
             for entry in read_header(path).values():
                 assert 0 <= entry.start <= len(raw)
+
+    return target
+
+
+def _quantized(folder: Path) -> Target:
+    """A line with a `quantization_config`, and behind it a file with a matrix `m` of 24 outputs and 64 inputs."""
+    from orca_worker.models.coded import CodedFiles, Part
+    from orca_worker.models.formats.layout import layout_of
+
+    folder.mkdir(parents=True)
+    part = Part("m", 24, 64, (range(3, 9), range(17, 24)), (range(64),), False)
+    along = part._replace(outs=(range(24),), ins=(range(5, 12), range(40, 64)))
+
+    def target(raw: bytes) -> None:
+        said, _, weights = raw.partition(b"\n")
+        (folder / "config.json").write_bytes(b'{"model_type": "llama", "quantization_config": ' + said + b"}")
+        (folder / "model.safetensors").write_bytes(weights)
+        with suppress(OrcaError):
+            layout = layout_of(quantization(folder), "a model")
+            if layout is None:
+                return
+            files = CodedFiles(folder, "", layout)
+            files.check([part])
+            for one in (part, along):
+                codes, group, _ = files.read(one)
+                assert codes.numbers(slice(None), group).shape == (len(codes.codes), len(group))
 
     return target
 

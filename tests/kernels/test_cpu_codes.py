@@ -148,6 +148,31 @@ def test_what_is_not_finite_stays_so_in_its_row(isa: str, quantize: Quantize, st
     assert np.array_equal(np.delete(found, 7, 0), np.delete(right, 7, 0))
 
 
+def alike_in_any_company(isa: str, x: Tensor, n: int, pack: Callable[[Program], Packed], wanted: Tensor) -> None:
+    """Products of 120 rows and of some of them, against float64."""
+
+    def multiplied(rows: int) -> np.ndarray:
+        k, program = x.shape[1], Program(torch.float32, 2, isa)
+        given, out, operand = program.rows(k), program.rows(n), program.codes(k)
+        program.copy(given, k, operand)
+        program.linear(operand, pack(program), out)
+        program.view(given, rows, k)[:] = x[:rows].numpy()
+        program.run(rows_alone(rows).batch)
+        return program.view(out, rows, n).copy()
+
+    whole = multiplied(120)
+    error = (torch.from_numpy(whole).double() - wanted).abs()
+    assert bool((error <= 4e-6 * wanted.abs().amax(0).clamp(min=1)).all())
+    for rows in (1, 2, 3, 5, 13, 16, 17, 33):
+        assert np.array_equal(multiplied(rows), whole[:rows]), rows
+
+
+def numbers_of(x: Tensor) -> Tensor:
+    """The numbers of which the codes of activations are made, rounded as these are, in float64."""
+    codes, scales = coded(x)
+    return codes.double() * scales.double().repeat_interleave(GROUP, 1)[:, : x.shape[1]]
+
+
 @each_isa
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize(("n", "k"), [(16, 128), (97, 32), (50, 160), (40, 640)])
@@ -159,21 +184,27 @@ def test_blocks_of_32_inputs(isa: str, bits: int, n: int, k: int) -> None:
     scales = (torch.randn(n, k // PART) * 0.01).half()
     scales[0, 0], scales[1, 0] = 6e-8, 65504
     bias, x = torch.randn(n), torch.randn(120, k)
-
-    def multiplied(rows: int) -> np.ndarray:
-        program = Program(torch.float32, 2, isa)
-        given, out, operand = program.rows(k), program.rows(n), program.codes(k)
-        program.copy(given, k, operand)
-        program.linear(operand, program.pack_blocks(codes, scales, bias, bits=bits), out)
-        program.view(given, rows, k)[:] = x[:rows].numpy()
-        program.run(rows_alone(rows).batch)
-        return program.view(out, rows, n).copy()
-
-    (a, of_a), whole = coded(x), multiplied(120)
-    numbers = a.double() * of_a.double().repeat_interleave(GROUP, 1)[:, :k]
     weight = codes.double() * scales.double().repeat_interleave(PART, 1)
-    wanted = numbers @ weight.t() + bias.double()
-    error = (torch.from_numpy(whole).double() - wanted).abs()
-    assert bool((error <= 4e-6 * wanted.abs().amax(0).clamp(min=1)).all())
-    for rows in (1, 2, 3, 5, 13, 16, 17, 33):
-        assert np.array_equal(multiplied(rows), whole[:rows]), rows
+    wanted = numbers_of(x) @ weight.t() + bias.double()
+    alike_in_any_company(isa, x, n, lambda program: program.pack_blocks(codes, scales, bias, bits=bits), wanted)
+
+
+@each_isa
+@pytest.mark.parametrize("step", [128, 64, 32])
+@pytest.mark.parametrize(("n", "k"), [(16, 128), (97, 24), (50, 160), (144, 640)])
+def test_groups_with_zero_points(isa: str, step: int, n: int, k: int) -> None:
+    """All codes and zero points; scales of float16 and of bfloat16, the smallest and the largest of both among them."""
+    torch.manual_seed(n + k)
+    groups = -(-k // step)
+    codes = torch.randint(0, 16, (n, k), dtype=torch.uint8)
+    zeros = torch.randint(0, 16, (n, groups), dtype=torch.uint8)
+    scales = (torch.randn(n, groups) * 0.01).half().float()
+    scales[::2] = scales[::2].bfloat16().float()
+    scales[0, 0], scales[1, 0], scales[2, 0] = 2.0**-24, 65504, 2.0**-100
+    bias, x = torch.randn(n), torch.randn(120, k)
+
+    def spread(of_groups: Tensor) -> Tensor:
+        return of_groups.double().repeat_interleave(step, 1)[:, :k]
+
+    wanted = numbers_of(x) @ ((codes.double() - spread(zeros)) * spread(scales)).t() + bias.double()
+    alike_in_any_company(isa, x, n, lambda program: program.pack_grouped(codes, zeros, scales, step, bias), wanted)

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from checkpoints import make_gpt2
+from checkpoints import make_gpt2, make_shape
+from quantized_files import gptq, make_quantized
 from servers import RedisServer, redis_server
 
 from orca_common.checkpoint import resolve_model
@@ -82,15 +83,18 @@ async def test_certificates_and_keys(tmp_path: Path, settings: dict[str, str], s
     assert (await refusal(tmp_path, **settings)).startswith(sentence)
 
 
-WAYS = "Orca reads GGUF, and float32, float16 and bfloat16 in safetensors; quantize makes eight or four bits of them"
+WAYS = (
+    "Orca reads gptq, awq, compressed-tensors, fp8, GGUF, and float32, float16 and bfloat16 in safetensors, of which "
+    "quantize makes eight or four bits"
+)
 
 
 @pytest.mark.parametrize(
     ("config", "way"),
     [
-        ({"quant_method": "gptq", "bits": 4, "group_size": 128}, "'gptq' (bits 4)"),
-        ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, "'compressed-tensors' (format 'pack-qua"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "'bitsandbytes'"),
+        ({"quant_method": "hqq", "bits": 4}, "'hqq' (bits 4)"),
+        ({"quant_method": "exl2", "format": "exl"}, "'exl2' (format 'exl')"),
         ({"bits": 4}, "an object (bits 4)"),
     ],
     ids=str,
@@ -102,6 +106,21 @@ async def test_weights_that_were_quantized_otherwise(tmp_path: Path, config: dic
     sentence = await refusal(tmp_path / "run", model=str(folder))
     assert sentence.startswith(f"model: {file} says that the weights were quantized by {way}")
     assert sentence.endswith(f"; {WAYS}")
+
+
+async def test_codes_that_are_wrong(tmp_path: Path) -> None:
+    """A group that is not there, in the middle of a file of GPTQ."""
+    floats = make_shape(tmp_path / "floats", "llama, 2 K/V heads")
+    folder = make_quantized(floats, tmp_path / "model", gptq(16))
+    file = folder / "model.safetensors"
+    raw, index = bytearray(file.read_bytes()), "model.layers.1.mlp.up_proj.g_idx"
+    start = 8 + int.from_bytes(raw[:8], "little")
+    _, end = json.loads(raw[8:start])[index]["data_offsets"]
+    raw[start + end - 4 : start + end] = (7).to_bytes(4, "little")
+    file.write_bytes(raw)
+    sentence = await refusal(tmp_path / "run", model=str(folder))
+    problem = "layers.1.mlp.up_proj.g_idx has the group 7; there are 3"
+    assert sentence == f"model: the weights in {folder} cannot be read ({file.name}: {problem})"
 
 
 async def test_a_file_in_gguf_that_is_none(tmp_path: Path) -> None:

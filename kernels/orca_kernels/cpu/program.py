@@ -17,9 +17,11 @@ from .cores import cores
 from .library import BatchPointers, instruction_sets, library
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
-IN_CODES = {"i8": 2, "i4": 3, "blocks8": 4, "blocks4": 5}  # Type of src/formats.h
+# Type of src/formats.h
+IN_CODES = {"i8": 2, "i4": 3, "blocks8": 4, "blocks4": 5, "grouped128": 6, "grouped64": 7, "grouped32": 8}
 CODES = 128  # GROUP_OF_CODES of src/formats.h: inputs that have one scale
 PART = 32  # of src/formats.h: inputs that have one multiplier
+ZERO_BITS = 31  # of src/formats.h: a zero point, in the lowest bits of a scale
 STORE, ADD, OPERAND, GATED, GREEDY = range(5)  # Epilogue of src/isa.h
 MAX_GROUP = 64  # QUERIES of src/isa.h
 GATED_COLUMNS = 8  # half of PANEL of src/formats.h
@@ -127,6 +129,19 @@ class Program:
         inputs: what GGUF's Q8_0 and Q4_0 hold."""
         assert scales.dtype is torch.float16
         return self._pack_codes(f"blocks{bits}", codes, None, scales, bias, PART)
+
+    def pack_grouped(
+        self, codes: Tensor, zeros: Tensor, scales: Tensor, step: int, bias: Tensor | None = None
+    ) -> Packed:
+        """codes [N, K] uint8 from 0 to 15; of each `step` inputs (128, 64 or 32) zeros [N, K / step rounded up] uint8
+        from 0 to 15, and scales of the same shape in float32 with numbers of float16 or bfloat16: weights
+        (code - zero) * scale."""
+        words = scales.contiguous().view(torch.int32)
+        assert codes.dtype is zeros.dtype is torch.uint8
+        assert not bool((words & ZERO_BITS).any()), "scales of more than 16 bits"
+        return self._pack_codes(
+            f"grouped{step}", (codes - 8).view(torch.int8), None, words | zeros.to(torch.int32), bias, step
+        )
 
     def _pack_codes(
         self, kind: str, codes: Tensor, multipliers: Tensor | None, scales: Tensor, bias: Tensor | None, group: int

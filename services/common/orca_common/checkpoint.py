@@ -32,9 +32,13 @@ RANDOM_WEIGHTS, PREFIX_LM = "orca_random_weights", "orca_prefix_lm"  # our own f
 OTHER_HEAD = re.compile(r"For(?!CausalLM$|ConditionalGeneration$|PreTraining$)\w+$|EncoderModel$")
 WITH_ENCODER = ("t5", "marian")  # types of models
 START = {"t5": 0, "marian": 58100}  # their first tokens, where no file says so
-# Fields of config.json that say how the weights in the files were quantized, and what Orca reads and makes instead.
+# Fields of config.json that say how the weights in the files were quantized, and the ways that are read.
 QUANTIZED = ("quantization_config", "compression_config")
-WAYS = "Orca reads GGUF, and float32, float16 and bfloat16 in safetensors; quantize makes eight or four bits of them"
+METHODS = ("gptq", "awq", "compressed-tensors", "fp8")
+WAYS = (
+    f"Orca reads {', '.join(METHODS)}, GGUF, and float32, float16 and bfloat16 in safetensors, of which quantize makes "
+    "eight or four bits"
+)
 STRETCHED = ("linear", "yarn")  # kinds of scaled rotary positions whose files give the length before
 
 
@@ -93,6 +97,11 @@ class Checkpoint:
         if self.has_encoder:
             return ()
         return (OUTPUTS, GROWN) if self.prefix_lm else (PARTS, OUTPUTS, SHARED, GROWN)
+
+    @property
+    def quantization(self) -> dict[str, Any] | None:
+        """How another tool has quantized the weights, as config.json says it. Raises FailedPrecondition."""
+        return _quantization(self.config, self.folder / "config.json")
 
     @property
     def random_weights(self) -> int | None:
@@ -202,19 +211,27 @@ def _config(path: Path) -> dict[str, Any]:
     return json_object(raw, path)
 
 
-def _check_quantized(config: Mapping[str, Any], path: Path) -> None:
-    """Raises FailedPrecondition for weights that were quantized in a way that is not read."""
-    for name in QUANTIZED:
-        if not (given := config.get(name)):
-            continue
-        says = given if isinstance(given, dict) else {}
-        detail = next((f" ({key} {shown(says[key])})" for key in ("format", "bits") if says.get(key)), "")
-        way = shown(says.get("quant_method", given)) + detail
-        raise FailedPrecondition(f"model: {path} says that the weights were quantized by {way}; {WAYS}")
+def quantization(folder: Path) -> dict[str, Any] | None:
+    """How a folder's config.json says that the weights were quantized, in one of METHODS. Raises FailedPrecondition."""
+    path = folder / "config.json"
+    return _quantization(_config(path), path)
+
+
+def _quantization(config: Mapping[str, Any], path: Path) -> dict[str, Any] | None:
+    given = next((found for name in QUANTIZED if (found := config.get(name))), None)
+    if given is None:
+        return None
+    says: dict[str, Any] = given if isinstance(given, dict) else {}
+    method = says.get("quant_method")
+    if isinstance(method, str) and method in METHODS:
+        return says
+    detail = next((f" ({key} {shown(says[key])})" for key in ("format", "bits") if says.get(key)), "")
+    way = shown(given if method is None else method) + detail
+    raise FailedPrecondition(f"model: {path} says that the weights were quantized by {way}; {WAYS}")
 
 
 def _type(config: Mapping[str, Any], path: Path) -> str:
-    _check_quantized(config, path)
+    _quantization(config, path)
     found = config.get("model_type")
     if not isinstance(found, str):
         raise FailedPrecondition(f"model: {path} has a missing or wrong field (model_type is {shown(found)})")

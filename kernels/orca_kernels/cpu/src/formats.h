@@ -11,6 +11,8 @@
 //             eight; the 16 scales
 //   blocks8   as codes, but for scales [4][16] in float16, of each 32 inputs
 //   blocks4   as fours, but for the same scales and no multipliers
+//   grouped   as blocks4, but for scales [1, 2 or 4][16] in float32, of each 128, 64 or 32 inputs, whose lowest bits are a zero point:
+//             a scale of float16 or bfloat16 has none of them
 // K is padded with zeros to a multiple of 32, of all in codes to one of 128, N to one of 16. Inputs of a linear operation are operands,
 // in float32, or in bfloat16 where the instruction set multiplies it. Weights in codes, fours and blocks multiply operands in codes (Codes).
 // All other activations are float32, row-major.
@@ -30,7 +32,7 @@ constexpr int PARTS = GROUP_OF_CODES / PART;
 
 using bf16 = uint16_t;
 
-enum class Type : int { f32 = 0, bf16 = 1, i8 = 2, i4 = 3, blocks8 = 4, blocks4 = 5 };
+enum class Type : int { f32 = 0, bf16 = 1, i8 = 2, i4 = 3, blocks8 = 4, blocks4 = 5, grouped128 = 6, grouped64 = 7, grouped32 = 8 };
 enum class Activation : int { none = 0, gelu, tanh_gelu, relu, silu, tanh };
 
 inline int rounded(int n, int to) { return (n + to - 1) / to * to; }
@@ -106,18 +108,25 @@ constexpr int BYTES_OF_CODES = SCALES + PANEL * int(sizeof(float));  // of a gro
 constexpr int MULTIPLIERS = SCALES / 2, SCALES_OF_FOURS = MULTIPLIERS + PARTS * PANEL;  // the same of fours
 constexpr int BYTES_OF_FOURS = SCALES_OF_FOURS + PANEL * int(sizeof(float));
 
-// Bytes of a group of a panel, and where its scales begin.
+constexpr bool is_grouped(Type type) { return type == Type::grouped128 || type == Type::grouped64 || type == Type::grouped32; }
+constexpr uint32_t ZERO_BITS = 31;  // of a scale of grouped weights
+
+// Bytes of a group of a panel, where its scales begin, and how many each output has.
 struct GroupOfPanel {
-  int bytes, scales;
+  int bytes, scales, of_output;
 };
+constexpr GroupOfPanel grouped(int of_output) { return {MULTIPLIERS + of_output * PANEL * 4, MULTIPLIERS, of_output}; }
 constexpr GroupOfPanel group_of(Type type) {
   constexpr int OF_BLOCKS = PARTS * PANEL * 2;
   switch (type) {
-    case Type::i8: return {BYTES_OF_CODES, SCALES};
-    case Type::i4: return {BYTES_OF_FOURS, SCALES_OF_FOURS};
-    case Type::blocks8: return {SCALES + OF_BLOCKS, SCALES};
-    case Type::blocks4: return {MULTIPLIERS + OF_BLOCKS, MULTIPLIERS};
-    default: return {0, 0};
+    case Type::i8: return {BYTES_OF_CODES, SCALES, 1};
+    case Type::i4: return {BYTES_OF_FOURS, SCALES_OF_FOURS, 1};
+    case Type::blocks8: return {SCALES + OF_BLOCKS, SCALES, PARTS};
+    case Type::blocks4: return {MULTIPLIERS + OF_BLOCKS, MULTIPLIERS, PARTS};
+    case Type::grouped128: return grouped(1);
+    case Type::grouped64: return grouped(2);
+    case Type::grouped32: return grouped(4);
+    default: return {0, 0, 0};
   }
 }
 
@@ -131,6 +140,13 @@ inline float widen_half(uint16_t x) {  // float16
     return sign ? -value : value;
   }
   __builtin_memcpy(&value, &bits, 4);
+  return value;
+}
+
+inline float scale_of(uint32_t word) {  // of grouped weights
+  word &= ~ZERO_BITS;
+  float value;
+  __builtin_memcpy(&value, &word, 4);
   return value;
 }
 

@@ -88,6 +88,7 @@ struct Isa {
   void (*gemm_fours)(const Gemm&, int first_panel, int last_panel);
   void (*gemm_blocks8)(const Gemm&, int first_panel, int last_panel);
   void (*gemm_blocks4)(const Gemm&, int first_panel, int last_panel);
+  void (*gemm_grouped[3])(const Gemm&, int first_panel, int last_panel);  // grouped128, grouped64, grouped32
   void (*encode)(const float* x, const Operand& to, const Codes& codes, int row);  // x [to.width], zeros behind its end
   void (*norm)(const Norm&, const float* x, const Operand& to, int row, float* kept);  // kept: the same as rows, or null
   void (*copy)(const float* x, int width, const Operand& to, int row);

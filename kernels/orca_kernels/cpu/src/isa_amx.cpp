@@ -204,14 +204,33 @@ inline void ask_half(const char* group, int half) {
   for (int line = half * MIDDLE; line < MIDDLE + half * (BYTES - MIDDLE); line += 64) _mm_prefetch(group + line, _MM_HINT_T1);
 }
 
+// Each byte of 16 in the four of its lane.
+inline __m512i four_times(__m128i bytes) {
+  const __m512i lanes = _mm512_cvtepu8_epi32(bytes), words = _mm512_or_si512(lanes, _mm512_slli_epi32(lanes, 16));
+  return _mm512_or_si512(words, _mm512_slli_epi16(words, 8));
+}
+
+// A group of a panel of grouped128 as one of codes.
+inline void open_grouped(const char* fours, char* codes) {
+  const __m512i low = _mm512_set1_epi8(15), zero_bits = _mm512_set1_epi32(ZERO_BITS);
+  const __m512i scales = _mm512_load_si512(fours + MULTIPLIERS);
+  const __m512i zeros = four_times(_mm512_cvtepi32_epi8(_mm512_and_si512(scales, zero_bits)));
+  for (int part = 0; part < PARTS; part++, codes += PART * PANEL)
+    for (int v = 0; v < 4; v++) {
+      const __m512i both = _mm512_load_si512(fours + (part * 4 + v) * 64);
+      _mm512_store_si512(codes + v * 64, _mm512_sub_epi8(_mm512_and_si512(both, low), zeros));
+      _mm512_store_si512(codes + (4 + v) * 64, _mm512_sub_epi8(_mm512_and_si512(_mm512_srli_epi16(both, 4), low), zeros));
+    }
+  _mm512_store_si512(codes, _mm512_andnot_si512(zero_bits, scales));  // behind the last part: SCALES
+}
+
 // A group of a panel of fours as one of codes. Bytes are multiplied in words, the even ones and the odd ones: what is above a
 // byte falls out.
-inline void open_group(const char* fours, char* codes) {
+inline void open_multiplied(const char* fours, char* codes) {
   const __m512i low = _mm512_set1_epi8(15), even = _mm512_set1_epi16(255);
   for (int part = 0; part < PARTS; part++, codes += PART * PANEL) {
-    const __m512i lanes = _mm512_cvtepu8_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(fours + MULTIPLIERS) + part));
-    const __m512i words = _mm512_or_si512(lanes, _mm512_slli_epi32(lanes, 16));
-    const __m512i bytes = _mm512_or_si512(words, _mm512_slli_epi16(words, 8));
+    const __m512i bytes = four_times(_mm_load_si128(reinterpret_cast<const __m128i*>(fours + MULTIPLIERS) + part));
+    const __m512i words = _mm512_and_si512(bytes, even);
     const __m512i eight = _mm512_and_si512(_mm512_slli_epi16(bytes, 3), _mm512_set1_epi8(char(0xf8)));  // times 8
     for (int v = 0; v < 4; v++) {
       const __m512i both = _mm512_load_si512(fours + (part * 4 + v) * 64);
@@ -227,11 +246,18 @@ inline void open_group(const char* fours, char* codes) {
   _mm512_store_si512(codes, _mm512_load_si512(fours + SCALES_OF_FOURS));  // behind the last part: SCALES
 }
 
+template <Type TYPE>
+inline void open_group(const char* fours, char* codes) {
+  if constexpr (TYPE == Type::i4) open_multiplied(fours, codes);
+  else open_grouped(fours, codes);
+}
+
 // Up to 16 rows from `first` on, times P panels (1 or 4): tiles 0-3 are sums of a group. While a group is multiplied, the group
 // before is added and the group after is asked for, across the end of the panels.
-template <int P, bool FOURS>
+template <int P, Type TYPE>
 void few_codes(const Gemm& g, int panel, int first, bool more) {
-  constexpr int BYTES = FOURS ? BYTES_OF_FOURS : BYTES_OF_CODES;
+  constexpr bool FOURS = TYPE != Type::i8;
+  constexpr int BYTES = group_of(TYPE).bytes;
   alignas(64) int32_t counted[2][P][16 * 16];
   alignas(64) float sums[P][16 * 16] = {};
   alignas(64) char opened[2][FOURS ? P : 1][BYTES_OF_CODES];
@@ -249,7 +275,7 @@ void few_codes(const Gemm& g, int panel, int first, bool more) {
   };
   for (int group = 0; group < groups; group++, w += BYTES) {
     if constexpr (FOURS)
-      for (int p = 0; p < P; p++) open_group(w + p * apart, opened[group % 2][p]);
+      for (int p = 0; p < P; p++) open_group<TYPE>(w + p * apart, opened[group % 2][p]);
     _tile_zero(0);
     if constexpr (P > 1) {
       _tile_zero(1);
@@ -330,9 +356,10 @@ inline void block_of_codes(const Gemm& g, int first, int from, int to, const cha
 
 // Rows [first_row, last_row), BLOCKS * 32 at most, times panels [panel, last), in pairs: as `many_rows`, 4 groups (17 KB of
 // weights) in the level-1 cache while all rows pass them, and the groups after them fetched meanwhile.
-template <bool FOURS>
+template <Type TYPE>
 void many_codes(const Gemm& g, int panel, int last, int first_row, int last_row) {
-  constexpr int GROUPS = 4, BYTES = FOURS ? BYTES_OF_FOURS : BYTES_OF_CODES;
+  constexpr bool FOURS = TYPE != Type::i8;
+  constexpr int GROUPS = 4, BYTES = group_of(TYPE).bytes;
   alignas(64) float sums[BLOCKS][32 * 32];
   alignas(64) char opened[2][FOURS ? GROUPS : 1][BYTES_OF_CODES];
   const int groups = g.codes.groups, blocks = (last_row - first_row + 31) / 32;
@@ -343,7 +370,7 @@ void many_codes(const Gemm& g, int panel, int last, int first_row, int last_row)
       const int to = std::min(groups, from + GROUPS);
       const char *w0 = g.weights->panel(panel) + size_t(from) * BYTES, *w1 = w0 + g.weights->panel_bytes();
       if constexpr (FOURS) {
-        for (int i = 0; i < to - from; i++) open_group(w0 + i * BYTES, opened[0][i]), open_group(w1 + i * BYTES, opened[1][i]);
+        for (int i = 0; i < to - from; i++) open_group<TYPE>(w0 + i * BYTES, opened[0][i]), open_group<TYPE>(w1 + i * BYTES, opened[1][i]);
         w0 = opened[0][0], w1 = opened[1][0];
       }
       const char* next = to < groups ? g.weights->panel(panel) + size_t(to) * BYTES
@@ -358,19 +385,19 @@ void many_codes(const Gemm& g, int panel, int last, int first_row, int last_row)
   }
 }
 
-template <bool FOURS>
+template <Type TYPE>
 void gemm_tiles_of_codes(const Gemm& g, int panel, int last) {
-  if (g.rows <= 8) return gemm_vnni<FOURS ? Type::i4 : Type::i8>(g, panel, last);  // tiles of so few rows would wait for their sums
+  if (g.rows <= 8) return gemm_vnni<TYPE>(g, panel, last);  // tiles of so few rows would wait for their sums
   if (g.rows <= TILE) {
-    for (; panel + 4 <= last; panel += 4) few_codes<4, FOURS>(g, panel, 0, panel + 8 <= last);
+    for (; panel + 4 <= last; panel += 4) few_codes<4, TYPE>(g, panel, 0, panel + 8 <= last);
   } else {
     const int even = panel + (last - panel) / 2 * 2;
     for (int row = 0; row < g.rows; row += BLOCKS * 32)
-      if (panel < even) many_codes<FOURS>(g, panel, even, row, std::min(g.rows, row + BLOCKS * 32));
+      if (panel < even) many_codes<TYPE>(g, panel, even, row, std::min(g.rows, row + BLOCKS * 32));
     panel = even;
   }
   for (; panel < last; panel++)
-    for (int row = 0; row < g.rows; row += TILE) few_codes<1, FOURS>(g, panel, row, panel + 1 < last);
+    for (int row = 0; row < g.rows; row += TILE) few_codes<1, TYPE>(g, panel, row, panel + 1 < last);
 }
 
 // Linux lets a process use the tiles once it has asked.
@@ -388,6 +415,8 @@ bool runs_here() {
 }  // namespace
 
 const orca::Isa orca::amx = {"amx", runs_here, true, Type::i8, MOST_ROWS, DEEP, enter, leave, gemm_tiles, gemm<false>,
-                             gemm_tiles_of_codes<false>, gemm_tiles_of_codes<true>,
-                             gemm_vnni<Type::blocks8>, gemm_vnni<Type::blocks4>, encode, norm, copy, norm_head, turn, narrow_all,
+                             gemm_tiles_of_codes<Type::i8>, gemm_tiles_of_codes<Type::i4>,
+                             gemm_vnni<Type::blocks8>, gemm_vnni<Type::blocks4>,
+                             {gemm_tiles_of_codes<Type::grouped128>, gemm_vnni<Type::grouped64>, gemm_vnni<Type::grouped32>},
+                             encode, norm, copy, norm_head, turn, narrow_all,
                              attention_in_pairs<OnTiles>};

@@ -227,4 +227,5 @@ bool runs_here() {
 const orca::Isa orca::avx512_bf16 = {
     "avx512_bf16", runs_here, true, Type::i8, MOST_ROWS, DEEP, nothing, nothing, gemm_pairs, gemm<false>, gemm_vnni<Type::i8>, gemm_vnni<Type::i4>,
     gemm_vnni<Type::blocks8>, gemm_vnni<Type::blocks4>,
+    {gemm_vnni<Type::grouped128>, gemm_vnni<Type::grouped64>, gemm_vnni<Type::grouped32>},
     encode, norm, copy, norm_head, turn, narrow_all, attention_in_pairs<InPairs>};

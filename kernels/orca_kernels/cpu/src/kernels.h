@@ -448,17 +448,23 @@ inline void open_codes(const char* packed, float (&weights)[GROUP_OF_CODES][PANE
       for (int c = 0; c < PANEL; c++) weights[k + i][c] = codes[k * PANEL + 4 * c + i];
 }
 
-// The same of four bits, with their multipliers or none.
-inline void open_fours(const char* packed, const char* multipliers, float (&weights)[GROUP_OF_CODES][PANEL]) {
+// The same of four bits: less a zero point, which is 8 if it is not in the scales, and times a multiplier in fours.
+template <Type TYPE>
+inline void open_fours(const char* packed, float (&weights)[GROUP_OF_CODES][PANEL]) {
+  constexpr GroupOfPanel OF = group_of(TYPE);
   const uint8_t* both = reinterpret_cast<const uint8_t*>(packed);
+  const uint32_t* scales = reinterpret_cast<const uint32_t*>(packed + OF.scales);
   for (int part = 0; part < GROUP_OF_CODES; part += PART) {
-    int times[PANEL];
-    for (int c = 0; c < PANEL; c++) times[c] = multipliers ? int8_t(multipliers[part / PART * PANEL + c]) : 1;
+    int times[PANEL], zeros[PANEL];
+    for (int c = 0; c < PANEL; c++) {
+      times[c] = TYPE == Type::i4 ? int8_t(packed[MULTIPLIERS + part / PART * PANEL + c]) : 1;
+      zeros[c] = is_grouped(TYPE) ? scales[part * OF.of_output / GROUP_OF_CODES * PANEL + c] & ZERO_BITS : 8;
+    }
     for (int k = 0; k < PART / 2; k += 4, both += 4 * PANEL)
       for (int i = 0; i < 4; i++)
         for (int c = 0; c < PANEL; c++) {
-          weights[part + k + i][c] = float(((both[4 * c + i] & 15) - 8) * times[c]);
-          weights[part + PART / 2 + k + i][c] = float(((both[4 * c + i] >> 4) - 8) * times[c]);
+          weights[part + k + i][c] = float(((both[4 * c + i] & 15) - zeros[c]) * times[c]);
+          weights[part + PART / 2 + k + i][c] = float(((both[4 * c + i] >> 4) - zeros[c]) * times[c]);
         }
   }
 }
@@ -469,8 +475,8 @@ inline void open_fours(const char* packed, const char* multipliers, float (&weig
 template <Type TYPE>
 void gemm_opened(const Gemm& g, int panel, int last) {
   constexpr GroupOfPanel OF = group_of(TYPE);
-  constexpr bool OF_PARTS = TYPE == Type::blocks8 || TYPE == Type::blocks4;
-  constexpr int DEPTH = OF_PARTS ? PART : GROUP_OF_CODES;  // inputs that have one scale
+  constexpr bool IN_HALVES = TYPE == Type::blocks8 || TYPE == Type::blocks4;
+  constexpr int DEPTH = GROUP_OF_CODES / OF.of_output;  // inputs that have one scale
   alignas(64) float weights[GROUP_OF_CODES][PANEL], scales[GROUP_OF_CODES / DEPTH][PANEL], sums[ROWS][PANEL];
   static_assert(DEEP % GROUP_OF_CODES == 0);
   for (int first = 0, end; first < g.rows; first = end) {
@@ -480,9 +486,11 @@ void gemm_opened(const Gemm& g, int panel, int last) {
       std::memset(sums, 0, sizeof sums);
       for (int group = 0; group < g.codes.groups; group++, packed += OF.bytes) {
         if constexpr (TYPE == Type::i8 || TYPE == Type::blocks8) open_codes(packed, weights);
-        else open_fours(packed, TYPE == Type::i4 ? packed + MULTIPLIERS : nullptr, weights);
-        if constexpr (OF_PARTS)
+        else open_fours<TYPE>(packed, weights);
+        if constexpr (IN_HALVES)
           for (int i = 0; i < PARTS * PANEL; i++) scales[i / PANEL][i % PANEL] = widen_half(reinterpret_cast<const uint16_t*>(packed + OF.scales)[i]);
+        else if constexpr (is_grouped(TYPE))
+          for (int i = 0; i < OF.of_output * PANEL; i++) scales[i / PANEL][i % PANEL] = scale_of(reinterpret_cast<const uint32_t*>(packed + OF.scales)[i]);
         else std::memcpy(scales, packed + OF.scales, sizeof scales);
         for (int row = first; row < end;) {
           const Operand::Tile tile = g.operand.tile_of(row);

@@ -241,6 +241,9 @@ struct Linear : Step {
       case Type::i4: return p.isa.gemm_fours(g, first, last);
       case Type::blocks8: return p.isa.gemm_blocks8(g, first, last);
       case Type::blocks4: return p.isa.gemm_blocks4(g, first, last);
+      case Type::grouped128:
+      case Type::grouped64:
+      case Type::grouped32: return p.isa.gemm_grouped[int(weights->type) - int(Type::grouped128)](g, first, last);
     }
   }
 };
@@ -439,7 +442,7 @@ struct Packing final : Region {
 };
 
 // Packs codes [n, k], of four bits their multipliers [n, k / 32 rounded up], and scales: float32 [n, groups], of blocks float16
-// [n, k / 32 rounded up]. A task is a panel.
+// [n, k / 32 rounded up], of grouped codes float32 with zero points, one for each of their groups. A task is a panel.
 struct PackingCodes final : Region {
   Packed* to;
   const int8_t *codes, *multipliers;
@@ -454,12 +457,12 @@ struct PackingCodes final : Region {
       for (int k = 0; k < to->k; k++) put(panel, c, k, codes[row * to->k + k]);
       for (int part = 0; multipliers && part < parts; part++)
         group(panel, part / PARTS)[MULTIPLIERS + part % PARTS * PANEL + c] = char(multipliers[row * parts + part]);
-      if (to->type == Type::i8 || to->type == Type::i4) {
-        for (int i = 0; i < to->groups(); i++)
-          scales_of<float>(panel, i)[c] = static_cast<const float*>(scales)[row * to->groups() + i];
-      } else {
-        for (int part = 0; part < parts; part++)
-          scales_of<uint16_t>(panel, part / PARTS)[part % PARTS * PANEL + c] = static_cast<const uint16_t*>(scales)[row * parts + part];
+      const int of_output = group_of(to->type).of_output, count = rounded(to->k, GROUP_OF_CODES / of_output) / (GROUP_OF_CODES / of_output);
+      const bool is_half = to->type == Type::blocks8 || to->type == Type::blocks4;
+      for (int i = 0; i < count; i++) {
+        const size_t at = size_t(i) % of_output * PANEL + c;
+        if (is_half) scales_of<uint16_t>(panel, i / of_output)[at] = static_cast<const uint16_t*>(scales)[row * count + i];
+        else scales_of<uint32_t>(panel, i / of_output)[at] = static_cast<const uint32_t*>(scales)[row * count + i];
       }
     }
   }

@@ -106,6 +106,55 @@ void multiply_blocks(const Gemm& g, int panel, int first) {
   finish_panels(g, panel, first, sums);
 }
 
+// The same of grouped codes. Sums begin at the zero points times the sums of the operand's codes: of 128 of them these fit a word, so
+// that a product of words takes both.
+template <Type TYPE, int R, int P>
+void multiply_grouped(const Gemm& g, int panel, int first) {
+  constexpr GroupOfPanel OF = group_of(TYPE);
+  constexpr int LINE = 64, AHEAD = 2 * OF.bytes, OF_A_PART = OF.scales / PARTS, DEPTH = PARTS / OF.of_output;
+  const int groups = g.codes.groups;
+  const int8_t* a = g.operand.row<const int8_t>(first);
+  const char* w = g.weights->panel(panel);
+  const size_t apart = g.weights->panel_bytes();
+  const float* of_rows = g.codes.scales + size_t(first) * groups;
+  const int32_t* of_codes = g.codes.sums + size_t(first) * groups * PARTS;
+  const __m512i zero_bits = _mm512_set1_epi32(ZERO_BITS);
+  alignas(64) float sums[P][R][PANEL] = {};
+  for (int group = 0; group < groups; group++, w += OF.bytes) {
+    if (!first)
+      for (int p = 0; p < P; p++)
+        for (int line = OF.scales; line < OF.bytes; line += LINE) __builtin_prefetch(w + AHEAD + p * apart + line);
+#pragma GCC unroll 1
+    for (int part = 0; part < PARTS; part += DEPTH) {
+      __m512i words[P], products[R][P];
+      for (int p = 0; p < P; p++) words[p] = _mm512_load_si512(w + p * apart + OF.scales + part / DEPTH * LINE);
+      for (int r = 0; r < R; r++) {
+        const int32_t* parts = of_codes + (r * groups + group) * PARTS + part;
+        int32_t sum = 0;
+        for (int i = 0; i < DEPTH; i++) sum += parts[i];
+        // The upper word of a zero point is 0.
+        for (int p = 0; p < P; p++) products[r][p] = _mm512_madd_epi16(_mm512_and_si512(words[p], zero_bits), _mm512_set1_epi32(-sum));
+      }
+#pragma GCC unroll 1
+      for (int deep = part; deep < part + DEPTH; deep++) {
+        const char* of_part = w + deep * OF_A_PART;
+        if (!first)
+          for (int p = 0; p < P; p++)
+            for (int line = 0; line < OF_A_PART; line += LINE) __builtin_prefetch(of_part + AHEAD + p * apart + line);
+        multiply_part<true>(a + (size_t(group) * 2 + deep / 2) * TILE * LINE + deep % 2 * PART, of_part, apart, products);
+      }
+      for (int p = 0; p < P; p++) {
+        const __m512 of_panel = _mm512_castsi512_ps(_mm512_andnot_si512(zero_bits, words[p]));
+        for (int r = 0; r < R; r++) {
+          const __m512 scale = _mm512_set1_ps(of_rows[r * groups + group]) * of_panel;
+          _mm512_store_ps(sums[p][r], _mm512_fmadd_ps(_mm512_cvtepi32_ps(products[r][p]), scale, _mm512_load_ps(sums[p][r])));
+        }
+      }
+    }
+  }
+  finish_panels(g, panel, first, sums);
+}
+
 // R rows of one tile from `first` on, times P panels, in codes. The weights' codes become unsigned by 128 more; the operand's
 // sums, from which those of the products begin, take it away again. A core asks for lines of the P panels a group ahead.
 template <int R, int P>
@@ -192,6 +241,7 @@ void multiply_code_panels(const Gemm& g, int& panel, int last) {
       with_rows<TOGETHER>(end - first, [&](auto rows) {
         if constexpr (TYPE == Type::i8) multiply_codes<rows, P>(g, panel, first);
         else if constexpr (TYPE == Type::i4) multiply_fours<rows, P>(g, panel, first);
+        else if constexpr (is_grouped(TYPE)) multiply_grouped<TYPE, rows, P>(g, panel, first);
         else multiply_blocks<TYPE, rows, P>(g, panel, first);
       });
     }

@@ -156,6 +156,10 @@ class Family(Protocol):
         """Raises FailedPrecondition with a sentence when the model cannot be cut in this way."""
         ...
 
+    def check_weights(self, checkpoint: Checkpoint) -> None:
+        """Raises FailedPrecondition with a sentence when a file of the weights is missing or wrong."""
+        ...
+
     def share(self, checkpoint: Checkpoint, place: Place, dtype: str) -> RankShare:
         """What the rank at a place holds."""
         ...

@@ -3,7 +3,8 @@
     python -m orca_worker.models.check FOLDER --tp 2 --pp 2 [--config-only]
 
 Exit codes: 0; 1 with a sentence on standard error; 2 for a wrong command line. The chart's hook before an upgrade runs
-it in a pod that has a worker's image and sees a worker's model. It reads no tensors, and imports no torch.
+it in a pod that has a worker's image and sees a worker's model. It imports no torch. The only tensors that it reads are
+those that say the groups of inputs, as GPTQ's files have them.
 """
 
 import argparse
@@ -14,18 +15,20 @@ from pathlib import Path
 from orca_common.checkpoint import read_checkpoint, resolve_model
 from orca_common.errors import FailedPrecondition
 
-from .families import check_partition, check_type, check_weights
+from .families import check_partition, check_type, check_weights, layout_sentence
 
 
-def check(folder: Path, tensor_parallel: int, pipeline_parallel: int, *, config_only: bool) -> None:
+def check(folder: Path, tensor_parallel: int, pipeline_parallel: int, *, config_only: bool) -> str | None:
     """Raises FailedPrecondition with a rank's sentence when no tp x pp ranks could serve this checkpoint.
 
-    config_only: the folder has no weights, because only its config.json was fetched.
+    config_only: the folder has no weights, because only its config.json was fetched. Returns how another tool has
+    quantized the weights, if one has.
     """
     checkpoint = read_checkpoint(folder)
     check_partition(checkpoint, tensor_parallel, pipeline_parallel)
     if not config_only:
         check_weights(checkpoint)
+    return layout_sentence(checkpoint)
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -37,11 +40,12 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--config-only", action="store_true", help="the folder has no weights")
     given = parser.parse_args(words)
     try:
-        check(resolve_model(given.folder, check_type), given.tp, given.pp, config_only=given.config_only)
+        layout = check(resolve_model(given.folder, check_type), given.tp, given.pp, config_only=given.config_only)
     except FailedPrecondition as error:
         print(f"{error}; nothing was changed", file=sys.stderr)
         return 1
-    print(f"{given.folder} can be served by {given.tp} x {given.pp} ranks (tp x pp)")
+    weights = "" if layout is None else f"; its weights: {layout}"
+    print(f"{given.folder} can be served by {given.tp} x {given.pp} ranks (tp x pp){weights}")
     return 0
 
 

@@ -15,14 +15,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orca_common.checkpoint import Checkpoint, model_type, public_name, sort_of
+from orca_common.checkpoint import Checkpoint, model_type, public_name, quantization, sort_of
 from orca_common.errors import FailedPrecondition
 
 from ..iteration.model import Compute, Family, Loading, Model
 from ..partition import Place, RankShare
 from . import gemma3, gpt2, gptj, llama, marian, neox, t5
+from .formats.layout import layout_of
 from .timed.family import TimedFamily
-from .weight_files import check_files
 
 if TYPE_CHECKING:
     import torch
@@ -48,8 +48,10 @@ def family_of(checkpoint: Checkpoint) -> Family:
 
 
 def check_type(folder: Path) -> None:
-    """Raises FailedPrecondition when no family knows the model in a folder, of which only config.json is read."""
+    """Raises FailedPrecondition when no family knows the model in a folder, or its weights were quantized in a way that
+    is not read. Only config.json is read."""
     _family(model_type(folder), public_name(folder), sort_of(folder))
+    layout_of(quantization(folder), public_name(folder))
 
 
 def _family(kind: str, name: str, sort: str = "") -> Family:
@@ -58,6 +60,12 @@ def _family(kind: str, name: str, sort: str = "") -> Family:
         served = ", ".join(known for known in FAMILIES if not known.startswith("orca_"))  # without our experiments
         raise FailedPrecondition(f"model: {name} is of type {kind}{sort}; Orca has {served}")
     return family
+
+
+def layout_sentence(checkpoint: Checkpoint) -> str | None:
+    """How another tool has quantized the weights in the files; None: they are numbers. Raises FailedPrecondition."""
+    layout = layout_of(checkpoint.quantization, checkpoint.name)
+    return None if layout is None else layout.sentence
 
 
 def load_model(
@@ -88,8 +96,8 @@ def check_partition(checkpoint: Checkpoint, tensor_parallel: int, pipeline_paral
 
 def check_weights(checkpoint: Checkpoint) -> None:
     """Raises FailedPrecondition with a sentence when a file of the weights is missing or is not whole."""
-    if family_of(checkpoint).needs_torch and checkpoint.random_weights is None:
-        check_files(checkpoint.folder)
+    if checkpoint.random_weights is None:
+        family_of(checkpoint).check_weights(checkpoint)
 
 
 def topology(checkpoint: Checkpoint, tensor_parallel: int, pipeline_parallel: int, dtype: str) -> list[RankShare]:

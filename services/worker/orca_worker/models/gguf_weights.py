@@ -18,7 +18,8 @@ from ..iteration.model import Loading
 from ..partition import Slice
 from .formats import blocks
 from .gguf import LAYER, PARTS, name_in_file
-from .weights import WeightSource, read_runs
+from .weight_files import read_runs
+from .weights import WeightSource
 
 CHUNK = 1 << 22  # numbers that are made of blocks at once
 PERMUTED = "llama"  # the architecture whose heads turn neighbours, not halves

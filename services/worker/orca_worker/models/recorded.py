@@ -13,13 +13,17 @@ from orca_common.gguf.folder import gguf_file
 from ..iteration.model import Compute, Loading, Model
 from ..partition import ITEM_BYTES, SINGLE, Place, RankShare, check_stages
 from .dtype import kernels_are_used
-from .formats.table import FORMATS, KEPT, Format
+from .formats.layout import layout_of
+from .formats.table import CODED, FORMATS, KEPT, Format
 from .gguf import kept
 from .recording import Attend, Recording
 from .tables import Tables, has_own_head
+from .weight_files import check_files
 
 if TYPE_CHECKING:
     import torch
+
+    from .formats.pieces import Layout
 
 
 def format_of(checkpoint: Checkpoint, recording: Recording) -> Format:
@@ -27,6 +31,12 @@ def format_of(checkpoint: Checkpoint, recording: Recording) -> Format:
     file = gguf_file(checkpoint.folder) if checkpoint.random_weights is None else None
     found = kept(file, recording) if file is not None and checkpoint.quantize is None else None
     return FORMATS[checkpoint.quantize] if found is None else KEPT[found]
+
+
+def coded_layout(checkpoint: Checkpoint) -> Layout | None:
+    """That in which another tool has written its safetensors. Raises FailedPrecondition for one that is not read."""
+    in_safetensors = checkpoint.random_weights is None and gguf_file(checkpoint.folder) is None
+    return layout_of(checkpoint.quantization, checkpoint.name) if in_safetensors else None
 
 
 class Configuration(Protocol):
@@ -87,10 +97,32 @@ class RecordedFamily(Generic[C]):
             raise FailedPrecondition(f"model: config.json of {checkpoint.name} {problem}")
         return made
 
+    def check_weights(self, checkpoint: Checkpoint) -> None:
+        check_files(checkpoint.folder)
+        if (layout := coded_layout(checkpoint)) is not None:
+            from .coded import CodedFiles, parts_of  # numpy, too
+
+            whole = self._recording(checkpoint, self.read(checkpoint), SINGLE)
+            CodedFiles(checkpoint.folder, self.prefix, layout).check(parts_of(whole))
+
+    def _format(self, checkpoint: Checkpoint, recording: Recording) -> tuple[Format, int | None]:
+        """The format of a rank's matrices on a CPU; where another tool has made their codes, the inputs of a scale."""
+        layout = coded_layout(checkpoint)
+        if layout is None or checkpoint.quantize is not None:
+            return format_of(checkpoint, recording), None
+        from .coded import CodedFiles, parts_of, step_of
+
+        parts = parts_of(recording)
+        try:
+            step = CodedFiles(checkpoint.folder, self.prefix, layout).step(parts)
+        except FailedPrecondition:  # their reader says why
+            step = step_of(layout, parts)
+        return (FORMATS[None] if layout.kept is None or step is None else CODED[layout.kept, step]), step
+
     def share(self, checkpoint: Checkpoint, place: Place, dtype: str) -> RankShare:
         config, item = self.read(checkpoint), ITEM_BYTES[dtype]
         of = self._recording(checkpoint, config, place)
-        form = format_of(checkpoint, of)
+        form, _ = self._format(checkpoint, of)
         return RankShare(
             place.stage,
             place.tensor_rank,
@@ -118,7 +150,8 @@ class RecordedFamily(Generic[C]):
         assert device is not None
         config = self.read(checkpoint)
         recording, kind = self._recording(checkpoint, config, place), getattr(torch, dtype)
-        form = format_of(checkpoint, recording) if device.type == "cpu" else FORMATS[checkpoint.quantize]
+        on_cpu = device.type == "cpu"
+        form, step = self._format(checkpoint, recording) if on_cpu else (FORMATS[checkpoint.quantize], None)
         of = recording.slices, kind, device, loading
         if (seed := checkpoint.random_weights) is not None:
             from .random_weights import RandomWeights
@@ -130,7 +163,16 @@ class RecordedFamily(Generic[C]):
             weights = GGUFWeights(file, *of)
         else:
             others = (self.tables.head, *self.tables.others) if config.tied else self.tables.others
-            weights = Weights(checkpoint.folder, self.prefix, *of, {self.tables.tokens: others}, self.zero)
+            here = checkpoint.folder, self.prefix, *of, {self.tables.tokens: others}, self.zero
+            layout = coded_layout(checkpoint)
+            if layout is None:
+                weights = Weights(*here)
+            else:
+                from .coded import CodedFiles
+                from .coded_weights import CodedWeights
+
+                files = CodedFiles(checkpoint.folder, self.prefix, layout)
+                weights = CodedWeights(files, recording.matrices, step, *here)
         check_memory(recording.weight_bytes(kind.itemsize, form.bytes), device)
         if device.type == "cpu" and kernels_are_used(compute):
             from .cpu import StageOnCPU

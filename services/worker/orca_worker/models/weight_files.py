@@ -12,6 +12,7 @@ its bytes.
 import hashlib
 import os
 import shlex
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -86,6 +87,24 @@ def _files(folder: Path) -> list[Path]:
 
 def _read_header(file: Path) -> Header | Gguf:
     return gguf_header(file) if file.suffix == SUFFIX else header_of(file)
+
+
+def read_runs(path: Path, name: str, runs: Iterable[tuple[int, int]], start: int, into: memoryview) -> None:
+    """Reads runs of bytes of a tensor (first byte, count), which begins at byte `start`, one behind the other.
+
+    Raises FailedPrecondition where the file ends within them.
+    """
+    file, filled = open_regular(path), 0
+    try:
+        for first, count in runs:
+            at, end = start + first, filled + count
+            while filled < end:  # one read returns at most 2 GiB on Linux
+                got = os.preadv(file, [into[filled:end]], at)
+                if not got:
+                    raise FailedPrecondition(f"model: {path} ends within {name}")
+                filled, at = filled + got, at + got
+    finally:
+        os.close(file)
 
 
 def fingerprint(folder: Path, quantize: str | None = None) -> str:

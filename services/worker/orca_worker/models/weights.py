@@ -4,7 +4,7 @@ Only the bytes of the slices are read: one range for a slice of rows, a range in
 """
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
@@ -12,14 +12,13 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from orca_common.bounded_file import open_regular
 from orca_common.errors import FailedPrecondition
 
 from ..iteration.model import Loading
 from ..partition import Slice
 from .header import header_of
 from .recording import Head, Matrix, Norm
-from .weight_files import missing, weight_files
+from .weight_files import missing, read_runs, weight_files
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -154,21 +153,3 @@ class Weights(WeightSource):
         self.bytes_read += len(into)
         self._loading.read = self.bytes_read
         return tensor
-
-
-def read_runs(path: Path, name: str, runs: Iterable[tuple[int, int]], start: int, into: memoryview) -> None:
-    """Reads runs of bytes of a tensor (first byte, count), which begins at byte `start`, one behind the other.
-
-    Raises FailedPrecondition where the file ends within them.
-    """
-    file, filled = open_regular(path), 0
-    try:
-        for first, count in runs:
-            at, end = start + first, filled + count
-            while filled < end:  # one read returns at most 2 GiB on Linux
-                got = os.preadv(file, [into[filled:end]], at)
-                if not got:
-                    raise FailedPrecondition(f"model: {path} ends within {name}")
-                filled, at = filled + got, at + got
-    finally:
-        os.close(file)

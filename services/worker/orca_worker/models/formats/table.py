@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol, Self, cast
 
@@ -61,6 +62,10 @@ class Format:
         return cast(Reader, import_module(f".{self.file}", __package__))
 
 
+def _grouped(step: int, outputs: int, inputs: int, _: int) -> int:
+    return outputs * (-(-inputs // 2) + 4 * -(-inputs // step))
+
+
 FORMATS = {
     None: Format("floats", lambda outputs, inputs, item: outputs * inputs * item),
     # 128 inputs have a scale of four bytes, 32 a multiplier of one: CODES and PART of orca_kernels.cpu.program, which
@@ -69,6 +74,11 @@ FORMATS = {
     "int4": Format(
         "int4", lambda outputs, inputs, _: outputs * (-(-inputs // 2) + -(-inputs // 32) + 4 * -(-inputs // 128))
     ),
+}
+# Those in which a rank keeps the codes that another tool has made (`grouped.py`), by their bits and by how many inputs
+# share a scale of four bytes.
+CODED = {("fours", step): Format("grouped", partial(_grouped, step)) for step in (128, 64, 32)} | {
+    ("eights", 128): Format("grouped", FORMATS["int8"].bytes)
 }
 # Those in which a rank keeps the blocks of a GGUF file (`gguf.py`), by the name of their type.
 KEPT = {

@@ -29,6 +29,9 @@ class TimedFamily:
                 f"model: config.json of {checkpoint.name} gives seconds {shown(seconds)}, not a number from 0 to 3600"
             )
 
+    def check_weights(self, checkpoint: Checkpoint) -> None:
+        """It has none."""
+
     def share(self, checkpoint: Checkpoint, place: Place, dtype: str) -> RankShare:
         return RankShare(place.stage, place.tensor_rank, range(0), {}, weight_bytes=0, slot_bytes=0)
 
