@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .adapters import Adapter
 from .bounded_file import SHOWN, json_object, read_bounded, shown
 from .errors import FailedPrecondition
 from .gguf.folder import gguf_file, unpacked
@@ -51,6 +52,7 @@ class Checkpoint:
     eos_token_ids: tuple[int, ...]
     digest: str  # of the tokenizer and the sizes: what all services of a release must share. The weights have their own
     quantize: str | None = None  # the format that its weights get when they are loaded, by the setting of this name
+    adapters: tuple[Adapter, ...] = ()  # that are served beside it, by the setting of this name
 
     @property
     def has_encoder(self) -> bool:
@@ -109,8 +111,8 @@ class Checkpoint:
         return path if path.exists() else None
 
 
-def read_checkpoint(folder: str | Path, quantize: str | None = None) -> Checkpoint:
-    """Reads the configuration. `quantize` is the checkpoint's field.
+def read_checkpoint(folder: str | Path, quantize: str | None = None, adapters: tuple[Adapter, ...] = ()) -> Checkpoint:
+    """Reads the configuration. `quantize` and `adapters` are the checkpoint's fields.
 
     Raises FailedPrecondition with a sentence when the folder is not a checkpoint.
     """
@@ -134,6 +136,7 @@ def read_checkpoint(folder: str | Path, quantize: str | None = None) -> Checkpoi
         eos_token_ids=_end_tokens(folder, config, vocab_size),
         digest=digest.hexdigest()[:16],
         quantize=quantize,
+        adapters=adapters,
     )
 
 

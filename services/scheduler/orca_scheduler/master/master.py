@@ -699,9 +699,9 @@ class EngineMaster:
         none."""
         match self.core.policy.prefix:
             case "tenant":
-                return root_of(f"tenant {tenant_of(held.claimed.request_id)}")
+                return root_of(f"tenant {tenant_of(held.claimed.request_id)}{_of_adapter(held)}")
             case "shared":
-                return root_of("all")
+                return root_of(f"all{_of_adapter(held)}")
             case _:
                 return ""
 
@@ -785,6 +785,12 @@ def _of_candidate(candidate: Candidate | None) -> tuple[tuple[str, ...] | None, 
     if candidate is None:
         return None, "", False, False, False
     return candidate.pods, candidate.absent, candidate.replace, candidate.other_model, candidate.ending
+
+
+def _of_adapter(held: Held) -> str:
+    """The end of a root's scope: keys and values of one adapter are no other's, nor the model's."""
+    adapter = held.record.sampling.adapter
+    return f" adapter {adapter}" if adapter else ""
 
 
 def check_needs(policy: Policy, can: Collection[str]) -> None:
