@@ -175,7 +175,7 @@ def what_it_is(path: Path) -> str:
     """Names a file or folder without config.json and weights, as the end of a sentence."""
     files = [path] if path.is_file() else [*path.glob("*")]
     if any(file.name == "adapter_config.json" for file in files):
-        return "is a LoRA adapter and no whole model: merge it into its base model (`merge_and_unload` of peft)"
+        return "is a LoRA adapter and no whole model: serve its base model, and it beside it (the setting adapters)"
     if path.is_file():
         return "is a file; a checkpoint is a folder with a config.json, or a GGUF file"
     return "is not a checkpoint folder (it holds no config.json)"

@@ -1,4 +1,4 @@
-"""A rank's slices of the adapters' matrices. A cut is that of the model's matrix: of B along outputs, of A along inputs."""
+"""A rank's slices of the adapters' matrices, cut as the model's matrix is: B along its outputs, A along its inputs."""
 
 from __future__ import annotations
 
