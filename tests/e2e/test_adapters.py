@@ -1,4 +1,4 @@
-"""Adapters beside a model, through both doors: a request's model chooses one, streams outlive kills, and what one adapter
+"""Adapters beside a model, through both doors: a request's model chooses one, kills end no stream, and what one adapter
 has read of a prompt is not another's."""
 
 import asyncio
@@ -44,9 +44,13 @@ async def test_requests_choose_and_kills_change_nothing(tmp_path: Path) -> None:
     numbers: dict[str, Any] = {"pp": 2, "block_size": BLOCK, "max_batch_size": 8, "slots": 2048}
     policy = "balanced,positions=64,prefix=shared"
     async with running(tmp_path / "run", DEMO_MODEL, policy=policy, adapters=said(loras), **numbers) as stack:
+        epochs = [engine.epoch for engine in (await stack.client.get_model()).engines]
         for name, tokens in want.items():  # one after the other: what the one before read is there
             assert await turn(stack, TEXT, COUNT, model=name) == (tokens, 0)
             assert await turn(stack, TEXT, COUNT, model=name) == (tokens, (len(TEXT) - 1) // BLOCK * BLOCK)
+
+        after = [engine.epoch for engine in (await stack.client.get_model()).engines]
+        assert after == epochs, "a rank found keys of another adapter"
 
         for role in ("rank", "scheduler", "endpoint", "rank"):
             came = asyncio.Event()

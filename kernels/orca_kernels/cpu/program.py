@@ -68,7 +68,7 @@ class Attention(NamedTuple):
 
 
 class DeltaPart(NamedTuple):
-    """What one adapter adds to some outputs: x A^T B^T."""
+    """The summand x A^T B^T of some outputs, by one adapter."""
 
     adapter: int  # from 0
     a: Packed  # [rank, inputs]
@@ -205,10 +205,12 @@ class Program:
     def copy(self, x: Rows, width: int, out: Operand) -> None:
         self._library.orca_normalize(self._model, x, out, None, None, 0.0, width, False, False)
 
-    def delta(self, x: Operand, parts: Sequence[DeltaPart], up: int = 0) -> Delta:
-        """What adapters add to the products of the operation on x that is recorded next, with the result. `up`: of a
-        gated one, the column where those of `up` begin; the gate's are the first."""
-        if not (made := self._library.orca_delta(self._model, x, up)):
+    def delta(self, x: Operand, columns: int, parts: Sequence[DeltaPart], up: int = 0) -> Delta:
+        """Records the summands of adapters for the operation on x that is recorded next, with the result. `columns`:
+        of all outputs, in whole panels. `up`: of a gated one, the column behind the gate's, where those of `up` begin.
+        Raises MemoryError."""
+        assert columns % PANEL == 0
+        if not (made := self._library.orca_delta(self._model, x, columns, up)):
             raise MemoryError("no memory for an operation of the program")
         for part in parts:
             self._library.orca_delta_part(self._model, made, part.adapter, part.a, part.b, part.column)

@@ -230,7 +230,7 @@ struct Delta : Step {
     int column;           // of the first output
   };
   int operand;
-  int columns = 0, up = 0;               // as Gemm's added_ld and up
+  int columns, up;                       // as Gemm's added_ld and up
   std::vector<std::vector<Part>> parts;  // by adapter, in the order of their columns
 
   uint32_t tasks(const Program& p) const override { return uint32_t(p.adapted.size()); }
@@ -762,23 +762,23 @@ int orca_normalize(Model* model, int x, int out, const float* weight, const floa
   return -1;
 }
 
-// What adapters add to the products of the linear operation that is recorded next with it. `up`: the first column of the second
-// half of a gated one. Null when memory is short.
-Delta* orca_delta(Model* model, int operand, int up) try {
+// What adapters add to the products of the linear operation that is recorded next with it. `columns`: of all its outputs, in whole
+// panels. `up`: the first column of the second half of a gated one. Null when memory is short.
+Delta* orca_delta(Model* model, int operand, int columns, int up) try {
   Delta& step = model->add<Delta>();
-  step.operand = operand, step.up = up;
+  step.operand = operand, step.columns = columns, step.up = up;
+  model->program.delta_columns = std::max(model->program.delta_columns, columns);
   return &step;
 } catch (...) {
   return nullptr;
 }
 
 // A [rank, inputs] and B [outputs, rank] of an adapter, from 0 on, for the outputs from `column` on. An adapter's parts come in the
-// order of their columns, for each ends with zeros to a whole panel.
+// order of their columns, for each ends with zeros to a whole panel. Returns -1 also for one that ends behind `columns`.
 int orca_delta_part(Model* model, Delta* delta, int adapter, const Packed* a, const Packed* b, int column) try {
+  if (column + b->panels * PANEL > delta->columns) return -1;
   delta->parts.resize(std::max<size_t>(delta->parts.size(), adapter + 1));
   delta->parts[adapter].push_back({a, b, column});
-  delta->columns = std::max(delta->columns, column + b->panels * PANEL);
-  model->program.delta_columns = std::max(model->program.delta_columns, delta->columns);
   model->program.operand_bytes = std::max(model->program.operand_bytes, Delta::memory(model->program, {a, b, column}));
   return 0;
 } catch (...) {

@@ -44,7 +44,7 @@ WAYS = {  # what is refused, in words
 
 
 class Change(NamedTuple):
-    """What an adapter adds to one linear operation."""
+    """The summand of one linear operation."""
 
     scale: float
     a: Stored  # [rank, inputs]

@@ -21,8 +21,8 @@ from .families import check_partition, check_type, check_weights
 def check(folder: Path, tensor_parallel: int, pipeline_parallel: int, *, adapters: str = "", config_only: bool) -> None:
     """Raises FailedPrecondition with a rank's sentence when no tp x pp ranks could serve this checkpoint.
 
-    adapters: as the setting says them. config_only: the folder has no weights, because only its config.json was fetched;
-    nor are adapters looked for.
+    adapters: as the setting says them. config_only: the folder has no weights, because only its config.json was
+    fetched; nor are adapters looked for.
     """
     found = read_adapters(adapters)
     checkpoint = read_checkpoint(folder, adapters=() if config_only else found)

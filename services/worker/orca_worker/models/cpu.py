@@ -415,15 +415,17 @@ class Load:
         return of_gate.joined(of_up, in_turn).pack(self._program, bias)
 
     def delta(self, x: Operand, *matrices: Matrix) -> Delta | None:
-        """What adapters add to the operation that is recorded next: of one matrix, or of a gate and what it gates."""
-        parts, column, first = list[DeltaPart](), 0, list[int]()
+        """Records the summands of adapters for the operation that is recorded next: of a matrix, or of a gate and what
+        it gates."""
+        parts, column, columns, first = list[DeltaPart](), 0, 0, list[int]()
         for matrix in matrices if self._adapters is not None else ():
             first.append(column)
             for one in self._adapters.of(matrix, column):
                 a, b = self._program.pack(one.a), self._program.pack(one.b)
                 parts.append(DeltaPart(one.adapter, a, b, one.column))
-            column += -(-matrix.outputs // PANEL) * PANEL
-        return self._program.delta(x, parts, first[-1]) if parts else None
+                columns = max(columns, one.column + whole_panels(len(one.b)))  # perhaps behind the last output
+            column += whole_panels(matrix.outputs)
+        return self._program.delta(x, whole_panels(max(column, columns)), parts, first[-1]) if parts else None
 
     def norm(self, norm: Norm) -> kernels.Norm:
         bias = self._weights.get(norm.bias.name) if norm.bias is not None else None
@@ -455,6 +457,11 @@ class Load:
             self._prefix_lm,
             None if a.bias is None else a.bias.by_distance(self._weights.get(a.bias.table.name)),
         )
+
+
+def whole_panels(outputs: int) -> int:
+    """The columns of a number of outputs."""
+    return -(-outputs // PANEL) * PANEL
 
 
 def ending(batch: Batch, start: int, end: int) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from .weights import DTYPES, read_runs
 
 
 class LowRank(NamedTuple):
-    """What one adapter adds to some outputs: x A^T B^T."""
+    """The summand x A^T B^T of some outputs, by one adapter."""
 
     adapter: int  # from 0
     column: int  # of the first output
