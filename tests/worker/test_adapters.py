@@ -1,6 +1,7 @@
 """Adapters: engines make the tokens of transformers' models into which each adapter was merged by plain torch."""
 
 import json
+import random
 import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -21,6 +22,7 @@ from orca_common.checkpoint import read_checkpoint
 from orca_common.errors import FailedPrecondition
 from orca_kernels.cpu.library import instruction_sets
 from orca_worker.iteration.model import Compute
+from orca_worker.models.adapters import read_adapter
 from orca_worker.models.families import check_partition
 from orca_worker.models.weight_files import fingerprint
 from orca_worker.stage.stage import Stage, WeightsChanged
@@ -247,6 +249,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "rank 0": (config(r=0), "r is 0, not a rank from 1 to 256"),
     "rank 257": (config(r=257), "r is 257, not a rank from 1 to 256"),
     "no alpha": (config(lora_alpha="8"), "lora_alpha is '8', not a number"),
+    "huge alpha": (config(lora_alpha=10**400), "lora_alpha is .*, not a number up to 1048576"),
     "endless alpha": (config(lora_alpha=float("inf")), "adapter_config.json"),
     "a pattern": (config(rank_pattern={"(a+)+$": 4}), "rank_pattern must be by the names of modules"),
     "another rank": (config(r=5), "has A .4, 70. and B .48, 4.; adapter_config.json says rank 5"),
@@ -286,6 +289,51 @@ def test_what_is_refused(tmp_path: Path, case: str) -> None:
     change(adapter.folder)
     with pytest.raises(FailedPrecondition, match=f"^adapter mine: .*{problem}"):
         check_partition(checkpoint, 2, 2)
+
+
+def test_files_of_strangers(tmp_path: Path) -> None:
+    """Whatever stands in them, there is an adapter, or a sentence that names it."""
+    base, chance, sentences = make_shape(tmp_path / "base", "llama, 2 K/V heads"), random.Random(1), list[str]()
+    adapter = make_lora(tmp_path / "a", base, "mine", seed=1, targets=["q_proj"]).adapter
+    said = json.loads((adapter.folder / "adapter_config.json").read_text())
+    odd = [
+        None,
+        0,
+        -1,
+        2,
+        3.5,
+        10**400,
+        "x",
+        [],
+        [1],
+        {},
+        {"q_proj": 2},
+        {"q_proj": []},
+        {"q_proj": 1e308},
+        True,
+        "none",
+    ]
+    weights = (adapter.folder / "adapter_model.safetensors").read_bytes()
+    for _ in range(2000):
+        fields = said | {
+            chance.choice([*said, "use_dora", "new"]): chance.choice(odd) for _ in range(chance.randint(0, 2))
+        }
+        (adapter.folder / "adapter_config.json").write_bytes(broken(json.dumps(fields).encode(), chance))
+        (adapter.folder / "adapter_model.safetensors").write_bytes(broken(weights, chance))
+        try:
+            read_adapter(adapter, "model.")
+        except FailedPrecondition as error:
+            sentences.append(str(error))
+    assert 1000 < len(sentences) < 2000
+    assert all(sentence.startswith("adapter mine: ") for sentence in sentences)
+
+
+def broken(raw: bytes, chance: random.Random) -> bytes:
+    """Now and then another byte, or an earlier end; bytes are changed where a header is."""
+    changed = bytearray(raw)
+    for _ in range(chance.choice([0, 0, 0, 0, 1, 3])):
+        changed[chance.randrange(min(len(changed), 700))] = chance.randrange(256)
+    return bytes(changed[: chance.randrange(len(changed))] if chance.random() < 0.1 else changed)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from .header import Stored, header_of
 from .recording import Gated, Linear, Matrix, Operation, Recording, Residual
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-MAX_RANK = 256
+MAX_RANK, MAX_ALPHA = 256, 1 << 20
 KINDS = ("F32", "F16", "BF16")
 TENSOR = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
 PLAIN = re.compile(r"[\w.]+")  # a key of a pattern that is no regular expression
@@ -170,8 +170,8 @@ def _config(adapter: Adapter) -> dict[str, Any]:
         if not isinstance(pattern, dict) or not all(PLAIN.fullmatch(key) for key in pattern):
             raise _wrong(adapter, f"{path}: {name} must be by the names of modules; Orca has no patterns beyond")
     for value in (alpha, *patterns["alpha_pattern"].values()):
-        if type(value) not in (int, float) or not math.isfinite(value):
-            raise _wrong(adapter, f"{path}: lora_alpha is {shown(value)}, not a number")
+        if not isinstance(value, int | float) or not -MAX_ALPHA <= value <= MAX_ALPHA:
+            raise _wrong(adapter, f"{path}: lora_alpha is {shown(value)}, not a number up to {MAX_ALPHA}")
     return config | patterns
 
 

@@ -418,7 +418,9 @@ class Load:
         """Records the summands of adapters for the operation that is recorded next: of a matrix, or of a gate and what
         it gates."""
         parts, column, columns, first = list[DeltaPart](), 0, 0, list[int]()
-        for matrix in matrices if self._adapters is not None else ():
+        if self._adapters is None:
+            return None
+        for matrix in matrices:
             first.append(column)
             for one in self._adapters.of(matrix, column):
                 a, b = self._program.pack(one.a), self._program.pack(one.b)
