@@ -66,8 +66,9 @@ def test_the_messages_have_the_parameters_of_the_table() -> None:
     assert public == list(SAMPLING)
     assert {*LOGPROBS, *FORMS} <= set(GenerateRequest.DESCRIPTOR.fields_by_name)
     assert [field.name for field in GenerateRequest.DESCRIPTOR.oneofs_by_name["form"].fields] == list(FORMS)
-    # The ranks get every form as one grammar, the model's forced end, and the tokens that would end an answer early.
-    others = ["grammar", "forced_end", "not_before"]
+    # The ranks get every form as one grammar, the model's forced end, the tokens that would end an answer early, and
+    # the adapter that the request's model names.
+    others = ["grammar", "forced_end", "not_before", "adapter"]
     assert [field.name for field in SamplingParams.DESCRIPTOR.fields] == [*SAMPLING, *LOGPROBS, *others]
     assert set(PLAIN) < set(EVERY)
 

@@ -144,3 +144,19 @@ makes a subPath that is not there, with mode 777, or waits for it on a volume th
   emptyDir: {}
 {{- end }}
 {{- end -}}
+
+{{/* The adapters as the setting has them: NAME=FOLDER,NAME=FOLDER. */}}
+{{- define "orca.adapterList" -}}
+{{- $all := list -}}
+{{- range $name, $folder := .Values.engine.adapters -}}
+{{- $all = append $all (printf "%s=%s" $name $folder) -}}
+{{- end -}}
+{{- join "," $all -}}
+{{- end -}}
+
+{{- define "orca.adapters" -}}
+{{- with include "orca.adapterList" . }}
+- name: ORCA_ADAPTERS
+  value: {{ . | quote }}
+{{- end }}
+{{- end -}}

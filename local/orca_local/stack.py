@@ -18,6 +18,7 @@ import grpc
 
 from orca.v1 import worker_pb2 as pb
 from orca.v1.worker_pb2_grpc import SupervisorStub
+from orca_common.adapters import check_names, read_adapters
 from orca_common.address import join_address
 from orca_common.api_keys import ApiKeys
 from orca_common.checkpoint import read_checkpoint, resolve_model
@@ -180,7 +181,8 @@ class Stack:
         for warning in settings.warnings:
             self._warn(warning)
         self._model = str(await in_thread(partial(resolve_model, self._model, check_type)))
-        checkpoint = read_checkpoint(self._model)
+        checkpoint = read_checkpoint(self._model, adapters=read_adapters(settings.adapters))
+        check_names(checkpoint.adapters, self.model_name)
         check_partition(checkpoint, settings.tp, settings.pp)
         await in_thread(partial(check_weights, checkpoint))
         check_gpus(settings.device, 0, settings.tp * settings.pp * settings.engines)

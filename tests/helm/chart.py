@@ -66,7 +66,12 @@ OPTIONS = {
     "a claim, float32, spread": Options(
         {
             "model": {"claim": {"name": "weights", "path": "gpt2"}},
-            "engine": {"dtype": "float32", "quantize": "int8", "placement": "spread"},
+            "engine": {
+                "dtype": "float32",
+                "quantize": "int8",
+                "placement": "spread",
+                "adapters": {"legal": "/models/legal", "a/b": "/models/b"},
+            },
         },
         frozenset({"PersistentVolumeClaim/weights"}),
     ),

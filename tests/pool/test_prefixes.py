@@ -20,7 +20,7 @@ ALL = 1 << 20  # slots
 def turn(conversation: int, number: int, tenant: str = "") -> bytes:
     """The keys of a turn's prompt: blocks of 4, three more with each turn. All conversations begin alike."""
     tokens = [7] * 8 + [1000 * conversation + n for n in range(12 * number + 5)]
-    return pack_keys(keys_of(root_by("tenant", tenant), tokens, 4)[1:])
+    return pack_keys(keys_of(root_by("tenant", tenant, ""), tokens, 4)[1:])
 
 
 async def claims(lab: Lab, engine: str, count: int) -> list[Claimed]:
@@ -104,7 +104,7 @@ async def test_what_is_known_of_a_prompt_goes_with_its_request(server: RedisServ
 async def test_long_prompts_tell_their_last_blocks(lab: Lab) -> None:
     await two_engines(lab)
     tokens = list(range(4 * (MOST_KEYS + 300)))
-    keys = keys_of(root_by("shared", ""), tokens, 4)[1:]
+    keys = keys_of(root_by("shared", "", ""), tokens, 4)[1:]
     assert len(pack_keys(keys)) == 8 * MOST_KEYS
     await lab.claimed_by("h", "a", keys=pack_keys(keys[: MOST_KEYS + 20]))
     await lab.submit("b", keys=pack_keys(keys))

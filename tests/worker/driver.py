@@ -11,6 +11,7 @@ import torch
 
 from orca.v1 import worker_pb2
 from orca.v1.sampling_pb2 import SamplingParams
+from orca_common.adapters import Adapter
 from orca_common.checkpoint import read_checkpoint
 from orca_scheduler.core.core import Member
 from orca_scheduler.ranks.members import increment, initiation, put_members
@@ -44,8 +45,10 @@ def make_stage(
     kernels: str = "auto",
     threads: int = 1,
     quantize: str | None = None,
+    adapters: Sequence[Adapter] = (),
 ) -> Stage:
-    stage = Stage(read_checkpoint(folder, quantize), dtype, torch.device("cpu"), slots, Compute(threads, kernels))
+    checkpoint = read_checkpoint(folder, quantize, tuple(adapters))
+    stage = Stage(checkpoint, dtype, torch.device("cpu"), slots, Compute(threads, kernels))
     assert stage.form(block_size).slots == slots // block_size * block_size
     stage.allocate(slots, block_size)
     return stage

@@ -20,6 +20,7 @@ from worker.driver import Sampled, drafted, no_guess
 
 from orca.v1 import worker_pb2 as pb
 from orca.v1 import worker_pb2_grpc
+from orca_common.adapters import Adapter
 from orca_common.checkpoint import read_checkpoint
 from orca_common.lanes.server import LaneServer
 from orca_common.listening import reserve_port
@@ -245,8 +246,10 @@ class InProcess:
     failures: list[str] = field(default_factory=list)
 
 
-async def serve(folder: Path, slots: int | None = None, quantize: str | None = None) -> InProcess:
-    checkpoint = read_checkpoint(folder, quantize)
+async def serve(
+    folder: Path, slots: int | None = None, quantize: str | None = None, adapters: Sequence[Adapter] = ()
+) -> InProcess:
+    checkpoint = read_checkpoint(folder, quantize, tuple(adapters))
     device = torch.device("cpu") if family_of(checkpoint).needs_torch else None
     stage = Stage(checkpoint, "float32", device, slots, Compute(1))
     failures: list[str] = []
@@ -259,10 +262,17 @@ async def serve(folder: Path, slots: int | None = None, quantize: str | None = N
 
 @asynccontextmanager
 async def in_process(
-    folder: Path, tp: int, pp: int, slots: int = 400, seed: int = 0, quantize: str | None = None, **fields: Any
+    folder: Path,
+    tp: int,
+    pp: int,
+    slots: int = 400,
+    seed: int = 0,
+    quantize: str | None = None,
+    adapters: Sequence[Adapter] = (),
+    **fields: Any,
 ) -> AsyncIterator[tuple[Master, list[InProcess]]]:
     """An engine of tp x pp ranks that has formed."""
-    ranks = [await serve(folder, slots, quantize) for _ in range(tp * pp)]
+    ranks = [await serve(folder, slots, quantize, adapters) for _ in range(tp * pp)]
     master = Master([rank.address for rank in ranks], tp, pp, slots // BLOCK_SIZE * BLOCK_SIZE, seed)
     try:
         await master.form(**fields)

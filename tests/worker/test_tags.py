@@ -281,6 +281,21 @@ def test_a_foreign_root_finds_nothing(folder: Path) -> None:
         engine.run(actions, for_another)
 
 
+def test_a_foreign_adapter_finds_nothing(folder: Path) -> None:
+    """A scheduler that gave the model's blocks to an adapter would get a verdict, too."""
+    engine = Engine(make_stage(folder, 320, 4), 320, 4, "prefix=tenant")
+    prompt = list(range(20))
+    engine.finish(engine.arrive(("a", prompt, 4)))
+    actions = engine.arrive(("a", prompt, 4))
+
+    def for_an_adapter(message: worker_pb2.Iteration) -> Any:
+        message.admissions[0].sampling.adapter = "b"
+        return engine.stage.run(message)
+
+    with pytest.raises(FailedPrecondition, match="block 0 has the keys and values of other tokens"):
+        engine.run(actions, for_an_adapter)
+
+
 @pytest.mark.parametrize(("shared", "computed"), [(0, 16), (3, 16), (4, 12), (4, 0), (0, 1)])
 @pytest.mark.parametrize("keyed", [True, False])
 def test_a_row_begins_right_behind_the_keys_and_values_that_it_has(

@@ -33,6 +33,7 @@ class BatchPointers(ctypes.Structure):
         ("logits_stride", c_int64),
         ("best", c_void_p),
         ("best_index", c_void_p),
+        ("adapters", c_void_p),
     )
 
 
@@ -57,7 +58,9 @@ SIGNATURES = {
     "orca_steps": (c_int, (c_void_p,)),
     "orca_embed": (made, (c_void_p, c_int, c_void_p, c_int64, c_float, c_void_p, c_int)),
     "orca_normalize": (made, (c_void_p, c_int, c_int, c_void_p, c_void_p, c_float, c_int, c_int, c_int)),
-    "orca_linear": (made, (c_void_p, c_int, c_void_p, c_int, c_int, c_int)),
+    "orca_delta": (c_void_p, (c_void_p, c_int, c_int, c_int)),
+    "orca_delta_part": (made, (c_void_p, c_void_p, c_int, c_void_p, c_void_p, c_int)),
+    "orca_linear": (made, (c_void_p, c_int, c_void_p, c_int, c_int, c_int, c_void_p)),
     "orca_write_kv": (made, (c_void_p, *[c_int] * 6, c_void_p, c_void_p, c_float, c_void_p, c_void_p, c_int)),
     "orca_attend": (made, (c_void_p, *[c_int] * 7, c_float, c_int64, c_int, c_int, c_void_p, c_int)),
     "orca_add": (made, (c_void_p, c_int, c_int)),

@@ -7,6 +7,7 @@ multiplies is narrowed, where the instruction set multiplies bfloat16.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import NamedTuple, NewType
 
 import numpy as np
@@ -24,12 +25,14 @@ PART = 32  # of src/formats.h: inputs that have one multiplier
 ZERO_BITS = 31  # of src/formats.h: a zero point, in the lowest bits of a scale
 STORE, ADD, OPERAND, GATED, GREEDY = range(5)  # Epilogue of src/isa.h
 MAX_GROUP = 64  # QUERIES of src/isa.h
-GATED_COLUMNS = 8  # half of PANEL of src/formats.h
+PANEL = 16  # of src/formats.h: outputs that are packed together
+GATED_COLUMNS = PANEL // 2
 ACTIVATIONS = {"none": 0, "gelu": 1, "tanh_gelu": 2, "relu": 3, "silu": 4, "tanh": 5}
 
 Rows = NewType("Rows", int)  # a buffer of float32 rows [T, width]
 Operand = NewType("Operand", int)  # a buffer that a linear operation multiplies
 Packed = NewType("Packed", int)  # weights and bias of a linear operation
+Delta = NewType("Delta", int)  # what adapters add to a linear operation's products
 
 
 class Norm(NamedTuple):
@@ -64,6 +67,15 @@ class Attention(NamedTuple):
     sees_input: bool = False  # each query sees all keys of its encoder's tokens, and no others
     sees_prompt: bool = False  # each query sees all keys of its request's prompt, and those up to its own
     bias: Tensor | None = None  # [kv_heads * group, 2 reach + 1] float32: added to a score by key - query, clamped
+
+
+class DeltaPart(NamedTuple):
+    """The summand x A^T B^T of some outputs, by one adapter."""
+
+    adapter: int  # from 0
+    a: Packed  # [rank, inputs]
+    b: Packed  # [outputs, rank]
+    column: int  # of the first output; an adapter's parts come in their order
 
 
 class Program:
@@ -208,23 +220,38 @@ class Program:
     def copy(self, x: Rows, width: int, out: Operand) -> None:
         self._library.orca_normalize(self._model, x, out, None, None, 0.0, width, False, False)
 
-    def linear(self, x: Operand, weights: Packed, out: Rows) -> None:
-        self._library.orca_linear(self._model, x, weights, out, STORE, 0)
+    def delta(self, x: Operand, columns: int, parts: Sequence[DeltaPart], up: int = 0) -> Delta:
+        """Records the summands of adapters for the operation on x that is recorded next, with the result. `columns`:
+        of all outputs, in whole panels. `up`: of a gated one, the column behind the gate's, where those of `up` begin.
+        Raises MemoryError."""
+        assert columns % PANEL == 0
+        if not (made := self._library.orca_delta(self._model, x, columns, up)):
+            raise MemoryError("no memory for an operation of the program")
+        for part in parts:
+            self._library.orca_delta_part(self._model, made, part.adapter, part.a, part.b, part.column)
+        return Delta(made)
 
-    def linear_add(self, x: Operand, weights: Packed, out: Rows) -> None:
+    def linear(self, x: Operand, weights: Packed, out: Rows, delta: Delta | None = None) -> None:
+        self._library.orca_linear(self._model, x, weights, out, STORE, 0, delta)
+
+    def linear_add(self, x: Operand, weights: Packed, out: Rows, delta: Delta | None = None) -> None:
         """out += the product: the residual."""
-        self._library.orca_linear(self._model, x, weights, out, ADD, 0)
+        self._library.orca_linear(self._model, x, weights, out, ADD, 0, delta)
 
-    def linear_act(self, x: Operand, weights: Packed, out: Operand, activation: str) -> None:
-        self._library.orca_linear(self._model, x, weights, out, OPERAND, ACTIVATIONS[activation])
+    def linear_act(
+        self, x: Operand, weights: Packed, out: Operand, activation: str, delta: Delta | None = None
+    ) -> None:
+        self._library.orca_linear(self._model, x, weights, out, OPERAND, ACTIVATIONS[activation], delta)
 
-    def linear_gated(self, x: Operand, weights: Packed, out: Operand, activation: str) -> None:
+    def linear_gated(
+        self, x: Operand, weights: Packed, out: Operand, activation: str, delta: Delta | None = None
+    ) -> None:
         """activation(x gate) * (x up), of weights and a bias that stand `in_turn`."""
-        self._library.orca_linear(self._model, x, weights, out, GATED, ACTIVATIONS[activation])
+        self._library.orca_linear(self._model, x, weights, out, GATED, ACTIVATIONS[activation], delta)
 
     def head(self, x: Operand, weights: Packed) -> None:
         """The largest logit of each selected row, and all logits where the run asks for them."""
-        self._library.orca_linear(self._model, x, weights, 0, GREEDY, 0)
+        self._library.orca_linear(self._model, x, weights, 0, GREEDY, 0, None)
 
     def write_kv(self, qkv: Rows, a: Attention) -> None:
         """Writes keys and values of qkv [T, (group + 2) * kv_heads * head_size] to their slots, and leaves the queries

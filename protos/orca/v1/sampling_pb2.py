@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16orca/v1/sampling.proto\x12\x07orca.v1\"\xc1\x03\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\x0c\n\x04seed\x18\x04 \x01(\x06\x12\r\n\x05min_p\x18\x05 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x06 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x01\x12:\n\nlogit_bias\x18\t \x03(\x0b\x32&.orca.v1.SamplingParams.LogitBiasEntry\x12\x10\n\x08logprobs\x18\n \x01(\x08\x12\x14\n\x0ctop_logprobs\x18\x0b \x01(\r\x12\x17\n\x0fprompt_logprobs\x18\x0c \x01(\x08\x12\x0f\n\x07grammar\x18\r \x01(\t\x12&\n\nforced_end\x18\x0e \x01(\x0b\x32\x12.orca.v1.ForcedEnd\x12&\n\nnot_before\x18\x0f \x01(\x0b\x32\x12.orca.v1.NotBefore\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"6\n\tNotBefore\x12\x16\n\x0emin_new_tokens\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"5\n\tForcedEnd\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x16\n\x0emax_new_tokens\x18\x02 \x01(\rB>\n\x0fserving.orca.v1P\x01Z\x1forca.serving/gen/orca/v1;orcav1\xaa\x02\x07Orca.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16orca/v1/sampling.proto\x12\x07orca.v1\"\xd2\x03\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\x0c\n\x04seed\x18\x04 \x01(\x06\x12\r\n\x05min_p\x18\x05 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x06 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x01\x12:\n\nlogit_bias\x18\t \x03(\x0b\x32&.orca.v1.SamplingParams.LogitBiasEntry\x12\x10\n\x08logprobs\x18\n \x01(\x08\x12\x14\n\x0ctop_logprobs\x18\x0b \x01(\r\x12\x17\n\x0fprompt_logprobs\x18\x0c \x01(\x08\x12\x0f\n\x07grammar\x18\r \x01(\t\x12&\n\nforced_end\x18\x0e \x01(\x0b\x32\x12.orca.v1.ForcedEnd\x12&\n\nnot_before\x18\x0f \x01(\x0b\x32\x12.orca.v1.NotBefore\x12\x0f\n\x07\x61\x64\x61pter\x18\x10 \x01(\t\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"6\n\tNotBefore\x12\x16\n\x0emin_new_tokens\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"5\n\tForcedEnd\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x16\n\x0emax_new_tokens\x18\x02 \x01(\rB>\n\x0fserving.orca.v1P\x01Z\x1forca.serving/gen/orca/v1;orcav1\xaa\x02\x07Orca.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,11 +35,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
   _globals['_SAMPLINGPARAMS']._serialized_start=36
-  _globals['_SAMPLINGPARAMS']._serialized_end=485
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=437
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=485
-  _globals['_NOTBEFORE']._serialized_start=487
-  _globals['_NOTBEFORE']._serialized_end=541
-  _globals['_FORCEDEND']._serialized_start=543
-  _globals['_FORCEDEND']._serialized_end=596
+  _globals['_SAMPLINGPARAMS']._serialized_end=502
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=454
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=502
+  _globals['_NOTBEFORE']._serialized_start=504
+  _globals['_NOTBEFORE']._serialized_end=558
+  _globals['_FORCEDEND']._serialized_start=560
+  _globals['_FORCEDEND']._serialized_end=613
 # @@protoc_insertion_point(module_scope)

@@ -18,16 +18,17 @@ def root_of(scope: str) -> str:
     return blake2b(scope.encode(), digest_size=BYTES, person=b"orca root").hexdigest()
 
 
-def root_by(prefix: str, tenant: str) -> str:
-    """The root of a tenant's requests by a policy's part `prefix`; "" where a request begins with nobody's blocks.
+def root_by(prefix: str, tenant: str, adapter: str) -> str:
+    """The root of a tenant's requests by a policy's part `prefix`; "" where a request begins with no other's blocks.
 
-    tenant: "" where callers have no keys.
+    tenant: "" where callers have no keys. adapter: keys and values of one are no other's, nor the model's, whose is "".
     """
+    of = f" adapter {adapter}" if adapter else ""
     match prefix:
         case "tenant":
-            return root_of(f"tenant {tenant}")
+            return root_of(f"tenant {tenant}{of}")
         case "shared":
-            return root_of("all")
+            return root_of(f"all{of}")
         case _:
             return ""
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .adapters import Adapter
 from .bounded_file import SHOWN, json_object, read_bounded, shown
 from .errors import FailedPrecondition
 from .gguf.folder import gguf_file, unpacked
@@ -55,6 +56,7 @@ class Checkpoint:
     eos_token_ids: tuple[int, ...]
     digest: str  # of the tokenizer and the sizes: what all services of a release must share. The weights have their own
     quantize: str | None = None  # the format that its weights get when they are loaded, by the setting of this name
+    adapters: tuple[Adapter, ...] = ()  # that are served beside it, by the setting of this name
 
     @property
     def has_encoder(self) -> bool:
@@ -118,8 +120,8 @@ class Checkpoint:
         return path if path.exists() else None
 
 
-def read_checkpoint(folder: str | Path, quantize: str | None = None) -> Checkpoint:
-    """Reads the configuration. `quantize` is the checkpoint's field.
+def read_checkpoint(folder: str | Path, quantize: str | None = None, adapters: tuple[Adapter, ...] = ()) -> Checkpoint:
+    """Reads the configuration. `quantize` and `adapters` are the checkpoint's fields.
 
     Raises FailedPrecondition with a sentence when the folder is not a checkpoint.
     """
@@ -143,6 +145,7 @@ def read_checkpoint(folder: str | Path, quantize: str | None = None) -> Checkpoi
         eos_token_ids=_end_tokens(folder, config, vocab_size),
         digest=digest.hexdigest()[:16],
         quantize=quantize,
+        adapters=adapters,
     )
 
 
@@ -181,7 +184,7 @@ def what_it_is(path: Path) -> str:
     """Names a file or folder without config.json and weights, as the end of a sentence."""
     files = [path] if path.is_file() else [*path.glob("*")]
     if any(file.name == "adapter_config.json" for file in files):
-        return "is a LoRA adapter and no whole model: merge it into its base model (`merge_and_unload` of peft)"
+        return "is a LoRA adapter and no whole model: serve its base model, and it beside it (the setting adapters)"
     if path.is_file():
         return "is a file; a checkpoint is a folder with a config.json, or a GGUF file"
     return "is not a checkpoint folder (it holds no config.json)"

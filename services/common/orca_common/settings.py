@@ -36,8 +36,8 @@ EPILOG = "--max-batch-size 8 is also ORCA_MAX_BATCH_SIZE=8 in the environment, a
 # The settings of all services. A service defines only some of them, but all services of a release may share one
 # environment and one file, so only a name that no service knows is a mistake.
 NAMES = """
-advertise_host aging allow_volatile_redis api_keys api_keys_file block_size body_seconds call_buffer chat_tokens
-client_certificates comment_seconds config connection_age connection_idle control_tokens_in_chats cors_origins
+adapters advertise_host aging allow_volatile_redis api_keys api_keys_file block_size body_seconds call_buffer
+chat_tokens client_certificates comment_seconds config connection_age connection_idle control_tokens_in_chats cors_origins
 cuda_graphs cuda_graphs_tp device drain_seconds dtype endpoint_url endpoints engines finish_seconds first_gpu
 gpus_per_pod header_seconds host host_names http_port kernels local_rank log_level max_batch_size max_body_bytes
 max_calls max_connections

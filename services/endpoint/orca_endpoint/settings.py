@@ -19,6 +19,8 @@ class EndpointSettings(ServiceSettings, PoolSettings):
     """Checkpoint folder or hub name. Its configuration and tokenizer are read, never its weights."""
     served_model_name: str | None = None
     """The model's name at the doors; the hub's name or that of its folder if not given."""
+    adapters: str = ""
+    """LoRA adapters of PEFT beside the model, as `NAME=FOLDER` separated by commas; a request's model is one's name."""
     other_models: str = ""
     """Models that other releases serve at the same address, separated by commas: /v1/models lists them, too."""
     port: int = Field(default=0, ge=0, le=65535)

@@ -21,6 +21,8 @@ class WorkerSettings(ServiceSettings):
     """Type of the weights, and of keys and values; auto: the fastest on this machine."""
     quantize: Literal["int8", "int4"] | None = None
     """Format that a layer's matrices get when they are loaded, on a CPU; they stay in dtype if not given."""
+    adapters: str = ""
+    """LoRA adapters of PEFT beside the model, as `NAME=FOLDER` separated by commas; a request's model is one's name."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: the GPU when there is one."""
     first_gpu: int = Field(default=0, ge=0)

@@ -25,6 +25,9 @@ struct Gemm {
   float* out;  // store, add: [rows][ld]; greedy: the logits, or null
   int ld;
   Operand out_operand;  // operand, gated: the next operation's
+  const float* added;   // [.., added_ld]: what some rows' products get before anything else; null: none does
+  int added_ld, up;     // up: gated: the column of `added` at which those of `up` begin; the gate's are the first
+  const int32_t* added_at;  // [rows] a row's in `added`; -1: it gets nothing, and its bits are those without `added`
   float* best;          // greedy: [rows], for the columns of this call
   int32_t* index;
 };

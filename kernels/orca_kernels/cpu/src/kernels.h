@@ -220,7 +220,33 @@ inline void with_activation(Activation activation, F use) {
   }
 }
 
+constexpr int ADDED = 32;  // rows that get what is added to them at once
+
+// `sums` of at most ADDED rows, and what is added to them.
+inline void add_to(const Gemm& g, int panel, int first, int rows, const float* sums, int stride, float (&to)[ADDED][PANEL]) {
+  constexpr int HALF = PANEL / 2;
+  const bool gated = g.epilogue == Epilogue::gated;
+  for (int r = 0; r < rows; r++) {
+    std::copy(sums + r * stride, sums + r * stride + PANEL, to[r]);
+    if (g.added_at[first + r] < 0) continue;
+    const float* added = g.added + size_t(g.added_at[first + r]) * g.added_ld;
+    const float* halves[] = {added + panel * (gated ? HALF : PANEL), added + (gated ? g.up + panel * HALF : panel * PANEL + HALF)};
+    for (int c = 0; c < PANEL; c++) to[r][c] += halves[c / HALF][c % HALF];
+  }
+}
+
 void finish(const Gemm& g, int panel, int first, int rows, const float* sums, int stride) {
+  if (g.added) {
+    alignas(64) float with[ADDED][PANEL];
+    Gemm plain = g;
+    plain.added = nullptr;
+    for (int done = 0, here; done < rows; done += here) {
+      here = std::min(rows - done, ADDED);
+      add_to(g, panel, first + done, here, sums + done * stride, stride, with);
+      finish(plain, panel, first + done, here, with[0], PANEL);
+    }
+    return;
+  }
   const int column = panel * PANEL;
   float* out = g.out + size_t(first) * g.ld + column;
   switch (g.epilogue) {
@@ -260,6 +286,18 @@ void finish(const Gemm& g, int panel, int first, int rows, const float* sums, in
 
 // The same of `panel`, an even one, and of the panel behind it, whose sums begin at `second`.
 inline void finish_two(const Gemm& g, int panel, int first, int rows, const float* sums, const float* second, int stride) {
+  if (g.added) {
+    alignas(64) float with[2][ADDED][PANEL];
+    Gemm plain = g;
+    plain.added = nullptr;
+    for (int done = 0, here; done < rows; done += here) {
+      here = std::min(rows - done, ADDED);
+      add_to(g, panel, first + done, here, sums + done * stride, stride, with[0]);
+      add_to(g, panel + 1, first + done, here, second + done * stride, stride, with[1]);
+      finish_two(plain, panel, first + done, here, with[0][0], with[1][0], PANEL);
+    }
+    return;
+  }
   if constexpr (VECTORS == 1)
     if (g.epilogue == Epilogue::gated)
       return with_activation(g.activation, [&](auto a) {

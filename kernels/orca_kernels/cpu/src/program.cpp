@@ -79,6 +79,7 @@ void Program::run(int first, int last, const orca_batch& b) {
   batch = &b;
   for (Buffer& buffer : buffers) buffer.hold(std::max(b.tokens, b.selected));
   plan();
+  plan_adapters();
   best.resize(best_of_a_row * size_t(b.selected));
   best_index.resize(best.size());
   pool.run(*this, first, last);
@@ -98,10 +99,36 @@ void Program::plan() {
   for (auto& of_thread : scratch) of_thread.resize(attention_scratch(head_size) + 16);
 }
 
-namespace {
-
 constexpr int ROWS_OF_A_TASK = 8;
 constexpr int ROWS_OF_A_PRODUCT = 512;  // of a task that multiplies, at most and but for a tile
+constexpr int ROWS_OF_A_DELTA = 64;     // of a task that multiplies with an adapter's matrices
+
+// Puts the tokens of each adapter together, and cuts them into tasks.
+void Program::plan_adapters() {
+  adapted.clear(), adapted_tokens.clear(), adapted_at.clear();
+  if (!batch->adapters) return;
+  for (int32_t t = 0; t < batch->tokens; t++)
+    if (batch->adapters[t] >= 0) adapted_tokens.push_back(t);
+  std::stable_sort(adapted_tokens.begin(), adapted_tokens.end(),
+                   [&](int32_t a, int32_t b) { return batch->adapters[a] < batch->adapters[b]; });
+  adapted_at.assign(batch->tokens, -1);
+  for (size_t i = 0; i < adapted_tokens.size(); i++) {
+    const int adapter = batch->adapters[adapted_tokens[i]];
+    adapted_at[adapted_tokens[i]] = int32_t(i);
+    if (adapted.empty() || adapted.back().adapter != adapter || adapted.back().rows == ROWS_OF_A_DELTA)
+      adapted.push_back({adapter, int(i), 0});
+    adapted.back().rows++;
+  }
+  deltas.resize(adapted_tokens.size() * size_t(delta_columns));
+  operands.resize(pool.threads());
+  for (HugePages& memory : operands)
+    if (memory.size() < operand_bytes) {
+      memory = HugePages(operand_bytes);
+      if (!memory.data()) throw std::bad_alloc();
+    }
+}
+
+namespace {
 
 uint32_t pieces(int64_t n, int64_t each) { return uint32_t((n + each - 1) / each); }
 
@@ -195,9 +222,80 @@ int panels_of_a_task(int panels, int parts, int threads, int unit) {
   return best;
 }
 
+// What adapters add to a linear operation's products, before their bias: x A^T B^T, of each token's own A and B (Hu et al.,
+// "LoRA", section 4.1). A task has tokens of one adapter. A row's result depends on nothing but the row, as Gemm's does.
+struct Delta : Step {
+  struct Part {
+    const Packed *a, *b;  // A [rank, inputs], B [outputs, rank]
+    int column;           // of the first output
+  };
+  int operand;
+  int columns, up;                       // as Gemm's added_ld and up
+  std::vector<std::vector<Part>> parts;  // by adapter, in the order of their columns
+
+  uint32_t tasks(const Program& p) const override { return uint32_t(p.adapted.size()); }
+
+  void run(Program& p, uint32_t task, int thread) override {
+    const Program::Adapted of = p.adapted[task];
+    float* out = p.deltas.data() + size_t(of.first) * columns;
+    std::fill(out, out + size_t(of.rows) * columns, 0.0f);
+    if (size_t(of.adapter) >= parts.size() || parts[of.adapter].empty()) return;
+    const Part& first = parts[of.adapter][0];
+    const Operand from = operand_of(p, *first.a, of.rows, p.operands[thread].data());
+    gather(p, of, from);
+    for (const Part& part : parts[of.adapter]) {
+      const Operand low = operand_of(p, *part.b, of.rows, from.data + bytes_of(from));
+      float* sums = reinterpret_cast<float*>(low.data + bytes_of(low));
+      const int rank = part.a->panels * PANEL;
+      multiply(p, *part.a, from, sums, rank);
+      std::memset(low.data, 0, size_t(rounded(low.rows, low.tile)) * low.width * bytes(low.type));
+      for (int r = 0; r < of.rows; r++) p.isa.copy(sums + size_t(r) * rank, rank, low, r);
+      multiply(p, *part.b, low, out + part.column, columns);
+    }
+  }
+
+  // Of a thread's memory, what a part needs.
+  static size_t memory(const Program& p, const Part& part) {
+    const size_t sums = sizeof(float) * ROWS_OF_A_DELTA * part.a->panels * PANEL;
+    return bytes_of(operand_of(p, *part.a, ROWS_OF_A_DELTA, nullptr)) + bytes_of(operand_of(p, *part.b, ROWS_OF_A_DELTA, nullptr)) + sums;
+  }
+
+ private:
+  // The operand of a matrix of the model's type.
+  static Operand operand_of(const Program& p, const Packed& weights, int rows, char* data) {
+    const bool narrow = weights.type == Type::bf16 && p.isa.multiplies_bf16;
+    const int deep = narrow ? STEP : p.isa.deep, width = rounded(weights.steps * STEP, deep);
+    return {data, rows, width, narrow ? TILE : p.isa.tile, deep, narrow ? Type::bf16 : Type::f32};
+  }
+
+  static size_t bytes_of(const Operand& x) { return size_t(rounded(x.rows, BLOCK)) * x.width * bytes(x.type); }
+
+  // Copies the tokens' rows of the operand. Of codes: those of which they were made.
+  void gather(Program& p, const Program::Adapted& of, const Operand& to) const {
+    const Operand all = p.writable(operand, p.batch->tokens);
+    for (int r = 0; r < of.rows; r++) {
+      const int t = p.adapted_tokens[of.first + r];
+      if (all.type != to.type) {
+        p.isa.copy(all.row<const float>(t), to.width, to, r);
+        continue;
+      }
+      const int item = bytes(to.type);
+      for (int c = 0; c < to.width; c += to.deep)
+        std::memcpy(to.data + (to.at(r) + to.column(c)) * item, all.data + (all.at(t) + all.column(c)) * item, size_t(to.deep) * item);
+    }
+  }
+
+  static void multiply(const Program& p, const Packed& weights, const Operand& from, float* out, int ld) {
+    Gemm g{};
+    g.weights = &weights, g.operand = from, g.rows = from.rows, g.epilogue = Epilogue::store, g.out = out, g.ld = ld;
+    (weights.type == Type::bf16 ? p.isa.gemm_bf16 : p.isa.gemm_f32)(g, 0, weights.panels);
+  }
+};
+
 struct Linear : Step {
   int operand, out;
   const Packed* weights;
+  const Delta* delta = nullptr;
   Epilogue epilogue;
   Activation activation;
   int of_few, of_some, of_many;  // panels of a task: up to 16 rows, up to 64, more
@@ -221,6 +319,8 @@ struct Linear : Step {
     Gemm g{};
     g.weights = weights, g.operand = from.from(row), g.codes = p.buffers[operand].codes().from(row), g.rows = begin(task / parts(p) + 1) - row;
     g.epilogue = epilogue, g.activation = activation;
+    if (delta && !p.adapted.empty())
+      g.added = p.deltas.data(), g.added_ld = delta->columns, g.up = delta->up, g.added_at = p.adapted_at.data() + row;
     if (epilogue == Epilogue::greedy) {
       g.ld = int(p.batch->logits_stride), g.out = p.batch->logits ? p.batch->logits + size_t(row) * g.ld : nullptr;
       const size_t at = size_t(part) * rows(p) + row;
@@ -665,9 +765,33 @@ int orca_normalize(Model* model, int x, int out, const float* weight, const floa
   return -1;
 }
 
-int orca_linear(Model* model, int operand, const Packed* weights, int out, int epilogue, int activation) try {
+// What adapters add to the products of the linear operation that is recorded next with it. `columns`: of all its outputs, in whole
+// panels. `up`: the first column of the second half of a gated one. Null when memory is short.
+Delta* orca_delta(Model* model, int operand, int columns, int up) try {
+  Delta& step = model->add<Delta>();
+  step.operand = operand, step.columns = columns, step.up = up;
+  model->program.delta_columns = std::max(model->program.delta_columns, columns);
+  return &step;
+} catch (...) {
+  return nullptr;
+}
+
+// A [rank, inputs] and B [outputs, rank] of an adapter, from 0 on, for the outputs from `column` on. An adapter's parts come in the
+// order of their columns, for each ends with zeros to a whole panel. Returns -1 also for one that ends behind `columns`.
+int orca_delta_part(Model* model, Delta* delta, int adapter, const Packed* a, const Packed* b, int column) try {
+  if (column + b->panels * PANEL > delta->columns) return -1;
+  delta->parts.resize(std::max<size_t>(delta->parts.size(), adapter + 1));
+  delta->parts[adapter].push_back({a, b, column});
+  model->program.operand_bytes = std::max(model->program.operand_bytes, Delta::memory(model->program, {a, b, column}));
+  return 0;
+} catch (...) {
+  return -1;
+}
+
+// `delta`: null where no adapter adds anything.
+int orca_linear(Model* model, int operand, const Packed* weights, int out, int epilogue, int activation, const Delta* delta) try {
   Linear& step = model->add<Linear>();
-  step.operand = operand, step.weights = weights, step.out = out;
+  step.operand = operand, step.weights = weights, step.out = out, step.delta = delta;
   step.epilogue = Epilogue(epilogue), step.activation = Activation(activation);
   const int threads = model->pool.threads();
   step.of_few = panels_of_a_task(weights->panels, 4 * threads, threads, 4);  // AMX reads four panels at once then

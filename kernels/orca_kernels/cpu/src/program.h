@@ -33,6 +33,7 @@ struct orca_batch {
   int64_t logits_stride;
   float* best;                // [selected]
   int32_t* best_index;        // [selected]
+  const int32_t* adapters;    // [T] the adapter of each token, from 0; -1: it has none. Null: none has one
 };
 }
 
@@ -113,9 +114,20 @@ class Program final : public Region {
   std::vector<int32_t> best_index;
   size_t best_of_a_row = 0;  // tasks of the head
   int group = 1, head_size = 0;
+  struct Adapted {  // tokens of one adapter, which are multiplied together
+    int adapter, first, rows;  // [first, first + rows) of adapted_tokens
+  };
+  std::vector<Adapted> adapted;
+  std::vector<int32_t> adapted_tokens;  // those with an adapter, by adapter
+  std::vector<int32_t> adapted_at;      // [T] where a token is among them; -1: nowhere
+  std::vector<float> deltas;            // of one operation: [adapted tokens][its columns]
+  std::vector<HugePages> operands;      // of each thread: what it multiplies with an adapter's matrices
+  int delta_columns = 0;                // of the widest operation
+  size_t operand_bytes = 0;             // of the largest of `operands`
 
  private:
   void plan();
+  void plan_adapters();
 };
 
 }  // namespace orca

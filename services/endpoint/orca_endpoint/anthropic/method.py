@@ -26,7 +26,8 @@ class Messages(Replies[Question]):
         return parse(raw, self._endpoint.defaults)
 
     def _reply(self, name: str, question: Question) -> MessageReply:
-        return MessageReply(name, self._endpoint.name, question.stream, self._endpoint.spell)
+        model = question.samples[0].request.model or self._endpoint.name
+        return MessageReply(name, model, question.stream, self._endpoint.spell)
 
     async def _serve(self, request: Request, answer: Answer) -> None:
         check_query(request)

@@ -36,11 +36,11 @@ def methods(endpoint: Endpoint) -> Starlette:
     """Makes the application that serves all methods."""
     tokens, library = Tokens(endpoint), Library(endpoint)
 
-    def of_completions(name: str, usage_in: UsageIn) -> CompletionChunks:
-        return CompletionChunks(name, endpoint.name, usage_in, True, Logprobs(endpoint.spell))
+    def of_completions(name: str, model: str, usage_in: UsageIn) -> CompletionChunks:
+        return CompletionChunks(name, model, usage_in, True, Logprobs(endpoint.spell))
 
-    def of_chats(name: str, usage_in: UsageIn) -> ChatChunks:
-        return ChatChunks(name, endpoint.name, usage_in, True, ChatLogprobs(endpoint.spell, endpoint.token_bytes))
+    def of_chats(name: str, model: str, usage_in: UsageIn) -> ChatChunks:
+        return ChatChunks(name, model, usage_in, True, ChatLogprobs(endpoint.spell, endpoint.token_bytes))
 
     routes = [
         MethodRoute("/v1/completions", Completions(endpoint), "POST"),
@@ -87,18 +87,22 @@ class Pages:
         ]
 
     async def _models(self, request: Request) -> Response:
+        adapters = [self._own_card(name) for name in self._endpoint.adapters]
         others = [self._card(name) for name in self._endpoint.settings.others]
-        return JSONResponse({"object": "list", "data": [self._own_card(), *others]})
+        return JSONResponse({"object": "list", "data": [self._own_card(), *adapters, *others]})
 
     async def _model(self, request: Request) -> Response:
-        self._endpoint.check_model(request.path_params["id"])
-        return JSONResponse(self._own_card())
+        self._endpoint.check_model(name := request.path_params["id"])
+        return JSONResponse(self._own_card(name if name in self._endpoint.adapters else ""))
 
-    def _own_card(self) -> dict[str, Any]:
+    def _own_card(self, adapter: str = "") -> dict[str, Any]:
+        """The card of the model, or of an adapter that is served beside it."""
         endpoint = self._endpoint
         model = endpoint.checkpoint
         more = {"max_model_len": model.max_positions, "vocab_size": model.vocab_size}
         more["chat_template"] = endpoint.has_chat_template
+        if adapter:
+            return self._card(adapter) | more | {"parent": endpoint.name}
         return self._card(endpoint.name) | more
 
     def _card(self, name: str) -> dict[str, Any]:

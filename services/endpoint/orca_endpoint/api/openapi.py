@@ -328,6 +328,7 @@ SCHEMAS: dict[str, Schema] = {
         max_model_len=INTEGER,
         vocab_size=INTEGER,
         chat_template=BOOLEAN,
+        parent=STRING,
     ),
     "TokenizeRequest": closed(
         (),

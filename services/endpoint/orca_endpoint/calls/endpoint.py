@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from orca.v1.orca_pb2 import CancelRequest, Engine, GenerateRequest, GetModelResponse, ResumeRequest
 from orca.v1.pool_pb2 import PoolRequest
+from orca_common.adapters import check_names, read_adapters
 from orca_common.block_keys import keys_of, root_by
 from orca_common.checkpoint import Checkpoint
 from orca_common.errors import (
@@ -61,6 +62,7 @@ WAITING, ALL_WAITING = 1024, 4096  # large inputs of one caller, and of all, tha
 TOKENIZING = 4  # threads that tokenize: the library does without Python's lock
 TOKENS_IN_LOOP = 4096  # of a request that is shown, some 2 ms of the loop; of a prompt whose blocks get keys, 0.4 ms
 ENGINES_SECONDS = 1.0  # for which the list of engines is told again
+NAMED = 16  # models that a sentence names
 MODEL_HEADER = "x-gateway-model-name"  # by which proxies choose among releases; docs/models.md
 
 
@@ -88,6 +90,9 @@ class Endpoint:
         self.telemetry, self.metrics = telemetry, CallMetrics(metrics)
         self.metrics.count_calls(lambda: delivery.count)
         self.name = settings.served_model_name or checkpoint.name
+        adapters = read_adapters(settings.adapters)
+        check_names(adapters, self.name)
+        self.adapters = tuple(adapter.name for adapter in adapters)
         self.delivery, self._grant_of = delivery, grant_of
         self._pool, self.vocabulary = pool, vocabulary
         # Parsing holds Python's lock, so the loop shares it with one thread only.
@@ -98,7 +103,14 @@ class Endpoint:
         self.chats = Chats(checkpoint.folder, template, settings.max_prompt_bytes, chat_tokens, special)
         forms = FormCompiler(checkpoint)
         self._validator = Validator(
-            settings, checkpoint, vocabulary, self.tokenizing, self.chats, forms, defaults.forced_end
+            settings,
+            checkpoint,
+            vocabulary,
+            self.tokenizing,
+            self.chats,
+            forms,
+            defaults.forced_end,
+            frozenset(self.adapters),
         )
         self.arrivals = Arrivals()
         self._engines = Recent(pool.engine_infos, ENGINES_SECONDS)
@@ -173,7 +185,8 @@ class Endpoint:
         as the pool keeps it. Raises what the validation raises, and when no call is admitted.
         """
         operation = "chat" if request.WhichOneof("prompt") == "chat" else "text_completion"
-        span = self._span("orca.request", "orca.submit", carrier, operation)
+        model = request.model if request.model in self.adapters else self.name
+        span = self._span("orca.request", "orca.submit", carrier, operation, model)
         with refused(span):
             self._admit(deadline, self.settings.max_calls)
             self.check_model(request.model)
@@ -217,8 +230,10 @@ class Endpoint:
     async def _keys(self, record: PoolRequest, tenant: str, host: str) -> bytes:
         """Those of a request's blocks, by which the pool finds the engine that has most of its prefix; b"" for none."""
         rule = self._reservation
-        root = "" if rule is None or scores_prompt(record.sampling) else root_by(self._prefix, tenant)
-        if not root or rule is None:
+        if rule is None or scores_prompt(record.sampling):
+            return b""
+        root = root_by(self._prefix, tenant, record.sampling.adapter)
+        if not root:
             return b""
 
         def made() -> bytes:
@@ -343,17 +358,20 @@ class Endpoint:
         )
 
     def check_model(self, wanted: str) -> None:
-        """Raises NotFound for another model than the one that is served. Empty: whichever is served.
+        """Raises NotFound for another model than the one that is served and its adapters. Empty: the model itself.
 
         Where other releases share the address a model must be named, or InvalidArgument is raised.
         """
         others = self.settings.others
-        if wanted == self.name or not (wanted or others):
+        if wanted == self.name or wanted in self.adapters or not (wanted or others):
             return
-        all_names = ", ".join(repr(name) for name in (self.name, *others))
+        served = (self.name, *self.adapters, *others)
+        all_names = ", ".join(repr(name) for name in served[:NAMED])
+        if len(served) > NAMED:
+            all_names += f" and {len(served) - NAMED} more"
         if not wanted:
             raise InvalidArgument("model", f"is missing; served here: {all_names}")
-        sentence = f"model: {echo(wanted)!r} is not served here; {all_names} {'are' if others else 'is'}"
+        sentence = f"model: {echo(wanted)!r} is not served here; {all_names} {'are' if len(served) > 1 else 'is'}"
         if wanted in others:  # without the header the proxy did not know the way
             sentence = f"model: {wanted!r} is served by another release; name it in {MODEL_HEADER}, too"
         raise NotFound(sentence, reason=ErrorReason.UNKNOWN_MODEL)
@@ -386,12 +404,18 @@ class Endpoint:
         return Meter(self.metrics, tenant, line.arrived if line is not None else time.monotonic())
 
     def _span(
-        self, request: str, submit: str, carrier: Mapping[str, str], operation: str | None = None
+        self,
+        request: str,
+        submit: str,
+        carrier: Mapping[str, str],
+        operation: str | None = None,
+        model: str | None = None,
     ) -> RequestSpan | None:
         """The request's spans, from the arrival of its call on; None when nothing is traced."""
         if not self.telemetry.enabled:
             return None
-        return RequestSpan(self.telemetry.tracer, (request, submit), carrier, current_line(), self.name, operation)
+        name = model or self.name
+        return RequestSpan(self.telemetry.tracer, (request, submit), carrier, current_line(), name, operation)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ class Accepted(NamedTuple):
     starts_in: float | None = None  # seconds until it leaves the queue, as predicted; None: it left, or nobody knows
     weights: str = ""  # fingerprint of those that made its tokens; "" while it has none
     kept: bytes = b""  # what was kept beside the request; empty: nothing
+    adapter: str = ""  # that makes its tokens; "": the model alone
 
 
 class TopToken(NamedTuple):

@@ -102,7 +102,9 @@ def end_error(reason: Reason, request_id: str, trace_id: str, has_form: bool) ->
             sentence = f"request {request_id}: the model's logits for its next token are NaN or infinite"
             return Internal(sentence, trace_id, reason=ErrorReason.LOGITS_NOT_FINITE)
         case Reason.STUCK if not has_form:
-            problem = "it asks for a sampling parameter that its engine, of an older release, does not know"
+            problem = (
+                "it asks for a sampling parameter or an adapter that its engine, of another release, does not have"
+            )
             return FailedPrecondition(f"request {request_id}: {problem}", reason=ErrorReason.UNKNOWN_PARAMETER)
         case Reason.STUCK:
             sentence = (

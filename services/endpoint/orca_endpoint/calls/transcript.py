@@ -97,7 +97,9 @@ class Transcript:
             position = max(attached.position - 1, 0)
             self.prompt_tokens = len(self.record.prompt_ids)
             kept, starts_in = self.record.kept, attached.starts_in
-            yield Accepted(self.request_id, self.prompt_tokens, position, starts_in, attached.weights, kept)
+            yield Accepted(
+                self.request_id, self.prompt_tokens, position, starts_in, attached.weights, kept, asked.adapter
+            )
             self.record.ClearField("kept")
             if asked.prompt_logprobs and self._from_index and self._vocabulary is not None:
                 self.characters_before = sum(map(len, self._vocabulary.texts(list(self.record.prompt_ids))))

@@ -97,7 +97,7 @@ def schema_of(parameter: Parameter) -> dict[str, Any]:
 MODEL = Field(
     "model",
     "supported",
-    "The name that `GET /v1/models` tells. Absent: whichever is served; where it tells several, one must be named.",
+    "A name of `GET /v1/models`. Absent: the model itself; where releases share an address, one must be named.",
     STRING,
 )
 STOP = Field("stop", "supported", "Up to 16 strings (OpenAI: 4). They are not part of the text.", STRINGS)

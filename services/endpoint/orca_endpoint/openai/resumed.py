@@ -2,7 +2,7 @@
 
 `from` is the number of tokens that the client has seen, or the id of the last event (`answer.SeenTo`). `Last-Event-ID`,
 which a browser's EventSource sends by itself, is the same and counts before it. `model` is for a proxy that chooses the
-release by it. The older stream of the answer ends with an error.
+release by it, and what the chunks name. The older stream of the answer ends with an error.
 """
 
 from collections.abc import Callable
@@ -27,8 +27,8 @@ from .stream import Chunks, Stream
 class Resumed(Exchange):
     """The method as an ASGI application."""
 
-    def __init__(self, endpoint: Endpoint, chunks: Callable[[str, UsageIn], Chunks]) -> None:
-        """chunks: makes those of an answer, by its id and which of them have a usage; they are numbered."""
+    def __init__(self, endpoint: Endpoint, chunks: Callable[[str, str, UsageIn], Chunks]) -> None:
+        """chunks: makes those of an answer, by its id, its model and which of them have a usage; they are numbered."""
         self._endpoint, self._chunks = endpoint, chunks
 
     async def _serve(self, request: Request, answer: Answer) -> None:
@@ -43,7 +43,9 @@ class Resumed(Exchange):
         call.label(labels_in(request.scope))
         choice = Choice()
         choice.shown_tokens, choice.seen_end = seen
-        stream = Stream(answer, self._chunks(wanted.request_id, UsageIn(end=include_usage)), silence)
+        stream = Stream(
+            answer, self._chunks(wanted.request_id, model or endpoint.name, UsageIn(end=include_usage)), silence
+        )
         async with Single(call, body_in(request.scope).held) as events, until(deadline):
             try:
                 await stream.write(_going_on(events, call, choice), [choice], wanted.request_id)

@@ -84,11 +84,13 @@ class Validator:
         chats: Chats,
         forms: FormCompiler,
         forced_end: int | None = None,
+        adapters: Collection[str] = (),
     ) -> None:
-        """threads: tokenize long texts. forced_end: the token with which the model's longest answers end."""
+        """threads: tokenize long texts. forced_end: the token with which the model's longest answers end. adapters: the
+        names of those that are served beside the model."""
         self._limits, self._model, self._vocabulary, self._threads = settings, checkpoint, vocabulary, threads
         self._chats, self._forms, self._forced_end = chats, forms, forced_end
-        self._attempts = Attempts()
+        self._adapters, self._attempts = adapters, Attempts()
 
     async def generate(
         self,
@@ -142,6 +144,10 @@ class Validator:
             sampling = sampling if sampling is not None else SamplingParams()
             sampling.not_before.min_new_tokens = least
             sampling.not_before.token_ids.extend(ends)
+        adapter = request.model if request.model in self._adapters else ""
+        if adapter:
+            sampling = sampling if sampling is not None else SamplingParams()
+            sampling.adapter = adapter
         record = PoolRequest(
             request_id=request_id,
             prompt_ids=prompt_ids,
@@ -154,7 +160,7 @@ class Validator:
             show_special_tokens=request.show_special_tokens,
             tool_syntax=syntax.name if syntax is not None and request.chat.tool_choice != TOOL_CHOICE_NONE else "",
         )
-        return Work(record, body_digest(request), attempt, () if form is None else form.left_out)
+        return Work(record, body_digest(request, adapter), attempt, () if form is None else form.left_out)
 
     def resume(self, request: ResumeRequest) -> int:
         """Checks a ResumeRequest and returns its attempt. Raises InvalidArgument."""
@@ -359,8 +365,8 @@ class Fields:
         return InvalidArgument(name if position is None else f"{name}[{position}]", problem)
 
 
-def body_digest(request: GenerateRequest) -> str:
-    """SHA-256 of the request without id, attempt, grace, interval, and model, of which an endpoint serves one.
+def body_digest(request: GenerateRequest, adapter: str = "") -> str:
+    """SHA-256 of the request without id, attempt, grace, interval, and a model that is the endpoint's own.
 
     Two requests with the same body are the same generation.
     """
@@ -368,4 +374,5 @@ def body_digest(request: GenerateRequest) -> str:
     body.CopyFrom(request)
     for field in ("request_id", "attempt", "detach_grace", "stream_interval", "model"):
         body.ClearField(field)
+    body.model = adapter
     return hashlib.sha256(body.SerializeToString(deterministic=True)).hexdigest()

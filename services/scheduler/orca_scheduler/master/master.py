@@ -693,7 +693,8 @@ class EngineMaster:
     def _root(self, held: Held) -> str:
         """The root of a request's keys: requests of one root may begin with each other's keys and values. '': it shares
         none."""
-        return root_by(self.core.policy.prefix, tenant_of(held.claimed.request_id))
+        tenant = tenant_of(held.claimed.request_id)
+        return root_by(self.core.policy.prefix, tenant, held.record.sampling.adapter)
 
     def _commit(self, action: Commit, report: pb.IterationReport | None, firsts: Mapping[int, int]) -> None:
         """Tokens and ends for the next commit to the pool. firsts: where a request's tokens begin in the report."""

@@ -17,7 +17,7 @@ from orca_common.errors import FailedPrecondition
 from orca_common.protocol import NO_TOKEN
 
 from .kv import KVManager
-from .rows import Adjusted, Rows
+from .rows import NO_ADAPTER, Adjusted, Rows
 
 NO_DRAFTS = np.empty(0, np.int64)
 HERE = -1  # in place of a token that the host does not know: the device has it in its token table
@@ -54,9 +54,16 @@ class Batch:
     scored: Mapping[int, Adjusted] = field(default_factory=dict)  # by member: with parts of prompts to be scored
     inputs: np.ndarray | None = None  # [B] tokens of each prompt, where these see each other: in a prefix LM, and in a
     # part of a model with an encoder (models/parts.py)
+    adapters: np.ndarray | None = None  # [B] int32: each member's, from 0; -1: it has none. None: no member has one
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def token_adapters(self, start: int, end: int) -> np.ndarray | None:
+        """[end - start] int32: `adapters` of flat tokens [start, end)."""
+        if self.adapters is None:
+            return None
+        return self.adapters.repeat(self.query_lengths)[start:end]
 
     def between(self, start: int, end: int) -> Part:
         """The members of which flat tokens [start, end) are a part, and that part."""
@@ -243,7 +250,14 @@ def build_batch(
         adjusted=adjusted,
         scored=scored,
         inputs=inputs,
+        adapters=adapters_of(members) if rows.adapters else None,
     )
+
+
+def adapters_of(members: np.ndarray) -> np.ndarray | None:
+    """`Batch.adapters` of members [B] of ROW."""
+    each = members["adapter"]
+    return each if np.count_nonzero(each != NO_ADAPTER) else None
 
 
 def drafts_of(iteration: worker_pb2.Iteration, outputs: Sequence[int], counts: Sequence[int]) -> list[np.ndarray]:

@@ -21,8 +21,10 @@ MAX_ROWS = 1 << 20  # rows are small integers; a larger one is the sender's mist
 
 # The parameters of a plain draw, as SamplingParams names them. Any other one makes a row adjusted.
 DRAW = [("temperature", "f8"), ("top_k", "i8"), ("top_p", "f8"), ("min_p", "f8"), ("seed", "u8"), ("logprobs", "?")]
+NO_ADAPTER = -1
 PLAIN = {name for name, _ in DRAW}
-UNADJUSTED = {*PLAIN, "forced_end"}  # which adjusts one iteration alone
+# forced_end adjusts one iteration alone; an adapter changes the logits, and not how a token is made of them.
+UNADJUSTED = {*PLAIN, "forced_end", "adapter"}
 columns = attrgetter(*(name for name, _ in DRAW))
 GREEDY = columns(SamplingParams())
 
@@ -39,6 +41,7 @@ ROW = np.dtype(
         ("forced", "i8"),  # the output token of number `forced_at`, from 1 on
         ("forced_at", "i8"),  # 0: none
         ("adjusted", "?"),  # it has an entry in `Rows.adjusted`
+        ("adapter", "i4"),  # its number among the rank's, from 0; -1: it has none
         ("likeliest", "?"),  # no more is wanted than the likeliest token: no draw, no logprobs, no adjustments
     ]
 )
@@ -106,8 +109,10 @@ class Adjusted:
 class Rows:
     """The requests that this rank holds. `table` [n] of ROW grows with the largest row."""
 
-    def __init__(self, start_token: int | None = None) -> None:
-        self._start_token = start_token  # of a model with an encoder
+    def __init__(self, start_token: int | None = None, adapters: Sequence[str] = ()) -> None:
+        """start_token: of a model with an encoder. adapters: the names of those that the rank has."""
+        self._start_token = start_token
+        self.adapters = {name: number for number, name in enumerate(adapters)}
         self.table = np.zeros(64, ROW)
         self.adjusted: dict[int, Adjusted] = {}  # by row
         self.inputs: dict[int, np.ndarray] = {}  # by row: the admitted tokens, until they have run
@@ -125,9 +130,11 @@ class Rows:
         if prompt < 1:
             raise FailedPrecondition(f"row {row}: an admission needs at least one token that was not generated")
         asked, draw, forced, adjusted = admission.sampling, GREEDY, admission.sampling.forced_end, False
+        adapter = self.adapters.get(asked.adapter, NO_ADAPTER)
+        lacks = bool(asked.adapter) and adapter == NO_ADAPTER
         if admission.HasField("sampling"):
             draw = columns(asked)
-            adjusted = not {field.name for field, _ in asked.ListFields()} <= UNADJUSTED or is_newer(asked)
+            adjusted = not {field.name for field, _ in asked.ListFields()} <= UNADJUSTED or is_newer(asked) or lacks
         self.table[row] = (
             True,
             admission.claim,
@@ -140,13 +147,17 @@ class Rows:
             forced.token_id,
             forced.max_new_tokens,
             adjusted,
+            adapter,
             not (asked.temperature > 0 or asked.logprobs or adjusted),
         )
         self.inputs[row] = np.array(admission.token_ids, np.int64)
         self.adjusted.pop(row, None)
         if adjusted:
             self.adjusted[row] = Adjusted(asked, admission.token_ids, prompt, self._start_token)
-            if self.adjusted[row].stuck:
+            if lacks:
+                self.adjusted[row].stuck = True
+                log.error("an adapter is not served here: the request ends", extra={"claim": admission.claim})
+            elif self.adjusted[row].stuck:
                 log.error("a sampling parameter is not known here: the request ends", extra={"claim": admission.claim})
 
     def free(self, rows: Sequence[int]) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from orca_common.errors import FailedPrecondition
 from orca_kernels.cpu import program as kernels
 from orca_kernels.cpu.library import BatchPointers
-from orca_kernels.cpu.program import Operand, Packed, Program, Rows, in_turn
+from orca_kernels.cpu.program import PANEL, Delta, DeltaPart, Operand, Packed, Program, Rows, in_turn
 
 from ..data_plane.plane import DataPlane
 from ..iteration.batch import Batch
@@ -31,6 +31,7 @@ from ..sampling.scoring import PIECE as SCORED_PIECE
 from ..sampling.scoring import PromptScores
 from .formats import floats
 from .formats.table import Reader
+from .low_rank import LowRanks
 from .parts import parts
 from .passes import Passes
 from .positions import Sinusoids, Table
@@ -81,6 +82,7 @@ class StageOnCPU:
         dtype: torch.dtype,
         compute: Compute,
         reader: Reader = floats,
+        adapters: LowRanks | None = None,
     ) -> None:
         self.recording, self.place, self.dtype = recording, recording.place, dtype
         self.vocabulary_shares = recording.vocabulary_shares
@@ -95,7 +97,7 @@ class StageOnCPU:
         self._encoder: list[Section] = []
         self._crossing: list[Section] = []
         self._passes = Passes(self.place, recording.hidden, torch.float32)
-        self._translate(weights, reader)
+        self._translate(weights, reader, adapters)
 
     @property
     def kernels(self) -> str:
@@ -121,7 +123,7 @@ class StageOnCPU:
 
     # Translation
 
-    def _translate(self, weights: WeightSource, reader: Reader) -> None:
+    def _translate(self, weights: WeightSource, reader: Reader, adapters: LowRanks | None) -> None:
         program = self.program
         of_buffer: dict[Buffer, Any] = {  # Rows or Operand, as the recording says
             buffer: reader.operand(program, buffer.width) if buffer.is_operand else program.rows(buffer.width)
@@ -131,7 +133,7 @@ class StageOnCPU:
         self._x: Rows = of_buffer[self.recording.states]
         self._sum = program.rows(self.recording.hidden)
         self._unread = program.operand(self.recording.hidden)  # a normalized sum, which only its residual reads
-        load = Load(program, weights, reader, self.dtype, self.recording.prefix_lm)
+        load = Load(program, weights, reader, self.dtype, self.recording.prefix_lm, adapters)
         if self.recording.has_encoder:
             self._encoder = self._record(self.recording.encoder, load, of_buffer)
             self._crossing = self._record(self.recording.crossing, load, of_buffer)
@@ -153,11 +155,14 @@ class StageOnCPU:
                 case Copy(out):
                     program.copy(self._x, self.recording.hidden, of_buffer[out])
                 case Linear(x, matrix, out, None):
-                    program.linear(of_buffer[x], load.matrix(matrix), of_buffer[out])
+                    delta = load.delta(of_buffer[x], matrix)
+                    program.linear(of_buffer[x], load.matrix(matrix), of_buffer[out], delta)
                 case Linear(x, matrix, out, str(activation)):
-                    program.linear_act(of_buffer[x], load.matrix(matrix), of_buffer[out], activation)
+                    delta = load.delta(of_buffer[x], matrix)
+                    program.linear_act(of_buffer[x], load.matrix(matrix), of_buffer[out], activation, delta)
                 case Gated(x, gate, up, out, activation):
-                    program.linear_gated(of_buffer[x], load.gated(gate, up), of_buffer[out], activation)
+                    delta = load.delta(of_buffer[x], gate, up)
+                    program.linear_gated(of_buffer[x], load.gated(gate, up), of_buffer[out], activation, delta)
                 case WriteKV(kv, attention):
                     program.write_kv(of_buffer[kv], load.attention(attention)._replace(group=0))
                 case Attend(qkv, attention, out, writes):
@@ -166,24 +171,25 @@ class StageOnCPU:
                         program.write_kv(of_buffer[qkv], a)
                     program.attend(of_buffer[qkv], a, of_buffer[out])
                 case Residual(terms, norm):
-                    products = [(of_buffer[x], load.matrix(matrix)) for x, matrix in terms]
-                    self._residual(products, None if norm is None else load.norm(norm))
+                    self._residual([(of_buffer[x], matrix) for x, matrix in terms], norm, load)
                 case Head():
                     program.head(self._of_head, load.head(operation))
         self._close_section(None)
         return self._sections
 
-    def _residual(self, terms: list[tuple[Operand, Packed]], norm: kernels.Norm | None) -> None:
+    def _residual(self, terms: list[tuple[Operand, Matrix]], norm: Norm | None, load: Load) -> None:
         """The hidden states += norm(all x W, summed over the tensor ranks)."""
         if self.place.tensor_parallel == 1 and norm is None:
-            for x, weights in terms:
-                self.program.linear_add(x, weights, self._x)
+            for x, matrix in terms:
+                delta = load.delta(x, matrix)
+                self.program.linear_add(x, load.matrix(matrix), self._x, delta)
             return
-        for i, (x, weights) in enumerate(terms):
-            (self.program.linear_add if i else self.program.linear)(x, weights, self._sum)
+        for i, (x, matrix) in enumerate(terms):
+            delta = load.delta(x, matrix)
+            (self.program.linear_add if i else self.program.linear)(x, load.matrix(matrix), self._sum, delta)
         self._all_reduce(self._sum)
         if norm is not None:
-            self.program.normalize(self._sum, norm, self._unread, in_place=True)
+            self.program.normalize(self._sum, load.norm(norm), self._unread, in_place=True)
         self.program.add(self._x, self._sum)
 
     def _all_reduce(self, x: Rows) -> None:
@@ -320,6 +326,7 @@ class StageOnCPU:
         at = list(accumulate((part.nbytes for part in given), initial=numbers.ctypes.data))
         keys, values = kv.keys, kv.values
         logits = results.logits
+        adapters = batch.token_adapters(start, end)
         pointers = BatchPointers(
             tokens=tokens,
             requests=len(blocks),
@@ -340,6 +347,7 @@ class StageOnCPU:
             logits_stride=logits.shape[1] if logits is not None else 0,
             best=results.best.ctypes.data,
             best_index=results.index.ctypes.data,
+            adapters=adapters.ctypes.data if adapters is not None else None,
         )
         if x is not None:
             self.program.view(self._x, tokens, hidden)[:] = x[start:end].numpy()
@@ -373,9 +381,15 @@ class Load:
     """Loads weights into a program. A table that is both embedding and head is packed once."""
 
     def __init__(
-        self, program: Program, weights: WeightSource, reader: Reader, dtype: torch.dtype, prefix_lm: bool
+        self,
+        program: Program,
+        weights: WeightSource,
+        reader: Reader,
+        dtype: torch.dtype,
+        prefix_lm: bool,
+        adapters: LowRanks | None,
     ) -> None:
-        self._program, self._weights, self._reader = program, weights, reader
+        self._program, self._weights, self._reader, self._adapters = program, weights, reader, adapters
         self._dtype, self._prefix_lm = dtype, prefix_lm
         self._tables: dict[Slice, Packed] = {}
         self._rotary: dict[Rotary, kernels.Rotary] = {}
@@ -399,6 +413,21 @@ class Load:
         biases = [bias for one in (gate, up) if (bias := self._weights.bias(one)) is not None]
         bias = in_turn(*biases) if len(biases) == 2 else None
         return of_gate.joined(of_up, in_turn).pack(self._program, bias)
+
+    def delta(self, x: Operand, *matrices: Matrix) -> Delta | None:
+        """Records the summands of adapters for the operation that is recorded next: of a matrix, or of a gate and what
+        it gates."""
+        parts, column, columns, first = list[DeltaPart](), 0, 0, list[int]()
+        if self._adapters is None:
+            return None
+        for matrix in matrices:
+            first.append(column)
+            for one in self._adapters.of(matrix, column):
+                a, b = self._program.pack(one.a), self._program.pack(one.b)
+                parts.append(DeltaPart(one.adapter, a, b, one.column))
+                columns = max(columns, one.column + whole_panels(len(one.b)))  # perhaps behind the last output
+            column += whole_panels(matrix.outputs)
+        return self._program.delta(x, whole_panels(max(column, columns)), parts, first[-1]) if parts else None
 
     def norm(self, norm: Norm) -> kernels.Norm:
         bias = self._weights.get(norm.bias.name) if norm.bias is not None else None
@@ -430,6 +459,11 @@ class Load:
             self._prefix_lm,
             None if a.bias is None else a.bias.by_distance(self._weights.get(a.bias.table.name)),
         )
+
+
+def whole_panels(outputs: int) -> int:
+    """The columns of a number of outputs."""
+    return -(-outputs // PANEL) * PANEL
 
 
 def ending(batch: Batch, start: int, end: int) -> tuple[int, int]:

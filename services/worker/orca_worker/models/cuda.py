@@ -57,6 +57,8 @@ def obstacle(stage: TorchStage) -> str | None:
         return "the GPU is older than sm_80"
     if stage.recording.has_encoder:
         return "the model has an encoder"
+    if stage.has_adapters:
+        return "there are adapters"
     if stage.recording.head_size > MAX_HEAD_SIZE:
         return f"a head of {stage.recording.head_size} elements is larger than {MAX_HEAD_SIZE}"
     if not (shutil.which("gcc") or shutil.which("clang")):

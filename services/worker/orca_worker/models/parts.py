@@ -73,4 +73,5 @@ def _part(
         out_at=starts[1:] - 1,
         out_member=np.arange(len(rows)),
         inputs=batch.requests["prompt"][members],
+        adapters=batch.adapters[members] if batch.adapters is not None else None,
     )

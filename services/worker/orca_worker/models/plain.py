@@ -5,25 +5,29 @@ Linear operations are torch's own. The others are those of a `Kernels`: plain to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from orca_kernels.cpu.program import Packed, Program
 from orca_kernels.reference import PartAttention, SplitAttention, turned
 from orca_kernels.transfer import to_device
 
 from ..data_plane.plane import DataPlane
 from ..iteration.batch import Batch
 from ..iteration.kv import KVManager, KVShape
+from ..iteration.rows import NO_ADAPTER
 from ..partition import Slice
 from ..sampling.sampling import EndOfModel
 from .formats import floats
 from .formats.table import Reader, Weight
+from .low_rank import LowRank, LowRanks
 from .parts import parts
 from .passes import Passes
 from .positions import Sinusoids, Table
@@ -109,6 +113,7 @@ class Pass:
     positions: Tensor  # [T]
     x: Tensor | None
     update: Tensor | None = None
+    adapted: Sequence[tuple[int, Tensor]] = ()  # the flat indexes of the tokens with each adapter that some have
     at: dict[Buffer, Tensor] = field(default_factory=dict)
     logits: Tensor | None = None
 
@@ -124,6 +129,39 @@ class Pass:
             return replace(self, at={})
         assert self.x is not None
         return replace(self, x=self.x[at], update=None if self.update is None else self.update[at], at={})
+
+
+class Adapted(NamedTuple):
+    """`Weight` with what adapters add to its products, for the tokens of one batch."""
+
+    of: Weight
+    changes: Mapping[int, Sequence[LowRank]]  # by adapter
+    adapted: Sequence[tuple[int, Tensor]]
+
+    def joined(self, other: Adapted, join: Callable[[Tensor, Tensor], Tensor]) -> Adapted:
+        raise NotImplementedError("weights are joined before adapters are added")
+
+    def pack(self, program: Program, bias: Tensor | None) -> Packed:
+        raise NotImplementedError("the compiled kernels have an operation for adapters")
+
+    def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        y = self.of.linear(x, bias)
+        for adapter, rows in self.adapted:
+            for change in self.changes.get(adapter, ()):
+                columns = slice(change.column, change.column + len(change.b))
+                y[rows, columns] += x[rows] @ change.a.t() @ change.b.t()
+        return y
+
+
+class LoadedMatrix(NamedTuple):
+    """The weights of a linear operation, and what adapters add to them."""
+
+    weight: Weight
+    bias: Tensor | None
+    changes: Mapping[int, Sequence[LowRank]]  # by adapter
+
+    def of(self, batch: Pass) -> Weight:
+        return Adapted(self.weight, self.changes, batch.adapted) if self.changes and batch.adapted else self.weight
 
 
 Step = Callable[[Pass], None]
@@ -150,8 +188,10 @@ class TorchStage:
         dtype: torch.dtype,
         device: torch.device,
         reader: Reader = floats,
+        adapters: LowRanks | None = None,
     ) -> None:
         self.recording, self.dtype, self.device, self._reader = recording, dtype, device, reader
+        self.has_adapters, self._adapters = adapters is not None, adapters
         self.vocabulary_shares = recording.vocabulary_shares
         self._weights, self._tables = weights, dict[str, Tensor]()
         self._rotary = dict[Rotary, tuple[Table, Table]]()
@@ -227,7 +267,16 @@ class TorchStage:
         kernels = PlainKernels(split, kv, positions)
         if self.recording.has_encoder and inputs is not None:
             kernels = PartKernels(split, kv, positions, PartAttention(blocks, *of, inputs))
-        return Pass(kernels, plane.all_reduce, ids, positions, None if x is None else x.to(self.dtype))
+        adapted = self._adapted(batch)
+        return Pass(kernels, plane.all_reduce, ids, positions, None if x is None else x.to(self.dtype), adapted=adapted)
+
+    def _adapted(self, batch: Batch) -> list[tuple[int, Tensor]]:
+        each = batch.token_adapters(0, len(batch.token_ids))
+        if each is None:
+            return []
+        numbers = np.unique(each[each != NO_ADAPTER]).tolist()
+        rows = (torch.from_numpy(np.flatnonzero(each == number)) for number in numbers)
+        return [(number, to_device(of, self.device)) for number, of in zip(numbers, rows, strict=True)]
 
     def run(self, batch: Pass) -> Tensor | Callable[[Tensor | None], Tensor]:
         """-> the hidden states [T, H] or, at the last stage, what makes logits [n, V of this rank] of those at flat
@@ -258,19 +307,22 @@ class TorchStage:
             case Copy(out):
                 return partial(_copy, out)
             case Linear(x, matrix, out, activation):
-                return partial(_linear, x, *self._matrix(matrix), out, activation)
+                return partial(_linear, x, self._matrix(matrix), out, activation)
             case Gated(x, gate, up, out, activation):
-                halves = self._matrix(gate), self._matrix(up)
-                weight = halves[0][0].joined(halves[1][0], lambda *both: torch.cat(both))
-                biases = [half[1] for half in halves if half[1] is not None]
-                return partial(_gated, x, weight, torch.cat(biases) if biases else None, out, activation)
+                halves = self._matrix(gate), self._matrix(up, gate.outputs)
+                weight = halves[0].weight.joined(halves[1].weight, lambda *both: torch.cat(both))
+                biases = [half.bias for half in halves if half.bias is not None]
+                numbers = {*halves[0].changes, *halves[1].changes}
+                changes = {n: [one for half in halves for one in half.changes.get(n, ())] for n in numbers}
+                both = LoadedMatrix(weight, torch.cat(biases) if biases else None, changes)
+                return partial(_gated, x, both, out, activation)
             case WriteKV(rows, attention):
                 return partial(_write_kv, rows, self._attention(attention))
             case Attend(qkv, attention, out, writes):
                 return partial(_attend if writes else _attend_written, qkv, self._attention(attention), out)
             case Residual(terms, norm):
                 loaded = None if norm is None else self._norm(norm)
-                return partial(_residual, [(x, *self._matrix(matrix)) for x, matrix in terms], loaded)
+                return partial(_residual, [(x, self._matrix(matrix)) for x, matrix in terms], loaded)
             case Head(x, table):
                 table, bias = self._table(table.name), self._weights.head_bias(operation)
                 return partial(_head, x, table, bias if bias is None else self._padded(bias.to(table)))
@@ -294,8 +346,12 @@ class TorchStage:
             return table
         return self._weights.get(of.name) if of is not None else None
 
-    def _matrix(self, matrix: Matrix) -> tuple[Weight, Tensor | None]:
-        return self._reader.load(self._weights, matrix), self._weights.bias(matrix)
+    def _matrix(self, matrix: Matrix, first: int = 0) -> LoadedMatrix:
+        """first: the column of its first output."""
+        changes = dict[int, list[LowRank]]()
+        for one in self._adapters.of(matrix, first) if self._adapters is not None else ():
+            changes.setdefault(one.adapter, []).append(one)
+        return LoadedMatrix(self._reader.load(self._weights, matrix), self._weights.bias(matrix), changes)
 
     def _norm(self, norm: Norm) -> LoadedNorm:
         bias = self._weights.get(norm.bias.name) if norm.bias is not None else None
@@ -343,16 +399,16 @@ def _copy(out: Buffer, batch: Pass) -> None:
     batch.at[out] = batch.states
 
 
-def _linear(x: Buffer, weight: Weight, bias: Tensor | None, out: Buffer, activation: str | None, batch: Pass) -> None:
-    given = batch.at[x]
+def _linear(x: Buffer, matrix: LoadedMatrix, out: Buffer, activation: str | None, batch: Pass) -> None:
+    given, weight = batch.at[x], matrix.of(batch)
     if activation is None:
-        batch.at[out] = weight.linear(given, bias)
+        batch.at[out] = weight.linear(given, matrix.bias)
     else:
-        batch.at[out] = batch.kernels.activated(given, weight, bias, activation)
+        batch.at[out] = batch.kernels.activated(given, weight, matrix.bias, activation)
 
 
-def _gated(x: Buffer, weight: Weight, bias: Tensor | None, out: Buffer, activation: str, batch: Pass) -> None:
-    batch.at[out] = batch.kernels.gated(weight.linear(batch.at[x], bias), activation)
+def _gated(x: Buffer, matrix: LoadedMatrix, out: Buffer, activation: str, batch: Pass) -> None:
+    batch.at[out] = batch.kernels.gated(matrix.of(batch).linear(batch.at[x], matrix.bias), activation)
 
 
 def _write_kv(kv: Buffer, attention: LoadedAttention, batch: Pass) -> None:
@@ -369,8 +425,8 @@ def _attend_written(q: Buffer, attention: LoadedAttention, out: Buffer, batch: P
     batch.at[out] = batch.kernels.attend_written(batch.at[q], attention)
 
 
-def _residual(terms: Sequence[tuple[Buffer, Weight, Tensor | None]], norm: LoadedNorm | None, batch: Pass) -> None:
-    products = [weight.linear(batch.at[x], bias) for x, weight, bias in terms]
+def _residual(terms: Sequence[tuple[Buffer, LoadedMatrix]], norm: LoadedNorm | None, batch: Pass) -> None:
+    products = [matrix.of(batch).linear(batch.at[x], matrix.bias) for x, matrix in terms]
     update = batch.all_reduce(sum(products[1:], products[0]))
     if norm is not None:
         update, _ = batch.kernels.add_norm(update, None, norm)

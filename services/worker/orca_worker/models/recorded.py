@@ -12,6 +12,7 @@ from orca_common.gguf.folder import gguf_file
 
 from ..iteration.model import Compute, Loading, Model
 from ..partition import ITEM_BYTES, SINGLE, Place, RankShare, check_stages
+from .adapters import check_adapters, read_adapter
 from .dtype import kernels_are_used
 from .formats.layout import layout_of
 from .formats.table import CODED, FORMATS, KEPT, Format
@@ -85,6 +86,8 @@ class RecordedFamily(Generic[C]):
         firsts = [Place(tensor_parallel, pipeline_parallel, tensor_rank=rank) for rank in range(tensor_parallel)]
         for place in (SINGLE, *firsts):  # all layers, and what each tensor rank has
             self._recording(checkpoint, config, place)
+        if checkpoint.adapters:
+            check_adapters(checkpoint.adapters, self.prefix, self._recording(checkpoint, config, SINGLE))
 
     def _recording(self, checkpoint: Checkpoint, config: C, place: Place) -> Recording:
         """The stage of a place, as a prefix LM where the file says so: with any decoder's weights."""
@@ -144,6 +147,7 @@ class RecordedFamily(Generic[C]):
         import torch
 
         from ..sampling.sampling import HiddenModel, SamplingModel
+        from .low_rank import LowRanks
         from .plain import TorchStage
         from .weights import Weights, check_memory
 
@@ -173,17 +177,20 @@ class RecordedFamily(Generic[C]):
 
                 files = CodedFiles(checkpoint.folder, self.prefix, layout)
                 weights = CodedWeights(files, recording.matrices, step, *here)
+        adapters = None
+        if checkpoint.adapters:
+            adapters = LowRanks([read_adapter(one, self.prefix) for one in checkpoint.adapters], kind, device)
         check_memory(recording.weight_bytes(kind.itemsize, form.bytes), device)
         if device.type == "cpu" and kernels_are_used(compute):
             from .cpu import StageOnCPU
 
-            return StageOnCPU(recording, weights, kind, compute, form.reader), weights.bytes_read
-        stage = TorchStage(recording, weights, kind, device, form.reader)
+            return StageOnCPU(recording, weights, kind, compute, form.reader, adapters), weights.bytes_read
+        stage = TorchStage(recording, weights, kind, device, form.reader, adapters)
         if device.type == "cuda" and torch.cuda.is_available() and compute.kernels != "torch":
             from .cuda import on_cuda
 
             return on_cuda(stage, compute), weights.bytes_read
-        if device.type == "cpu" and compute.kernels == "device-loop" and not recording.has_encoder:
+        if device.type == "cpu" and compute.kernels == "device-loop" and not (recording.has_encoder or adapters):
             from ..device.replay import Replayed
             from .device_loop import on_cpu
 

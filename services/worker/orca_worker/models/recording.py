@@ -38,6 +38,10 @@ class Matrix:
     biases: tuple[Slice, ...] = ()
     transposed: bool = False  # the tensors are kept as [in, out]
 
+    @property
+    def outputs(self) -> int:
+        return sum(part.size[1] if self.transposed else part.size[0] for part in self.weights)
+
     @classmethod
     def stacked(cls, matrices: Sequence[Matrix]) -> Matrix:
         """Several that read the same rows, as one: its outputs are theirs, one after the other."""

@@ -24,6 +24,7 @@ import grpc
 
 from orca.v1 import worker_pb2, worker_pb2_grpc
 from orca_common import service
+from orca_common.adapters import read_adapters
 from orca_common.address import join_address, split_address
 from orca_common.backoff import Backoff
 from orca_common.checkpoint import read_checkpoint, resolve_model
@@ -36,7 +37,7 @@ from orca_common.tls import transport_of
 
 from .. import machine
 from ..machine import check_gpus, compile_kernels, kernels_needed
-from ..models.families import check_type, family_of, modules_of
+from ..models.families import check_partition, check_type, family_of, modules_of
 from ..processes.beginning import Begun, begin
 from ..processes.forks import Forked, ForkedProcess, Forks
 from ..processes.process import why_ended
@@ -337,7 +338,9 @@ class SupervisorApp:
         self._open.callback(status.close)
         check_gpus(settings.device, settings.first_gpu, settings.ranks)
         folder = await service.in_thread(partial(resolve_model, settings.model, check_type))  # once, not by each rank
-        checkpoint = read_checkpoint(folder)
+        checkpoint = read_checkpoint(folder, adapters=read_adapters(settings.adapters))
+        if checkpoint.adapters:
+            await service.in_thread(partial(check_partition, checkpoint, 1, 1))
         self._needs_kernels = family_of(checkpoint).needs_torch and kernels_needed(settings.device, settings.kernels)
         forks = Forks(begin, modules_of(checkpoint), settings.log_level, self._first)
         self._open.push_async_callback(forks.stop)

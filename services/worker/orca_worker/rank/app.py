@@ -26,6 +26,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Never
 
 from orca_common import logs, service
+from orca_common.adapters import read_adapters
 from orca_common.address import join_address
 from orca_common.checkpoint import Checkpoint, read_checkpoint, resolve_model
 from orca_common.errors import FailedPrecondition, OrcaError
@@ -73,7 +74,8 @@ def open_device(name: str, gpu: int) -> torch.device:
 def prepare(settings: RankSettings) -> Checkpoint:
     """Does what is slow before the rank listens. Raises SystemExit with a sentence."""
     try:
-        checkpoint = read_checkpoint(resolve_model(settings.model, check_type), settings.quantize)
+        adapters = read_adapters(settings.adapters)
+        checkpoint = read_checkpoint(resolve_model(settings.model, check_type), settings.quantize, adapters)
         family = family_of(checkpoint)
     except FailedPrecondition as error:
         raise SystemExit(str(error)) from None

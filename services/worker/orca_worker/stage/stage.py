@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from orca.v1 import worker_pb2
+from orca_common.block_keys import root_of
 from orca_common.checkpoint import Checkpoint
 from orca_common.errors import FailedPrecondition
 
@@ -79,6 +80,12 @@ def as_peer_lost(plane: DataPlane) -> Iterator[None]:
         raise
 
 
+def _root(admission: worker_pb2.Admission) -> str:
+    """The root of a request's keys here: another one for each adapter, whatever root the scheduler gave them."""
+    root, adapter = admission.root.hex(), admission.sampling.adapter
+    return root_of(f"{root} {adapter}") if adapter else root
+
+
 class WeightsChanged(Exception):
     """The checkpoint was written over. This rank's process must end: the next one tells the new weights."""
 
@@ -112,7 +119,7 @@ class Stage:
         self._kv = KVManager(None)
         self._owed: deque[Batch] = deque()  # whose tokens are still to come back on the data plane
         self._unread: deque[Unread] = deque()
-        self.rows = Rows(checkpoint.start_token)
+        self.rows = Rows(checkpoint.start_token, [adapter.name for adapter in checkpoint.adapters])
         self._masks: Masks | None = None  # from the first request on that asks for a form
 
     @property
@@ -179,7 +186,8 @@ class Stage:
         return model
 
     def _fingerprint(self) -> str:
-        return fingerprint(self._checkpoint.folder, self._checkpoint.quantize) if self._of_folder else ""
+        of = self._checkpoint
+        return fingerprint(of.folder, of.quantize, of.adapters) if self._of_folder else ""
 
     def allocate(self, slots: int, block_size: int) -> None:
         """Allocates the Attention K/V manager's memory, and lets the model get ready for it."""
@@ -234,7 +242,7 @@ class Stage:
             self.rows.admit(admission)
             self._kv.free((admission.row,))
             if admission.root:
-                self._kv.tags.begin(admission.row, admission.root.hex(), admission.token_ids)
+                self._kv.tags.begin(admission.row, _root(admission), admission.token_ids)
         for growth in iteration.growths:
             self._kv.grow(growth.row, growth.blocks, growth.shared)
         for admission in iteration.admissions:

@@ -36,17 +36,18 @@ class Chats(Exchange):
         choices = [Choice() for _ in asked.samples]
         more = relaxed_header(calls[0].left_out)
         numbered = len(calls) == 1 and (asked.detaches if ids is None else ids)
+        model = asked.samples[0].request.model or endpoint.name
         asked.samples.clear()  # long prompts need memory, and the calls have them until the pool does
         logprobs = Logprobs(endpoint.spell, endpoint.token_bytes) if asked.logprobs else None
         async with together(calls, body.held) as events, until(deadline):
             if asked.stream:
-                chunks = ChatChunks(name, endpoint.name, asked.usage_in, numbered, logprobs)
+                chunks = ChatChunks(name, model, asked.usage_in, numbered, logprobs)
                 stream = Stream(answer, chunks, silence, more)
                 await stream.write(events, choices, name)
                 await stream.end(counted(choices) if asked.usage_in.end else None)
             else:
                 headers = await gather(events, choices, name, asked.logprobs, more)
-                whole = chat_completion(name, endpoint.name, choices, usage(*counted(choices)), logprobs)
+                whole = chat_completion(name, model, choices, usage(*counted(choices)), logprobs)
                 await answer.whole(JSONResponse(whole, headers=headers))
 
 

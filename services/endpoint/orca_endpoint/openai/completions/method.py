@@ -41,12 +41,13 @@ class Completions(Exchange):
         choices = [Choice(self._text_of(sample.request) if asked.echo else None) for sample in asked.samples]
         more = relaxed_header(calls[0].left_out)
         numbered = len(calls) == 1 and (asked.detaches if ids is None else ids)
+        model = asked.samples[0].request.model or endpoint.name
         asked.samples.clear()  # long prompts need memory, and the calls have them until the pool does
         logprobs = Logprobs(endpoint.spell) if asked.logprobs is not None else None
         async with together(calls, body.held) as came, until(deadline):
             events = without_tokens(came) if asked.only_prompt else came
             if asked.stream:
-                chunks = CompletionChunks(name, endpoint.name, asked.usage_in, numbered, logprobs)
+                chunks = CompletionChunks(name, model, asked.usage_in, numbered, logprobs)
                 stream = Stream(answer, chunks, silence, more)
                 await stream.write(events, choices, name)
                 await stream.end(counted(choices, asked.each) if asked.usage_in.end else None)
@@ -54,7 +55,7 @@ class Completions(Exchange):
                 keep = logprobs is not None or asked.each > asked.n
                 headers = await gather(events, choices, name, keep, more)
                 shown, counts = best(choices, asked.n, asked.each), usage(*counted(choices, asked.each))
-                whole = completion(name, endpoint.name, shown, counts, logprobs)
+                whole = completion(name, model, shown, counts, logprobs)
                 await answer.whole(JSONResponse(whole, headers=headers))
 
     def _text_of(self, request: GenerateRequest) -> str:

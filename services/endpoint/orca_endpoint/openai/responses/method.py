@@ -41,9 +41,9 @@ class Library:
         self._endpoint = endpoint
         self._logprobs = Logprobs(endpoint.spell, endpoint.token_bytes)
 
-    def reply(self, name: str, kept: Kept | None = None, seen: float = UNSEEN) -> ResponseReply:
-        """A reply of which nothing has come. Arguments as for `ResponseReply`."""
-        return ResponseReply(name, self._endpoint.name, self._logprobs, kept, seen)
+    def reply(self, name: str, model: str, kept: Kept | None = None, seen: float = UNSEEN) -> ResponseReply:
+        """A reply of which nothing has come. model: empty for the endpoint's own. Others as for `ResponseReply`."""
+        return ResponseReply(name, model or self._endpoint.name, self._logprobs, kept, seen)
 
     async def response(self, name: str, tenant: str) -> tuple[Mapping[str, Any], Kept]:
         """The object of a response, as far as it has come, and what is kept of it. Raises NotFound."""
@@ -53,7 +53,7 @@ class Library:
         if not accepted.kept:
             raise NotFound(f"response {name} is not kept: {STORED}")
         kept = Kept.of(accepted.kept)
-        work = partial(told_again, self.reply(name, kept, NO_EVENTS), events, error)
+        work = partial(told_again, self.reply(name, accepted.adapter, kept, NO_EVENTS), events, error)
         return work() if len(events) <= IN_LOOP else await self._endpoint.large.run(work, tenant), kept
 
     async def ended(self, name: str, tenant: str, field: str) -> tuple[Sequence[Mapping[str, Any]], Kept]:
@@ -81,7 +81,8 @@ class Responses(Replies[Input]):
         return parse(raw, self._endpoint.defaults)
 
     def _reply(self, name: str, question: Input) -> ResponseReply:
-        return self._library.reply(name, question.kept, UNSEEN if question.stream else NO_EVENTS)
+        model, seen = question.samples[0].request.model, UNSEEN if question.stream else NO_EVENTS
+        return self._library.reply(name, model, question.kept, seen)
 
     async def _complete(self, question: Input, scope: Scope) -> Input:
         tenant, before = tenant_in(scope), list[Placed]()
@@ -134,7 +135,7 @@ class KeptResponses(Exchange):
         call = endpoint.resume(ResumeRequest(request_id=name), deadline, dict(request.headers), tenant=tenant)
         call.label(labels_in(request.scope))
         async with Single(call, body_in(request.scope).held) as events, until(deadline):
-            stream = Stream(answer, self._library.reply(name, seen=seen), silence)
+            stream = Stream(answer, self._library.reply(name, response["model"], seen=seen), silence)
             await stream.write(events, [Choice()], name)
             await stream.end(None)
 

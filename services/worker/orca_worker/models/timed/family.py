@@ -23,6 +23,8 @@ class TimedFamily:
 
     def check(self, checkpoint: Checkpoint, tensor_parallel: int, pipeline_parallel: int) -> None:
         """It can be cut in any way."""
+        for adapter in checkpoint.adapters:
+            raise FailedPrecondition(f"adapter {adapter.name}: a model that waits has no weights to change")
         seconds = checkpoint.config.get("seconds", 0)
         if type(seconds) not in (int, float) or not 0 <= seconds < 3600:
             raise FailedPrecondition(

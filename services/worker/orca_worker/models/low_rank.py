@@ -1,0 +1,61 @@
+"""A rank's slices of the adapters' matrices, cut as the model's matrix is: B along its outputs, A along its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..partition import Slice
+from .adapters import AdapterFile, is_cut_along_outputs
+from .header import Stored
+from .recording import Matrix
+from .weights import DTYPES, read_runs
+
+
+class LowRank(NamedTuple):
+    """The summand x A^T B^T of some outputs, by one adapter."""
+
+    adapter: int  # from 0
+    column: int  # of the first output
+    a: Tensor  # [rank, inputs]
+    b: Tensor  # [outputs, rank], multiplied with the scale
+
+
+class LowRanks:
+    """Reads what the adapters change. `dtype` is the model's."""
+
+    def __init__(self, files: Sequence[AdapterFile], dtype: torch.dtype, device: torch.device) -> None:
+        self._files, self._dtype, self._device = files, dtype, device
+        self.bytes_read = 0
+
+    def of(self, matrix: Matrix, first: int = 0) -> list[LowRank]:
+        """By adapter, and then by column. first: the column of the matrix's first output.
+
+        Raises FailedPrecondition where a file ends too early.
+        """
+        found = list[LowRank]()
+        for part in matrix.weights:
+            for number, file in enumerate(self._files):
+                if part.name in file.changes:
+                    found.append(LowRank(number, first, *self._read(file, part, matrix)))
+            first += part.size[1] if matrix.transposed else part.size[0]
+        return sorted(found, key=lambda one: one[:2])
+
+    def _read(self, file: AdapterFile, part: Slice, matrix: Matrix) -> tuple[Tensor, Tensor]:
+        scale, *stored = file.changes[part.name]
+        a, b = (self._tensor(file, part.name, one) for one in stored)
+        if is_cut_along_outputs(part, matrix):
+            b = torch.cat([b[one.start : one.stop] for one in part.ranges])
+        else:
+            a = torch.cat([a[:, one.start : one.stop] for one in part.ranges], 1)
+        return a.to(self._device, self._dtype), (b * scale).to(self._device, self._dtype)
+
+    def _tensor(self, file: AdapterFile, name: str, stored: Stored) -> Tensor:
+        tensor = torch.empty(stored.shape, dtype=DTYPES[stored.kind])
+        into = tensor.view(-1).view(torch.uint8).numpy().data
+        read_runs(file.path, name, [(0, stored.size)], stored.start, into)
+        self.bytes_read += stored.size
+        return tensor.float()

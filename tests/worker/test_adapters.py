@@ -1,0 +1,361 @@
+"""Adapters: engines make the tokens of transformers' models into which each adapter was merged by plain torch."""
+
+import json
+import random
+import shutil
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import make_shape
+from lora import Lora, load, make_lora
+from safetensors.torch import load_file, save_file
+from worker.driver import Sampled, TinyEngine, make_stage
+from worker.engines import in_process
+from worker.test_quantize import Oracle, check_tokens, make, requests_for
+
+from orca_common.adapters import Adapter, check_names, read_adapters
+from orca_common.checkpoint import read_checkpoint
+from orca_common.errors import FailedPrecondition
+from orca_kernels.cpu.library import instruction_sets
+from orca_worker.iteration.model import Compute
+from orca_worker.models.adapters import read_adapter
+from orca_worker.models.families import check_partition
+from orca_worker.models.weight_files import fingerprint
+from orca_worker.stage.stage import Stage, WeightsChanged
+
+FAMILIES = ("gpt2", "llama, 2 K/V heads", "gemma3, windows but in one layer", "neox", "gptj", "t5", "marian")
+
+
+def make_loras(folder: Path, base: Path) -> list[Lora]:
+    """Three unlike ones: of all modules, of few with a rank of two panels, of one with patterns."""
+    every = make_lora(folder / "every", base, "every", seed=1)
+    layers = sorted({name.rpartition(".")[2] for name in every.changes})
+    return [
+        every,
+        make_lora(folder / "wide", base, "wide", seed=2, rank=19, targets=layers[::2], use_rslora=True),
+        make_lora(
+            folder / "odd", base, "odd", seed=3, rank=1, ranks={layers[-1]: 3}, alphas={layers[-1]: 2}, alpha=5, size=1
+        ),
+    ]
+
+
+def requests_of(loras: Sequence[Lora | None], vocabulary: int, seed: int = 5) -> list[Sampled]:
+    """One request of each; None: of the model alone."""
+    requests = requests_for(vocabulary, len(loras), seed)
+    for request, lora in zip(requests, loras, strict=True):
+        request.sampling = {} if lora is None else {"adapter": lora.adapter.name}
+    return requests
+
+
+def check(base: Path, requests: Sequence[Sampled], loras: Sequence[Lora | None]) -> None:
+    """Each token against the merged model's after those before it."""
+    models: dict[str | None, Any] = {}
+    for request, lora in zip(requests, loras, strict=True):
+        name = None if lora is None else lora.adapter.name
+        if name not in models:
+            models[name] = load(base) if lora is None else lora.merged(base)
+        assert request.made == expected(models[name], request), name
+
+
+@torch.inference_mode()
+def expected(model: Any, request: Sampled) -> list[int]:
+    """The likeliest tokens after those that were made before them."""
+    prompt, made = request.prompt, request.made[:-1]
+    if model.config.is_encoder_decoder:
+        start = model.config.decoder_start_token_id
+        of = model(torch.tensor([prompt]), decoder_input_ids=torch.tensor([[start, *made]]), use_cache=False)
+        logits = of.logits[0]
+    else:
+        logits = model(torch.tensor([[*prompt, *made]]), use_cache=False).logits[0, len(prompt) - 1 :]
+    if model.config.model_type == "marian":
+        logits[:, model.config.pad_token_id] = -torch.inf
+    return logits.argmax(1).tolist()
+
+
+@pytest.mark.parametrize("shape", FAMILIES)
+def test_tokens_equal_merged_models(tmp_path: Path, shape: str) -> None:
+    """By the kernels of this machine and in plain torch; requests of the model itself are among them."""
+    base, vocabulary = make(tmp_path / "base", shape)
+    loras = make_loras(tmp_path, base)
+    of = [*loras, None, *loras[::-1], None, *loras]
+    for kernels in ("auto", "torch"):
+        stage = make_stage(base, 700, 16, kernels=kernels, adapters=[lora.adapter for lora in loras])
+        requests = requests_of(of, vocabulary)
+        TinyEngine(stage, 700, 16).run(requests)
+        check(base, requests, of)
+    made = {tuple(request.made) for request in requests}
+    assert len(made) > len(loras), "adapters that change nothing test nothing"
+
+
+def test_a_part_alone(tmp_path: Path) -> None:
+    """No adapter changes what stands behind the queries, or before the keys, in one operation; and so on."""
+    base, vocabulary = make(tmp_path / "base", "qwen3, large heads")
+    for part in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"):
+        lora = make_lora(tmp_path / part, base, part, seed=1, targets=[part])
+        TinyEngine(make_stage(base, 300, 16, adapters=[lora.adapter]), 300, 16).run(
+            requests := requests_of([lora, None, lora, lora], vocabulary)
+        )
+        check(base, requests, [lora, None, lora, lora])
+
+
+@pytest.mark.parametrize("kernels", [*instruction_sets(), "torch"])
+def test_each_instruction_set(tmp_path: Path, kernels: str) -> None:
+    base, vocabulary = make(tmp_path / "base", "llama, 2 K/V heads")
+    loras = make_loras(tmp_path, base)
+    of = [*loras, None]
+    stage = make_stage(base, 400, 16, kernels=kernels, adapters=[lora.adapter for lora in loras])
+    TinyEngine(stage, 400, 16).run(requests := requests_of(of, vocabulary))
+    check(base, requests, of)
+
+
+@pytest.mark.parametrize(("tp", "pp"), [(2, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize("shape", ["gpt2", "llama, 2 K/V heads", "t5"])
+async def test_several_ranks(tmp_path: Path, shape: str, tp: int, pp: int) -> None:
+    base, vocabulary = make(tmp_path / "base", shape)
+    loras = make_loras(tmp_path, base)
+    of, adapters = [*loras, None, *loras], [lora.adapter for lora in loras]
+    async with in_process(base, tp, pp, slots=600, adapters=adapters) as (master, _):
+        await master.run(requests := requests_of(of, vocabulary))
+    check(base, requests, of)
+
+
+def test_thirty_two_of_sixty_four_in_one_iteration(tmp_path: Path) -> None:
+    base, vocabulary = make(tmp_path / "base", "llama, 2 K/V heads")
+    loras = [make_lora(tmp_path / f"{n}", base, f"a-{n}", seed=n) for n in range(64)]
+    stage = make_stage(base, 32 * 48, 16, adapters=[lora.adapter for lora in loras])
+    engine, of = TinyEngine(stage, 32 * 48, 16), loras[::2]
+    requests = requests_of(of, vocabulary)
+    engine.step(requests, [])
+    for _ in range(requests[0].new_tokens - 1):
+        engine.step([], requests)
+    check(base, requests, of)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("quantize", [None, "int8"])
+def test_bits_do_not_depend_on_the_batch(tmp_path: Path, dtype: str, quantize: str | None) -> None:
+    """A request's logprobs are the same alone and among others, and those of the model itself without adapters."""
+    base, vocabulary = make(tmp_path / "base", "llama, 2 K/V heads")
+    loras = make_loras(tmp_path, base)
+    of, adapters = [*loras, None, *loras, None], [lora.adapter for lora in loras]
+    seen = list[list[list[float]]]()
+    for max_batch, seed in ((1, 0), (8, 1), (5, 2)):
+        stage = make_stage(base, 600, 16, dtype, quantize=quantize, adapters=adapters)
+        requests = requests_of(of, vocabulary)
+        for request in requests:
+            request.sampling["logprobs"] = True
+        TinyEngine(stage, 600, 16, seed).run(requests, max_batch)
+        seen.append([request.logprobs for request in requests])
+    assert seen[0] == seen[1] == seen[2]
+    plain = requests_of([None] * len(of), vocabulary)
+    for request in plain:
+        request.sampling["logprobs"] = True
+    TinyEngine(make_stage(base, 600, 16, dtype, quantize=quantize), 600, 16).run(plain)
+    assert [seen[0][3], seen[0][7]] == [plain[3].logprobs, plain[7].logprobs]
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+def test_beside_weights_in_codes(tmp_path: Path, quantize: str) -> None:
+    """The adapter multiplies the numbers, before they become codes."""
+    base, vocabulary = make(tmp_path / "base", "llama, 2 K/V heads")
+    lora, oracle = make_lora(tmp_path / "a", base, "a", seed=1), Oracle(base, 1, quantize)
+    for name, (scale, a, b) in lora.changes.items():
+        module: Any = oracle.model.get_submodule(name)
+        module.forward = partial(added, module.forward, scale * b @ a)
+    requests = list[Sampled]()
+    for kernels in ("auto", "torch"):
+        stage = make_stage(base, 700, 16, kernels=kernels, quantize=quantize, adapters=[lora.adapter])
+        requests += (new := requests_of([lora] * 12, vocabulary))
+        TinyEngine(stage, 700, 16).run(new)
+    check_tokens(oracle, requests)
+
+
+def added(forward: Callable[[torch.Tensor], torch.Tensor], change: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return forward(x) + x @ change.t()
+
+
+def test_an_adapter_that_is_not_there_ends_its_request_alone(tmp_path: Path) -> None:
+    base, vocabulary = make(tmp_path / "base", "gpt2")
+    requests = requests_of([None, None], vocabulary)
+    requests[1].sampling = {"adapter": "gone"}
+    engine = TinyEngine(make_stage(base, 200, 16), 200, 16)
+    engine.step(requests, [])
+    assert [request.stuck for request in requests] == [False, True]
+
+
+def test_another_fingerprint_for_each_change(tmp_path: Path) -> None:
+    base, _ = make(tmp_path / "base", "gpt2")
+    one, other = (make_lora(tmp_path / name, base, name, seed=1).adapter for name in "ab")
+    sets: list[tuple[Adapter, ...]] = [(), (one,), (other,), (one, other), (one._replace(name="c"),)]
+    seen = {fingerprint(base, None, adapters) for adapters in sets}
+    assert fingerprint(base) in seen
+    assert len(seen) == len(sets)
+    stage = Stage(read_checkpoint(base, None, (one,)), "float32", torch.device("cpu"), 64, Compute(1))
+    before = stage.weights
+    shutil.rmtree(one.folder)
+    make_lora(one.folder, base, "a", seed=2)
+    assert fingerprint(base, None, (one,)) != before
+    with pytest.raises(WeightsChanged):
+        stage.form(16)
+
+
+def config(**changed: object) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        path = folder / "adapter_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+
+    return change
+
+
+def tensors(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
+    def apply(folder: Path) -> None:
+        path = folder / "adapter_model.safetensors"
+        change(found := load_file(path))
+        save_file(found, path)
+
+    return apply
+
+
+def rename(found: dict[str, torch.Tensor]) -> None:
+    for name in list(found):
+        found[name.replace("layers.1", "layers.9")] = found.pop(name)
+
+
+Q = "model.layers.0.self_attn.q_proj"
+A = f"base_model.model.{Q}.lora_A.weight"
+B = A.replace("lora_A", "lora_B")
+WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no configuration": (lambda folder: (folder / "adapter_config.json").unlink(), "holds no adapter_config.json"),
+    "no weights": (
+        lambda folder: (folder / "adapter_model.safetensors").unlink(),
+        "holds no adapter_model.safetensors",
+    ),
+    "cut short": (
+        lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"12345678"),
+        "cannot be read .adapter_model.safetensors: ",
+    ),
+    "no JSON": (lambda folder: (folder / "adapter_config.json").write_text("{"), "adapter_config.json"),
+    "another type": (config(peft_type="IA3"), "says peft_type 'IA3'; Orca has LORA"),
+    "DoRA": (config(use_dora=True), "it has DoRA, which Orca does not have"),
+    "biases": (config(lora_bias=True), "it has biases of its own .lora_bias."),
+    "biases of the model": (config(bias="all"), "it has biases of the model"),
+    "modules": (config(modules_to_save=["lm_head"]), "it has whole modules of its own .modules_to_save."),
+    "a new way": (config(use_something=1), "it has use_something, which Orca does not have"),
+    "PiSSA": (config(init_lora_weights="pissa"), "init_lora_weights 'pissa', which changes the model's own weights"),
+    "rank 0": (config(r=0), "r is 0, not a rank from 1 to 256"),
+    "rank 257": (config(r=257), "r is 257, not a rank from 1 to 256"),
+    "no alpha": (config(lora_alpha="8"), "lora_alpha is '8', not a number"),
+    "huge alpha": (config(lora_alpha=10**400), "lora_alpha is .*, not a number up to 1048576"),
+    "endless alpha": (config(lora_alpha=float("inf")), "adapter_config.json"),
+    "a pattern": (config(rank_pattern={"(a+)+$": 4}), "rank_pattern must be by the names of modules"),
+    "another rank": (config(r=5), "has A .4, 70. and B .48, 4.; adapter_config.json says rank 5"),
+    "DoRA's tensor": (
+        tensors(lambda all: all.update({f"base_model.model.{Q}.lora_magnitude_vector": torch.ones(48)})),
+        "is no matrix of a LoRA",
+    ),
+    "half a head": (
+        tensors(lambda all: all.update({A.replace(Q, "lm_head"): torch.ones(4, 48)})),
+        "'lm_head' has lora_A alone",
+    ),
+    "a head": (
+        tensors(lambda all: all.update({one.replace(Q, "lm_head"): torch.ones(4, 4) for one in (A, B)})),
+        "for another model: 'lm_head' is no linear operation of the model's layers; those are named down_proj, gate",
+    ),
+    "A alone": (tensors(lambda all: all.pop(B)), f"'{Q}' has lora_A alone"),
+    "integers": (tensors(lambda all: all.update({A: torch.ones(4, 48, dtype=torch.int32)})), "is no matrix of a LoRA"),
+    "no tensors": (tensors(dict.clear), "holds no matrices"),
+    "more layers": (
+        tensors(rename),
+        "for another model: 'layers.9.*' is no linear operation of the model's layers",
+    ),
+    "another width": (
+        tensors(lambda all: all.update({A: torch.ones(4, 64)})),
+        "it is for another model: 'layers.0.self_attn.q_proj' is .48, 64., the model's is .48, 48.",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_refused(tmp_path: Path, case: str) -> None:
+    base = make_shape(tmp_path / "base", "llama, 2 K/V heads")
+    adapter = make_lora(tmp_path / "a", base, "mine", seed=1).adapter
+    checkpoint = read_checkpoint(base, None, (adapter,))
+    check_partition(checkpoint, 2, 2)
+    change, problem = WRONG[case]
+    change(adapter.folder)
+    with pytest.raises(FailedPrecondition, match=f"^adapter mine: .*{problem}"):
+        check_partition(checkpoint, 2, 2)
+
+
+def test_files_of_strangers(tmp_path: Path) -> None:
+    """Whatever stands in them, there is an adapter, or a sentence that names it."""
+    base, chance, sentences = make_shape(tmp_path / "base", "llama, 2 K/V heads"), random.Random(1), list[str]()
+    adapter = make_lora(tmp_path / "a", base, "mine", seed=1, targets=["q_proj"]).adapter
+    said = json.loads((adapter.folder / "adapter_config.json").read_text())
+    odd = [
+        None,
+        0,
+        -1,
+        2,
+        3.5,
+        10**400,
+        "x",
+        [],
+        [1],
+        {},
+        {"q_proj": 2},
+        {"q_proj": []},
+        {"q_proj": 1e308},
+        True,
+        "none",
+    ]
+    weights = (adapter.folder / "adapter_model.safetensors").read_bytes()
+    for _ in range(2000):
+        fields = said | {
+            chance.choice([*said, "use_dora", "new"]): chance.choice(odd) for _ in range(chance.randint(0, 2))
+        }
+        (adapter.folder / "adapter_config.json").write_bytes(broken(json.dumps(fields).encode(), chance))
+        (adapter.folder / "adapter_model.safetensors").write_bytes(broken(weights, chance))
+        try:
+            read_adapter(adapter, "model.")
+        except FailedPrecondition as error:
+            sentences.append(str(error))
+    assert 1000 < len(sentences) < 2000
+    assert all(sentence.startswith("adapter mine: ") for sentence in sentences)
+
+
+def broken(raw: bytes, chance: random.Random) -> bytes:
+    """Now and then another byte, or an earlier end; bytes are changed where a header is."""
+    changed = bytearray(raw)
+    for _ in range(chance.choice([0, 0, 0, 0, 1, 3])):
+        changed[chance.randrange(min(len(changed), 700))] = chance.randrange(256)
+    return bytes(changed[: chance.randrange(len(changed))] if chance.random() < 0.1 else changed)
+
+
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        ("a", "'a' is not NAME=FOLDER"),
+        ("a=", "'a=' is not NAME=FOLDER"),
+        ("=a", "'=a' is not NAME=FOLDER"),
+        ("a=/x,b=/y,a=/z", "two have the name 'a'"),
+        ("a" * 257 + "=/x", "is no name of at most 256 printable characters"),
+        (",".join(f"a{n}=/x" for n in range(1025)), "1025 of them; at most 1024 are served"),
+    ],
+    ids=lambda said: said[:8],
+)
+def test_settings_that_are_refused(said: str, problem: str) -> None:
+    with pytest.raises(FailedPrecondition, match=f"^adapters: .*{problem}"):
+        read_adapters(said)
+
+
+def test_settings() -> None:
+    found = read_adapters(" a=/x , b=c/d=e,")
+    assert found == (Adapter("a", Path("/x")), Adapter("b", Path("c/d=e")))
+    check_names(found, "model")
+    with pytest.raises(FailedPrecondition, match="'a' is the name of the model itself"):
+        check_names(found, "a")
