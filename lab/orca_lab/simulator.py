@@ -16,6 +16,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from orca_common.errors import FailedPrecondition
+from orca_common.priorities import Priority, lift_of
 from orca_common.reservation import Reservation
 from orca_scheduler.core.core import (
     Action,
@@ -157,8 +158,10 @@ class Simulation:
         listener: Listener | None = None,
         watch: Watch | None = None,
         tokens: bool = False,
+        aging: float = 60.0,
     ) -> None:
-        """listener and watch: told each step of a core, and each iteration. tokens: note the moment of each token."""
+        """listener and watch: told each step of a core, and each iteration. tokens: note the moment of each token.
+        aging: seconds that a class of requests is ahead of the next."""
         assert engines, "a simulation has an engine"
         assert len(engines) == 1 or not delays.ahead, "engines that share a queue cannot see the whole of it"
         self._engines = [
@@ -168,7 +171,8 @@ class Simulation:
         self._delays, self._listener, self._watch, self._tokens = delays, listener, watch, tokens
         self._events: list[tuple[float, int, int, int]] = []  # moment, kind, order, engine
         self._order = 0
-        self._queue: deque[int] = deque()  # claims, the oldest first
+        self._queue: list[tuple[int, int]] = []  # a heap: microseconds of arrival and class, number in the workload
+        self._aging = aging
         self._served: list[Served] = []
         self._now = self._last = 0.0
         self._left = self._iterations = self._rows = 0
@@ -190,7 +194,8 @@ class Simulation:
             if coming is not None and (not self._events or coming[1].at < self._events[0][0]):
                 self._now = coming[1].at
                 while coming is not None and coming[1].at == self._now:
-                    self._queue.append(coming[0])
+                    order = round(coming[1].at * 1e6) + lift_of(Priority(coming[1].priority), self._aging)
+                    heapq.heappush(self._queue, (order, coming[0]))
                     coming = next(arrivals, None)
                 if give_up is not None and give_up(self._now, len(self._queue)):
                     stopped = True
@@ -217,7 +222,9 @@ class Simulation:
             self._claim(engine)
 
     def _claim(self, engine: Running) -> None:
-        if not self._queue or engine.asking or self._room(engine) <= 0:
+        if not self._queue or engine.asking:
+            return
+        if self._room(engine) <= 0 and not self._yielding(engine):
             return
         if self._delays.claim:
             engine.asking = True
@@ -232,24 +239,36 @@ class Simulation:
         # Of these, n_workers batches may be running and one of them may end: a step begins at most as many again.
         return (2 * engine.core.n_workers + 1) * engine.about.max_bs - engine.live
 
+    def _yielding(self, engine: Running) -> list[tuple[int, int]]:
+        """Class and order of requests that may give way to the head of the queue, the last one first."""
+        if not self._delays.ahead:
+            return engine.core.yielding()
+        return [(one.arrived.priority, one.arrived.arrival) for one in engine.core.requests[::-1]]
+
     def _take(self, engine: Running) -> None:
-        """Takes the oldest requests that fit, until one does not."""
+        """Takes the first requests that fit, until one does not."""
         queue, taken, about = self._queue, list[Arrival](), engine.about
         slots = about.n_slots if self._delays.ahead else engine.core.room().slots
         reservation = Reservation(about.block_size, about.policy.reserves_output)
-        for _ in range(min(len(queue), self._room(engine))):
-            number, claim = queue[0], queue[0] + 1
+        room, yielding = self._room(engine), None
+        while queue:
+            (order, number), claim = queue[0], queue[0][1] + 1
             asked = self._served[number].asked
+            if len(taken) >= room:
+                yielding = self._yielding(engine) if yielding is None else yielding
+                priority, last = yielding.pop(0) if yielding else (0, 0)
+                if order >= last or asked.priority >= priority:
+                    break
             limit = asked.limit or asked.output_tokens
             if not self._delays.ahead:
                 slots -= reservation.upfront(asked.input_tokens, limit)
                 if slots < 0:
                     break
-            queue.popleft()
+            heapq.heappop(queue)
             ends = (END,) if limit > asked.output_tokens else ()
             if ends and asked.output_tokens == 1:
                 engine.stops.add(claim)
-            taken.append(Arrival(claim, claim, asked.input_tokens, limit, eos_token_ids=ends))
+            taken.append(Arrival(claim, order, asked.input_tokens, limit, eos_token_ids=ends, priority=asked.priority))
             self._served[number].engine = engine.number
         if taken:
             engine.live += len(taken)

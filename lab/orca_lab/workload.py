@@ -12,6 +12,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from orca_common.errors import InvalidArgument
+from orca_common.priorities import Priority
 
 PAPER_INPUTS, PAPER_OUTPUTS = (32, 512), (1, 128)  # lengths of the paper's section 6.2
 BLOCK = 512  # input tokens for each of a request's `blocks`
@@ -25,6 +26,7 @@ class Asked(NamedTuple):
     output_tokens: int
     blocks: tuple[int, ...] = ()  # of its input: prompts with the same first ones begin alike
     limit: int = 0  # output tokens that it may make, where it ends before them; 0: it ends by its length
+    priority: int = Priority.NORMAL  # its class
 
     @property
     def tokens(self) -> int:
