@@ -18,6 +18,7 @@ WIDTH, HEIGHT = 460, 400  # of a panel
 LEFT, RIGHT, TOP, BOTTOM = 80, 14, 74, 56  # margins of its plot
 LEGEND, ENTRY = 22, 150  # height of a line of the legend, and width of what is in it
 COLUMNS = 3  # of panels
+LETTER = 10  # width of a title's letter, about
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def draw(title: str, panels: Sequence[Panel], note: str = "") -> str:
     names = list(dict.fromkeys(one.name for panel in panels for one in (*panel.curves, *panel.bars)))
     colours = {name: COLOURS[n % len(COLOURS)] for n, name in enumerate(names)}
     columns = min(COLUMNS, len(panels))
-    width, below = WIDTH * columns, HEIGHT * -(-len(panels) // columns)
+    width, below = max(WIDTH * columns, LETTER * len(title)), HEIGHT * -(-len(panels) // columns)
     per_line = max(1, (width - LEFT) // ENTRY)
     lines = -(-len(names) // per_line)
     height = below + LEGEND * (lines + bool(note))

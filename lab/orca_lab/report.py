@@ -19,12 +19,13 @@ from .experiments import BATCHES, FIGURES, PHIS, Found, Number, Point, Scale
 CAPTIONS = {
     9: "execution time of a batch, engines alone",
     10: "median normalized latency and throughput",
-    11: "median latency and throughput, equal requests",
+    11: "median latency and throughput of {model}, equal requests",
 }
 
 
 def caption(found: Found) -> str:
-    return f"Figure {found.figure}, {'real' if found.real else 'simulated'}: {CAPTIONS[found.figure]}"
+    said = CAPTIONS[found.figure].format(model=found.real.get("model", "175B"))
+    return f"Figure {found.figure}, {'real' if found.real else 'simulated'}: {said}"
 
 
 def write(folder: Path, found: Found, scale: Scale, command: str, commit: str) -> list[Path]:
@@ -82,13 +83,13 @@ def svg_of(found: Found, scale: Scale) -> str:
     names = dict.fromkeys(point.panel for point in found.points)
     of = {name: [point for point in found.points if point.panel == name] for name in names}
     if found.figure == 9:
-        panels = [_bars(name.upper(), points) for name, points in of.items()]
+        panels = [_bars(titled(found, name), points, bool(found.real)) for name, points in of.items()]
         note = "lines on bars: phi 1 to 1.47; ×: no memory for keys and values of the longest sequences"
-        return draw(caption(found), panels, "each of three runs" if found.real else note)
+        return draw(caption(found), panels, "bars: medians of three runs, with all three" if found.real else note)
     latency = "median normalized latency, ms per token" if found.figure == 10 else "median latency, ms"
     panels = [
         Panel(
-            name.upper() if found.figure == 10 else f"input, output {name}",
+            titled(found, name) if found.figure == 10 else f"input, output {name}",
             "throughput, req/s",
             latency,
             [_curve(label, own) for label, own in by_system(points).items()],
@@ -123,14 +124,21 @@ def _curve(label: str, points: Sequence[Point]) -> Curve:
     return Curve(label, spots, dashed="ft" in label)
 
 
-def _bars(title: str, points: Sequence[Point]) -> Panel:
+def titled(found: Found, panel: str) -> str:
+    """A panel's title: the paper writes the names of its models in capitals."""
+    return panel if found.real else panel.upper()
+
+
+def _bars(title: str, points: Sequence[Point], runs: bool) -> Panel:
+    """runs: points of a bar are runs, whose median counts; otherwise they are models with another phi."""
+    middle = statistics.median if runs else statistics.mean
     bars = list[Bars]()
     inputs = sorted({int(point.system.split("(")[1][:-1]) for point in points})
     for label in [f"{system}({one})" for one in inputs for system in ("ft", "orca")]:
         values = list[tuple[float, float, float] | None]()
         for batch in BATCHES:
             own = [point.latency_ms for point in points if (point.system, point.x) == (label, batch)]
-            values.append((statistics.mean(own), min(own), max(own)) if own else None)
+            values.append((middle(own), min(own), max(own)) if own else None)
         bars.append(Bars(label, values))
     return Panel(title, "batch size", "execution time, ms", bars=bars, groups=[str(batch) for batch in BATCHES])
 

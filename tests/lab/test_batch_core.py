@@ -247,14 +247,18 @@ async def serve(master: Master, core: Core, known: Sequence[Known]) -> list[list
     return tokens
 
 
-@pytest.mark.parametrize(("tp", "pp"), [(1, 1), (2, 1), (1, 2)])
-async def test_tokens_are_those_of_transformers(known: list[Known], tp: int, pp: int) -> None:
+@pytest.mark.parametrize(
+    ("tp", "pp", "requests"),
+    [(1, 1, 40), (2, 1, 8), (1, 2, 8), *(pytest.param(*one, 40, marks=pytest.mark.long) for one in ((2, 1), (1, 2)))],
+)
+async def test_tokens_are_those_of_transformers(known: list[Known], tp: int, pp: int, requests: int) -> None:
     longest = 32
     async with in_process(DEMO_MODEL, tp, pp, slots=8 * longest) as (master, _):
         for max_bs, mbs in ((1, 1), (4, 2), (8, 8)):
             await master.form()
             core = BatchCore(max_bs, BLOCK_SIZE, WholeBatches(mbs=mbs, longest=longest))
-            assert await serve(master, core, known) == [one.tokens for one in known], (max_bs, mbs)
+            asked = known[:requests]
+            assert await serve(master, core, asked) == [one.tokens for one in asked], (max_bs, mbs)
 
 
 @pytest.mark.parametrize("name", ["batchmaker", "batchmaker-strict"])
