@@ -11,7 +11,7 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 Tensors = dict[str, tuple[str, np.ndarray]]  # types in safetensors, and arrays with as many bytes an item
-LINEAR = re.compile(r"\.(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)\.weight$")
+LINEAR = re.compile(r"\.((q|k|v|o|gate|up|down)_proj|c_attn|c_proj|c_fc)\.weight$")
 
 
 def write_safetensors(file: Path, tensors: Tensors) -> None:
@@ -263,7 +263,10 @@ def make_quantized(floats: Path, folder: Path, way: Way, *, seed: int = 1) -> Pa
     for name, x in load_file(floats / "model.safetensors").items():
         numbers[name] = x
         if LINEAR.search(name) and not way.skip.search(name):
-            found, numbers[name] = way.tensors(name.removesuffix(".weight"), x, chance)
+            is_transposed = ".c_" in name  # GPT-2's
+            given = np.ascontiguousarray(x.T) if is_transposed else x
+            found, made = way.tensors(name.removesuffix(".weight"), given, chance)
+            numbers[name] = np.ascontiguousarray(made.T) if is_transposed else made
             tensors |= found
         else:
             tensors[name] = "F32", x

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from checkpoints import make_shape
+from checkpoints import make_gpt2, make_shape
 from fuzz.mutations import mutated
 from quantized_files import WAYS, Way, fp8, gptq, make_quantized, packed, write_safetensors
 from safetensors.numpy import load_file
@@ -46,8 +46,12 @@ each_way = pytest.mark.parametrize("name", WAYS)
 
 def both(tmp_path: Path, shape: str, way: Way, **config: Any) -> tuple[Path, Path]:
     """A quantized checkpoint, and one of the same numbers in float32."""
-    sizes: dict[str, Any] = {"use_sliding_window": False} if shape == QWEN2 else {}
-    floats = make_shape(tmp_path / "floats", shape, **(SIZES | sizes | config))
+    if shape == "gpt2":
+        sizes: dict[str, Any] = {"heads": 4, "layers": 2, "hidden": 128, "vocab": 211, "positions": 64}
+        floats = make_gpt2(tmp_path / "floats", **sizes, seed=4, initializer_range=0.3)
+    else:
+        sizes = {"use_sliding_window": False} if shape == QWEN2 else {}
+        floats = make_shape(tmp_path / "floats", shape, **(SIZES | sizes | config))
     return make_quantized(floats, tmp_path / "model", way), floats
 
 
@@ -119,6 +123,7 @@ def test_tokens_equal_an_independent_implementation(tmp_path: Path, name: str) -
         ("awq, groups of 64", QWEN2),
         ("packed, 4 bits, zero points, groups of 64", LLAMA),
         ("W8A8", QWEN3),
+        ("gptq, groups of 64, symmetric", "gpt2"),
     ],
 )
 async def test_several_ranks(tmp_path: Path, name: str, shape: str, tp: int, pp: int) -> None:
