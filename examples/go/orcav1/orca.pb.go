@@ -537,7 +537,7 @@ type GenerateRequest struct {
 	Logprobs       bool                 `protobuf:"varint,9,opt,name=logprobs,proto3" json:"logprobs,omitempty"`                                      // fill in Token.logprob
 	DetachGrace    *durationpb.Duration `protobuf:"bytes,10,opt,name=detach_grace,json=detachGrace,proto3" json:"detach_grace,omitempty"`             // the request lives on so long after its call ended without Cancel
 	Attempt        uint64               `protobuf:"varint,11,opt,name=attempt,proto3" json:"attempt,omitempty"`                                       // grows from call to call of a request; 0: the endpoint takes its clock
-	Model          string               `protobuf:"bytes,12,opt,name=model,proto3" json:"model,omitempty"`                                            // must be GetModel's name; empty: whichever is served, where it is one alone
+	Model          string               `protobuf:"bytes,12,opt,name=model,proto3" json:"model,omitempty"`                                            // GetModel's name, or an adapter's; empty: the model, where it is one alone
 	TopLogprobs    uint32               `protobuf:"varint,13,opt,name=top_logprobs,json=topLogprobs,proto3" json:"top_logprobs,omitempty"`            // fill in Token.top with so many tokens, at most 20, and Token.logprob
 	PromptLogprobs bool                 `protobuf:"varint,14,opt,name=prompt_logprobs,json=promptLogprobs,proto3" json:"prompt_logprobs,omitempty"`   // send the prompt's tokens with their logprobs, with the first token
 	// After the first token, wait until so many tokens can share a message, at most 256; the last message may hold fewer.
