@@ -1,6 +1,7 @@
 # /// script
 # dependencies = ["ag2[openai]==1.2.1"]
 # ///
+# pyright: reportMissingImports=false
 """AG2: an agent with a tool, streamed or not, by chats and by responses, and an answer by a schema."""
 
 import asyncio

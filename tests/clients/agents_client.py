@@ -1,6 +1,7 @@
 # /// script
 # dependencies = ["openai-agents==0.24.0"]
 # ///
+# pyright: reportMissingImports=false
 """OpenAI's agents: a tool, streamed or not, and a turn that goes on from a response."""
 
 import asyncio

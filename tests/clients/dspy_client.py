@@ -1,6 +1,7 @@
 # /// script
 # dependencies = ["dspy==3.4.1"]
 # ///
+# pyright: reportMissingImports=false
 """DSPy: a prediction in its default form, one as JSON."""
 
 import os

@@ -1,6 +1,7 @@
 # /// script
 # dependencies = ["haystack-ai==3.4.1"]
 # ///
+# pyright: reportMissingImports=false
 """Haystack: a text, a stream, a tool and the turn after it, an answer by a schema."""
 
 import os

@@ -1,6 +1,7 @@
 # /// script
 # dependencies = ["instructor==1.17.0"]
 # ///
+# pyright: reportMissingImports=false
 """Instructor: an object by its default way, which is a tool, whole and in parts, and by a schema."""
 
 import os

@@ -1,13 +1,14 @@
 # /// script
 # dependencies = ["langchain-openai==1.7.4"]
 # ///
+# pyright: reportMissingImports=false
 """LangChain's model of OpenAI: a text, a stream, a tool and the turn after it, and an answer by a schema."""
 
 import os
 from importlib.metadata import version
 
 from langchain_core.messages import HumanMessage, ToolMessage
-from langchain_core.tools import tool
+from langchain_core.tools import StructuredTool
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel, SecretStr
 
@@ -18,12 +19,12 @@ class City(BaseModel):
     city: str
 
 
-@tool
-def weather(city: str) -> str:
+def told(city: str) -> str:
     """The weather of a city."""
     return f"5 degrees in {city}"
 
 
+weather = StructuredTool.from_function(told, name="weather")
 SAID = "It is 5 degrees in Bern."
 model = ChatOpenAI(model="tiny", base_url=f"{os.environ['ORCA']}/v1", api_key=SecretStr("none"), max_retries=0)
 assert model.invoke("Bern?").content == SAID

@@ -1,6 +1,7 @@
 # /// script
 # dependencies = ["litellm==1.108.7"]
 # ///
+# pyright: reportMissingImports=false
 """LiteLLM: a text, a stream, a tool and the turn after it, an answer by a schema."""
 
 import os

@@ -1,6 +1,7 @@
 # /// script
 # dependencies = ["llama-index-llms-openai-like==0.8.1"]
 # ///
+# pyright: reportMissingImports=false
 """LlamaIndex: a text, a stream, a tool and the turn after it, an answer by a schema."""
 
 import asyncio

@@ -22,7 +22,7 @@ Figures = tuple[float, float, float]  # output tokens a second, ms to the first 
 
 
 def run(command: list[str]) -> str:
-    """What a command prints. Raises with its last words."""
+    """Returns the output of a command. Raises with its last words."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}\n{(done.stdout + done.stderr)[-2000:]}")

@@ -1,6 +1,7 @@
 # /// script
 # dependencies = ["mirascope[openai]==2.8.2"]
 # ///
+# pyright: reportMissingImports=false
 """Mirascope: a text, a stream, a tool and the turn after it, an answer by a schema, by both of OpenAI's APIs."""
 
 import os

@@ -36,8 +36,8 @@ tools: Any = [openai.pydantic_function_tool(City, name="weather")]
 with client.chat.completions.stream(tools=tools, **asked) as stream:
     called = stream.get_final_completion().choices[0].message
 assert called.tool_calls
-result: Any = {"role": "tool", "tool_call_id": called.tool_calls[0].id, "content": "5"}
-last = client.chat.completions.create(model="tiny", messages=[user, called, result], tools=tools)
+result: Any = [user, called, {"role": "tool", "tool_call_id": called.tool_calls[0].id, "content": "5"}]
+last = client.chat.completions.create(model="tiny", messages=result, tools=tools)
 assert last.choices[0].message.content == SAID
 assert client.models.list().data[0].id == "tiny"
 assert client.completions.create(model="tiny", prompt="Bern?", max_tokens=100).choices[0].text == SAID

@@ -1,6 +1,7 @@
 # /// script
 # dependencies = ["outlines[openai]==1.3.3"]
 # ///
+# pyright: reportMissingImports=false
 """Outlines on a server of OpenAI's API and on one that speaks vLLM's forms: a text, a stream, a schema, a choice."""
 
 import os

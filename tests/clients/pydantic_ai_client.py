@@ -1,6 +1,7 @@
 # /// script
 # dependencies = ["pydantic-ai-slim[openai]==2.68.0"]
 # ///
+# pyright: reportMissingImports=false
 """pydantic-ai with OpenAI's responses and chats: a tool, a stream, and an answer by a tool and by a schema."""
 
 import asyncio

@@ -1,6 +1,7 @@
 # /// script
 # dependencies = ["smolagents[openai]==1.26.0"]
 # ///
+# pyright: reportMissingImports=false
 """smolagents: an agent that calls tools, and one that writes Python."""
 
 import os

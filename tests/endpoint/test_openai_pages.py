@@ -122,7 +122,7 @@ def test_the_table_of_ignored_members_is_this_one() -> None:
 
 def test_what_clients_send_is_taken() -> None:
     """The page that `make clients` has made: no field of a body there is one that the door would refuse by its name."""
-    sent = dict[str, set[str]]()
+    sent, names = dict[str, set[str]](), set[str]()
     for line in (ROOT / "docs/clients.md").read_text().splitlines():
         if line.startswith("## "):
             names = sent.setdefault(line.removeprefix("## POST /v1/").removesuffix("/completions"), set())
