@@ -22,7 +22,7 @@ PYTEST = $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
 # Where a process of the tests crashes, as in a thread of a library, pytest-xdist waits for ever for what it had left.
 BOUNDED = timeout --foreground --signal=INT --kill-after=60 40m
 
-# On a fresh machine each process would compile the kernels for itself, for half a minute on both cores.
+# On a fresh machine each process would compile the kernels for itself, for some minutes of CPU time.
 KERNELS = $(BIN)/python -c 'from orca_kernels.cpu.build import built; built(print)'
 
 # Bytecode is kept, whatever the shell says: hundreds of processes of the tests import the same modules.
@@ -30,7 +30,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo check test again examples page alerts hostile test-kubernetes distributed fuzz matrix takeovers links sentinel restart overload soak lint audit docs
-.PHONY: simulate mutations figures clients bench bench-pool gpu gpu-node rehearse protos locks images push release package publish
+.PHONY: simulate mutations figures clients load-tools bench bench-pool gpu gpu-node rehearse protos locks images push release package publish
 
 help: ## Show this help.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { \
@@ -179,14 +179,16 @@ bench: $(STAMP) ## Measure the control plane's CPU time; TREE=FOLDER measures th
 	PYTHONPATH=$(shell printf '%s:' $(wildcard $(addprefix $(realpath $(TREE))/,protos services/* kernels client lab local))) \
 		$(BIN)/python -m orca_bench.control_plane
 
-# With the package indexes, and Node.js.
+# With the package indexes, and Node.js. uv gives each script in Python the packages that it names, in an environment of its own.
 CLIENTS = build/clients
-clients: $(STAMP) ## Run clients of others, unmodified, against an endpoint (tests/clients).
-	$(PYTHON) -m venv $(CLIENTS)/venv
-	$(CLIENTS)/venv/bin/pip install --quiet --disable-pip-version-check -r tests/clients/requirements.txt
-	mkdir -p $(CLIENTS)/node && cp tests/clients/package.json $(CLIENTS)/node
-	cd $(CLIENTS)/node && npm install --silent --no-package-lock --no-fund --no-audit
-	cd $(CLIENTS)/node && ../../../$(BIN)/python ../../../tests/clients/served.py ../venv/bin/python .
+clients: $(STAMP) ## Run clients of others, unmodified, against an endpoint, and make docs/clients.md of what they send: ONLY=NAMES.
+	mkdir -p $(CLIENTS) && cp tests/clients/package.json $(CLIENTS)
+	cd $(CLIENTS) && npm install --silent --no-package-lock --no-fund --no-audit
+	cd $(CLIENTS) && ../../$(BIN)/python ../../tests/clients/served.py . ../../docs/clients.md $(ONLY)
+
+# URL: a server of the demo model on a quiet machine, as of `orca serve`.
+load-tools: $(STAMP) ## Load tools of others beside `orca bench serve`, on the same load: URL=http://127.0.0.1:8000.
+	$(BIN)/python tests/clients/load_tools.py $(or $(URL),http://127.0.0.1:8000) local/orca_local/demo_model
 
 bench-pool: $(STAMP) ## Measure Redis under 1 to 1,000 engines that compute nothing.
 	$(BIN)/python -m orca_bench.pool

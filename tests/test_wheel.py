@@ -75,5 +75,6 @@ def test_the_wheel_alone_serves(tmp_path: Path) -> None:
             )
         finally:
             serving.send_signal(signal.SIGINT)
+            serving.communicate(timeout=60)  # its last words fail on a pipe that is closed
     assert called.strip()
     assert serving.returncode == 0

@@ -28,6 +28,9 @@ class Look:
     silent: tuple[str, ...]  # sentences about those that did not
     schedulers: tuple[dict[str, Any], ...]  # what their /readyz says
     requests: tuple[dict[str, Any], ...]  # the oldest first
+    reasons: Mapping[str, str | None] = field(
+        default_factory=dict[str, str | None]
+    )  # of each port: why it is not ready
     values: Values = field(default_factory=dict[str, dict[tuple[str, ...], float]])
 
     def value(self, name: str, *labels: str) -> float:
@@ -53,9 +56,13 @@ def ports(folder: Path | None, given: Sequence[str]) -> list[str]:
 def load(folder: Path) -> str:
     """The load of a run in a line, or why it is not known. Takes WINDOW seconds, in which tokens are counted."""
     try:
-        addresses = ports(folder, ())
+        return load_of(ports(folder, ()))
     except FailedPrecondition:
         return "not known yet"
+
+
+def load_of(addresses: Sequence[str]) -> str:
+    """The same, of the services behind these status ports."""
     before = look(addresses)
     time.sleep(WINDOW)
     now = look(addresses)
@@ -74,6 +81,16 @@ def load(folder: Path) -> str:
     return ", ".join(parts)
 
 
+def state_of(addresses: Sequence[str]) -> tuple[list[str], bool]:
+    """A line for each status port and each engine that a scheduler there knows, and the load; whether all are ready."""
+    seen = look(addresses)
+    troubles = dict(seen.reasons)
+    for said in seen.schedulers:
+        troubles |= said["engines"]
+    lines = [f"{name}: {why or 'ready'}" for name, why in troubles.items()]
+    return [*lines, f"load: {load_of(addresses)}"], not any(troubles.values())
+
+
 def look(addresses: Sequence[str]) -> Look:
     """Asks all ports at the same time."""
     with ThreadPoolExecutor(len(addresses)) as pool:
@@ -82,11 +99,14 @@ def look(addresses: Sequence[str]) -> Look:
     schedulers: list[dict[str, Any]] = []
     requests: list[dict[str, Any]] = []
     silent: list[str] = []
+    reasons: dict[str, str | None] = {}
     for address, answer in zip(addresses, answers, strict=True):
         if isinstance(answer, str):
             silent.append(f"{address}: {answer}")
+            reasons[address] = answer
             continue
         said, listed, text = answer
+        reasons[address] = said["reason"]
         if "engines" in said:
             schedulers.append(said)
         requests += listed
@@ -98,7 +118,7 @@ def look(addresses: Sequence[str]) -> Look:
                 elif sample.name.startswith("orca_"):
                     sums[sample.name][key] += sample.value
     requests.sort(key=lambda one: one["submitted"])
-    return Look(time.monotonic(), tuple(silent), tuple(schedulers), tuple(requests), sums)
+    return Look(time.monotonic(), tuple(silent), tuple(schedulers), tuple(requests), reasons, sums)
 
 
 def _ask(address: str) -> tuple[dict[str, Any], list[dict[str, Any]], str] | str:

@@ -96,15 +96,29 @@ def serve(context: typer.Context) -> None:
 
 
 @app.command(cls=Command)
-def status(run_dir: RunDir = None) -> None:
+def status(
+    run_dir: RunDir = None,
+    status: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Status port of an endpoint or scheduler, host:port, instead of a run here; may be repeated."
+        ),
+    ] = None,
+) -> None:
     """Shows the processes of a run on this machine, why those that are not ready are not, and the load.
 
-    Ends with status 0 when all are ready, else with 1.
+    With --status the services behind those ports, as on a cluster. Ends with status 0 when all are ready, else with 1.
     """
     from orca_cli import looking, runs
     from orca_local.run_folder import unwritable
 
     async def body() -> None:
+        if status:
+            lines, ready = looking.state_of(status)
+            console.print(*lines, sep="\n", soft_wrap=True, highlight=False)
+            if not ready:
+                raise typer.Exit(1)
+            return
         folder = runs.run_folder(run_dir)
         table, ready = runs.state_of(folder)
         console.print(f"run folder {folder}" if table.row_count else f"nothing runs in {folder}", soft_wrap=True)

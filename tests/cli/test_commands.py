@@ -1,5 +1,6 @@
 """`orca` itself: its version, what it needs, completion, and what it shows of a run that has ended."""
 
+import http.server
 import io
 import json
 import os
@@ -7,18 +8,19 @@ import re
 import shlex
 import subprocess
 import sys
+import threading
 import tomllib
 from contextlib import suppress
 from importlib.metadata import requires
 from pathlib import Path
-from typing import TextIO, cast
+from typing import Any, TextIO, cast
 
 import pytest
 from packaging.requirements import Requirement
 from rich.console import Console
 from typer.testing import CliRunner
 
-from orca_cli import serving
+from orca_cli import looking, serving
 from orca_cli.bench import load_table
 from orca_cli.generate import addresses_here
 from orca_cli.looking import EngineSight, Look
@@ -88,6 +90,7 @@ def distributions(extras: set[str]) -> set[str]:
 
 INSTALLED_ONLY = """
 import sys
+import threading
 from importlib.metadata import packages_distributions
 there = set(sys.argv.pop(1).split(","))
 known = {top: {d.lower().replace("_", "-") for d in names} for top, names in packages_distributions().items()}
@@ -400,6 +403,34 @@ def test_status(state: Path) -> None:
     done = orca("status", XDG_STATE_HOME=str(state))
     assert done.returncode == 1
     assert "nothing runs in " in done.stdout
+
+
+def test_status_of_services_elsewhere() -> None:
+    """As on a cluster, whose processes are in no run folder. `orca status` knew none."""
+
+    class Answers(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            told: dict[str, Any] = {"requests": []} if self.path == "/requests" else state_told
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"" if self.path == "/metrics" else json.dumps(told).encode())
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"127.0.0.1:{server.server_port}"
+        state_told = {"reason": None, "engines": {"engine-0": None}}
+        lines, ready = looking.state_of([address])
+        assert (lines[:2], ready) == ([f"{address}: ready", "engine-0: ready"], True)
+        state_told = {"reason": None, "engines": {"engine-0": "a pod is missing"}}
+        lines, ready = looking.state_of([address, "127.0.0.1:1"])
+        assert not ready
+        assert lines[0] == f"{address}: ready"
+        assert lines[1].startswith("127.0.0.1:1: its status port does not answer")
+        assert lines[2] == "engine-0: a pod is missing"
+        assert "no answer from 127.0.0.1:1" in lines[3]
+        server.shutdown()
 
 
 def test_status_of_what_is_away(state: Path) -> None:

@@ -1,3 +1,6 @@
+# /// script
+# dependencies = ["openai-agents==0.24.0"]
+# ///
 # pyright: reportMissingImports=false
 """OpenAI's agents: a tool, streamed or not, and a turn that goes on from a response."""
 
@@ -5,7 +8,7 @@ import asyncio
 import os
 from importlib.metadata import version
 
-from agents import Agent, OpenAIResponsesModel, Runner, function_tool, set_tracing_disabled
+from agents import Agent, OpenAIChatCompletionsModel, OpenAIResponsesModel, Runner, function_tool, set_tracing_disabled
 from openai import AsyncOpenAI
 
 set_tracing_disabled(True)
@@ -19,6 +22,8 @@ def weather(city: str) -> str:
 
 async def main() -> None:
     client = AsyncOpenAI(base_url=f"{os.environ['ORCA']}/v1", api_key="none", max_retries=0)
+    chats = Agent(name="a", instructions="Be brief", model=OpenAIChatCompletionsModel("tiny", client), tools=[weather])
+    assert (await Runner.run(chats, "Bern?")).final_output == "It is 5 degrees in Bern."
     agent = Agent(name="a", instructions="Be brief", model=OpenAIResponsesModel("tiny", client), tools=[weather])
     result = await Runner.run(agent, "Bern?")
     assert result.final_output == "It is 5 degrees in Bern."

@@ -1,3 +1,6 @@
+# /// script
+# dependencies = ["anthropic==2.14.0"]
+# ///
 """Anthropic's client for Python: a text, a stream with a call, the turn after it, and a count."""
 
 import os

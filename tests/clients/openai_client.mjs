@@ -1,7 +1,7 @@
-// OpenAI's client for Node.js: responses whole, parsed, streamed with a call, and a stream taken up behind an event.
+// OpenAI's client for Node.js: responses whole, parsed, streamed with a call, and a stream taken up behind an event; chats with tools.
 import assert from 'node:assert';
 import OpenAI from 'openai';
-import { zodTextFormat } from 'openai/helpers/zod';
+import { zodResponseFormat, zodTextFormat } from 'openai/helpers/zod';
 import { VERSION } from 'openai/version';
 import { z } from 'zod';
 
@@ -19,4 +19,13 @@ assert.equal(final.output[0].arguments, '{"city": "Bern"}');
 const rest = [];
 for await (const event of await client.responses.retrieve(final.id, { stream: true, starting_after: 5 })) rest.push(event.sequence_number);
 assert.deepEqual(rest, seen.slice(6));
+
+const chat = { model: 'tiny', messages: [{ role: 'user', content: 'Bern?' }] };
+const parsed = await client.chat.completions.parse({ ...chat, response_format: zodResponseFormat(z.object({ city: z.string() }), 'city') });
+assert.deepEqual(parsed.choices[0].message.parsed, { city: 'Bern' });
+const weather = { type: 'function', function: { name: 'weather', parameters, parse: JSON.parse, function: ({ city }) => `5 degrees in ${city}` } };
+for (const more of [{}, { stream: true }]) {
+  const runner = client.chat.completions.runTools({ ...chat, ...more, tools: [weather] });
+  assert.equal(await runner.finalContent(), 'It is 5 degrees in Bern.');
+}
 console.log('openai (Node.js)', VERSION);

@@ -120,6 +120,18 @@ def test_the_table_of_ignored_members_is_this_one() -> None:
         assert table in (ROOT / "docs/openai.md").read_text(), f"put there:\n{table}"
 
 
+def test_what_clients_send_is_taken() -> None:
+    """The page that `make clients` has made: no field of a body there is one that the door would refuse by its name."""
+    sent, names = dict[str, set[str]](), set[str]()
+    for line in (ROOT / "docs/clients.md").read_text().splitlines():
+        if line.startswith("## "):
+            names = sent.setdefault(line.removeprefix("## POST /v1/").removesuffix("/completions"), set())
+        elif found := re.match(r"\| `(\w+)", line):
+            names.add(found[1])
+    for method, (fields, *_) in METHODS.items():
+        assert sent[method] <= {field.name for field in fields if field.support != "refused"}, method
+
+
 def test_the_version_is_that_of_the_package() -> None:
     assert f'version = "{VERSION}"' in (ROOT / "pyproject.toml").read_text()
 

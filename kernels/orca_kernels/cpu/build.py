@@ -123,7 +123,7 @@ def library_path(tell: Callable[[str], None] = log.info) -> Path:
     if (path := cache() / name()).exists():
         return path
     compiler()
-    tell("compiling kernels for this machine, once, about half a minute")
+    tell("compiling kernels for this machine, once, some minutes of CPU time")
     began = time.monotonic()
     path = build(cache())
     tell(f"compiled kernels in {time.monotonic() - began:.0f} s")
