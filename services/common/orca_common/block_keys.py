@@ -19,7 +19,7 @@ def root_of(scope: str) -> str:
 
 
 def root_by(prefix: str, tenant: str) -> str:
-    """The root of a tenant's requests by a policy's part `prefix`; "" where a request begins with nobody's blocks.
+    """The root of a tenant's requests by a policy's part `prefix`; "" where a request begins with no others' blocks.
 
     tenant: "" where callers have no keys.
     """
