@@ -159,10 +159,11 @@ local function place_at(engine)
   return owner and owner ~= '' and term .. ' ' .. (call('HGET', ENGINE .. engine, 'epoch') or '') .. ' ' .. engine
 end
 
--- The engine of a place, while it is one; or nil.
+-- The engine of a place, while it is one and begins requests; or nil.
 local function engine_at(place)
   local engine = (place or ''):match('^%d+ %d* (.*)$')
-  return engine and place_at(engine) == place and engine or nil
+  local stands = engine and place_at(engine) == place
+  return stands and call('HGET', ENGINE .. engine, 'finishing') ~= '1' and engine or nil
 end
 
 -- The one engine that may take a request of the queue now, because the keys and values of its prefix are there; nil where
