@@ -215,10 +215,10 @@ def ratios(lines: Sequence[Mapping[str, Any]]) -> str:
     for load, policy in itertools.product(dict.fromkeys(line["load"] for line in lines), others):
         rounds = [seed for name, at, seed in of if (name, at) == (policy, load) and (first, load, seed) in of]
         cells = list[str]()
-        for column in COLUMNS:
+        for column in COLUMNS if rounds else ():
             found = [of[policy, load, seed][column] / of[first, load, seed][column] for seed in rounds]
             cells.append(f"{statistics.median(found):.3f} ({min(found):.3f} to {max(found):.3f})")
-        rows.append(f"| {load} | `{policy}` | " + " | ".join(cells) + " |")
+        rows += [f"| {load} | `{policy}` | " + " | ".join(cells) + " |"] if rounds else []
     return "\n".join(rows)
 
 

@@ -35,13 +35,6 @@ MUTATIONS = [
         "tests/worker/test_forms.py::test_drafts_change_no_token_of_a_form[False-auto]",
     ),
     Mutation(
-        "a process that drafts have ended ends a request",
-        "services/worker/orca_worker/sampling/forms.py",
-        "Form._lost",
-        never("drafted", "keys"),
-        "tests/worker/test_forms.py::test_drafts_that_take_too_much_time_end_no_request",
-    ),
-    Mutation(
         "an abort does not reach a group whose ranks meet",
         "services/worker/orca_worker/data_plane/process_groups.py",
         "",
