@@ -405,8 +405,8 @@ def test_a_form_that_takes_too_much_time_ends_its_request_alone(tmp_path: Path) 
     assert not any(one.stuck for one in beside)
 
 
-def test_drafts_that_take_too_much_time_end_no_request(tmp_path: Path) -> None:
-    """The form allows them, and its process is ended as it follows them. The answer would never have gone there."""
+def test_drafts_that_are_too_much_work_end_no_request(tmp_path: Path) -> None:
+    """The form allows them, and its limits end the copy that follows them. The answer would never have gone there."""
     folder = json_model(tmp_path)
     rest = ambiguous(150, "a-z").replace("start:", "rest:")
     fields = {"grammar": as_grammar("grammar", 'start: "y" rest\n' + rest), "logit_bias": begins_with("y", folder)}
