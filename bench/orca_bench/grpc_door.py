@@ -26,10 +26,11 @@ class GrpcDoor:
     """`Door` to an endpoint of Orca. It resumes nothing: a call that fails is an error.
 
     `patience`: seconds that the server may take to answer the first call. `interval`: the requests' `stream_interval`.
-    `metadata` makes that of the next call.
+    `metadata` makes that of the next call. `sampling`: of the requests; None: greedy.
     """
 
     metadata: Callable[[], Metadata] = tuple
+    sampling: pb.Sampling | None = None
 
     def __init__(self, address: str, label: str = "orca-grpc", patience: float = 10.0, interval: int = 1) -> None:
         self.address, self.label, self.patience, self.interval = address, label, patience, interval
@@ -66,6 +67,7 @@ class GrpcDoor:
             max_new_tokens=output,
             ignore_eos=True,
             stream_interval=self.interval,
+            sampling=self.sampling,
         )
         came: list[tuple[float, bytes]] = []
         async with self._calls:

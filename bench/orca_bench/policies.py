@@ -2,9 +2,15 @@
 
     python -m orca_bench.policies --model FOLDER [--policies paper balanced ..] [--loads paper chat ..] [--rounds 3]
     python -m orca_bench.policies --report LINES PICTURE > TABLE
+    python -m orca_bench.policies --ratios LINES > TABLE
 
-A stack of this machine for each policy, one after the other; its loads come in turn. A line of JSON for each load, with
-the iterations and the positions that were computed for it. The report has medians of the rounds, as Markdown and SVG.
+A stack of this machine for each policy, one after the other, and in every other round backwards; its loads come in
+turn. A line of JSON for each load, with the iterations and the positions that were computed for it. The report has
+medians of the rounds, as Markdown and SVG. The ratios are to the first policy, of numbers of the same round: their
+median, and the lowest and the highest.
+
+Two more loads are for such ratios: `saturated`, the requests of `long` all at once, whose tokens a second are what the
+machine can do; and `fresh`, one request after the other of text that does not repeat itself.
 """
 
 import argparse
@@ -20,6 +26,7 @@ from typing import Any
 
 import uvloop
 
+from orca.v1 import orca_pb2 as pb
 from orca_lab.chart import Bars, Panel, draw
 from orca_lab.workload import Lengths, token_ids
 from orca_local.settings import ServeSettings
@@ -27,7 +34,7 @@ from orca_local.stack import Stack
 from orca_scheduler.master.journal import read, scheduled
 
 from .cases import Request, fixed, vocabulary_of
-from .drive import open_loop
+from .drive import closed_case, open_loop
 from .grpc_door import GrpcDoor
 from .load import Planned, load_of
 from .machine import isa
@@ -42,16 +49,17 @@ POLICIES = (
     "balanced,positions=64,prefix=tenant,drafts=ngram",
 )
 SYSTEM, USER, ANSWER, TURNS = 96, 40, 40, 4  # tokens of a conversation's parts, and how many turns it has
+PAPER, LONG = Lengths.read("32-512,1-128"), Lengths.read("16-1400,8-200")
 
 
 async def paper(door: GrpcDoor, seed: int) -> tuple[list[Answer], list[Answer]]:
     """The paper's lengths: prompts of 32 to 512 tokens, answers of 1 to 128."""
-    return await drawn(door, seed, 1.2, 40, "32-512,1-128")
+    return await drawn(door, seed, 1.2, 40, PAPER)
 
 
 async def long(door: GrpcDoor, seed: int) -> tuple[list[Answer], list[Answer]]:
     """Long prompts beside short ones."""
-    return await drawn(door, seed, 0.5, 24, "16-1400,8-200")
+    return await drawn(door, seed, 0.5, 24, LONG)
 
 
 async def chat(door: GrpcDoor, seed: int) -> tuple[list[Answer], list[Answer]]:
@@ -92,24 +100,49 @@ async def batch(door: GrpcDoor, seed: int) -> tuple[list[Answer], list[Answer]]:
 
 async def copies(door: GrpcDoor, seed: int) -> tuple[list[Answer], list[Answer]]:
     """One request at a time whose prompt repeats itself, so that a model's answer tends to do so, too."""
-    draw, vocabulary, answers = random.Random(seed), vocabulary_of(door.vocab_size), list[Answer]()
-    for _ in range(8):
-        answers += await open_loop(door, [Planned(0.0, Request(token_ids(draw, 48, vocabulary) * 4, 100))])
-    began = 0.0
-    for answer in answers:  # one behind the other on one clock
-        answer.due, answer.sent, answer.ended = (began + moment for moment in (answer.due, answer.sent, answer.ended))
-        answer.came, began = [began + moment for moment in answer.came], answer.ended
+    draw, vocabulary = random.Random(seed), vocabulary_of(door.vocab_size)
+    return await in_turn(door, [Request(token_ids(draw, 48, vocabulary) * 4, 100) for _ in range(8)])
+
+
+async def saturated(door: GrpcDoor, seed: int) -> tuple[list[Answer], list[Answer]]:
+    """The requests of `long`, all at once."""
+    load = load_of(0.5, 24, seed, LONG, vocabulary_of(door.vocab_size))
+    answers = await closed_case(door, [planned.request for planned in load])
     return answers, answers
 
 
-async def drawn(door: GrpcDoor, seed: int, rate: float, count: int, lengths: str) -> tuple[list[Answer], list[Answer]]:
-    load = load_of(rate, count, seed, Lengths.read(lengths), vocabulary_of(door.vocab_size))
+async def fresh(door: GrpcDoor, seed: int) -> tuple[list[Answer], list[Answer]]:
+    """One request at a time, drawn at a temperature of 1: random weights then make text that does not repeat itself."""
+    door.sampling = pb.Sampling(temperature=1.0, seed=seed)
+    try:
+        return await in_turn(door, fixed(8, 64, 100, seed, vocabulary_of(door.vocab_size)))
+    finally:
+        door.sampling = None
+
+
+async def in_turn(door: GrpcDoor, requests: Sequence[Request]) -> tuple[list[Answer], list[Answer]]:
+    """Sends one request at a time. The answers stand one behind the other on one clock."""
+    answers, began = list[Answer](), 0.0
+    for request in requests:
+        (answer,) = await closed_case(door, [request])
+        answer.due, answer.sent, answer.ended = (began + moment for moment in (answer.due, answer.sent, answer.ended))
+        answer.came, began = [began + moment for moment in answer.came], answer.ended
+        answers.append(answer)
+    return answers, answers
+
+
+async def drawn(
+    door: GrpcDoor, seed: int, rate: float, count: int, lengths: Lengths
+) -> tuple[list[Answer], list[Answer]]:
+    load = load_of(rate, count, seed, lengths, vocabulary_of(door.vocab_size))
     answers = await open_loop(door, load)
     return answers, answers
 
 
 Load = Callable[[GrpcDoor, int], Awaitable[tuple[list[Answer], list[Answer]]]]  # those that are told, and all
 LOADS: dict[str, Load] = {"paper": paper, "long": long, "chat": chat, "batch": batch, "copies": copies}
+FIVE = list(LOADS)
+LOADS |= {"saturated": saturated, "fresh": fresh}
 
 
 def work(run_dir: Path) -> tuple[int, int]:
@@ -174,12 +207,28 @@ def report(lines: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     return "\n".join(rows), draw("Policies under five loads", panels)
 
 
+def ratios(lines: Sequence[Mapping[str, Any]]) -> str:
+    """A table of what each policy's numbers are times the first one's."""
+    first, *others = dict.fromkeys(line["policy"] for line in lines)
+    of = {(line["policy"], line["load"], line["seed"]): line for line in lines}
+    rows = ["| load | policy | " + " | ".join(COLUMNS.values()) + " |", "| --- | --- |" + " --- |" * len(COLUMNS)]
+    for load, policy in itertools.product(dict.fromkeys(line["load"] for line in lines), others):
+        rounds = [seed for name, at, seed in of if (name, at) == (policy, load) and (first, load, seed) in of]
+        cells = list[str]()
+        for column in COLUMNS if rounds else ():
+            found = [of[policy, load, seed][column] / of[first, load, seed][column] for seed in rounds]
+            cells.append(f"{statistics.median(found):.3f} ({min(found):.3f} to {max(found):.3f})")
+        rows += [f"| {load} | `{policy}` | " + " | ".join(cells) + " |"] if rounds else []
+    return "\n".join(rows)
+
+
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model")
     parser.add_argument("--report", nargs=2, type=Path, metavar=("LINES", "PICTURE"))
+    parser.add_argument("--ratios", type=Path, metavar="LINES")
     parser.add_argument("--policies", nargs="+", default=POLICIES)
-    parser.add_argument("--loads", nargs="+", choices=LOADS, default=list(LOADS))
+    parser.add_argument("--loads", nargs="+", choices=LOADS, default=FIVE)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--slots", type=int, default=20_000)
     given = parser.parse_args()
@@ -189,8 +238,11 @@ async def main() -> None:
         picture.write_text(svg)
         print(table)
         return
+    if given.ratios:
+        print(ratios([json.loads(line) for line in given.ratios.read_text().splitlines()]))
+        return
     for seed in range(1, given.rounds + 1):
-        for policy in given.policies:
+        for policy in given.policies if seed % 2 else reversed(given.policies):
             async for line in measured(policy, given.loads, seed, model=given.model, slots=given.slots):
                 print(json.dumps({**line, "isa": isa()}), flush=True)
 

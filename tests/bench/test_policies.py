@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from orca_bench.policies import COLUMNS, LOADS, POLICIES, measured, report
+from orca_bench.policies import COLUMNS, LOADS, POLICIES, measured, ratios, report
 from orca_local.stack import DEMO_MODEL
 from orca_scheduler.core.sets import policy_named
 
@@ -25,6 +25,27 @@ def test_the_report_has_medians_of_the_rounds() -> None:
     ]
     assert picture.startswith("<svg")
     assert picture.count("balanced") >= 1
+
+
+def test_ratios_are_of_the_same_round() -> None:
+    lines = [
+        {"policy": policy, "load": "long", "seed": seed, **dict.fromkeys(COLUMNS, seed * times)}
+        for seed in (3, 5, 8)
+        for policy, times in (("paper", 10), ("balanced", 10 + seed))
+    ]
+    assert ratios(lines).splitlines()[2:] == [
+        "| long | `balanced` | " + " | ".join(["1.500 (1.300 to 1.800)"] * len(COLUMNS)) + " |"
+    ]
+
+
+async def test_iterations_with_drafts() -> None:
+    """Text that repeats itself takes fewer iterations than tokens, other text hardly."""
+    iterations = dict[str, int]()
+    async for line in measured("drafts=ngram", ["copies", "fresh"], 1, model=str(DEMO_MODEL), slots=8000):
+        assert (line["errors"], line["output_tokens"]) == (0, 800)
+        iterations[line["load"]] = line["iterations"]
+    assert iterations["copies"] < 0.9 * 800
+    assert iterations["fresh"] > 0.9 * 800
 
 
 async def test_conversations_are_computed_less_where_blocks_are_kept() -> None:

@@ -163,17 +163,20 @@ class Model:
         g = self.engines.get(engine)
         return None if g is None or g.owner is None else (engine, g.term, g.epoch)
 
+    def _stands(self, at: tuple[str, int, int]) -> bool:
+        return self._place(at[0]) == at and not self.engines[at[0]].finishing
+
     def _others(self, engine: str, r: Request) -> bool:
         """Whether the request waits for another engine, which has its prefix."""
         at, wait = r.prefix_at, self.constants.prefix_wait * 1e6
         if at is None or r.overtaken >= self.constants.overtakings or self.now - r.queued_at >= wait:
             return False
-        return at[0] != engine and self._place(at[0]) == at
+        return at[0] != engine and self._stands(at)
 
     def _find_prefix(self, keys: Sequence[bytes]) -> tuple[str, int, int] | None:
         found = [self.prefixes[key] for key in reversed(keys) if key in self.prefixes]
         places = [self.requests[i].place for alone, i in found if alone and i in self.requests]
-        return next((at for at in places if at is not None and self._place(at[0]) == at), None)
+        return next((at for at in places if at is not None and self._stands(at)), None)
 
     def _hint_waiting(self, slots: int, r: Request) -> bool:
         asking = [e for e, room in self.asking.items() if room >= slots and not self._others(e, r)]

@@ -11,7 +11,7 @@ from pool.lab import CONSTANTS, Lab
 from servers import RedisServer
 
 from orca_common.block_keys import keys_of, root_by
-from orca_pool.records import ClaimAnswer, Claimed, CommitRow, EngineInfo, Reason
+from orca_pool.records import FINISHING_LOAD, ClaimAnswer, Claimed, CommitRow, EngineInfo, Reason
 from orca_pool.wire import MOST_KEYS, pack_keys, pack_tokens
 
 ALL = 1 << 20  # slots
@@ -66,9 +66,9 @@ async def test_other_tenants_and_prompts_that_end_alike_go_anywhere(lab: Lab) ->
     assert [(one.request_id, one.prefix_at) for one in await claims(lab, "g", 3)] == [("f", ""), ("g", "")]
 
 
-@pytest.mark.parametrize("how", ["time", "epoch", "master", "release", "retire"])
+@pytest.mark.parametrize("how", ["time", "epoch", "master", "release", "retire", "finishing"])
 async def test_no_request_waits_for_what_is_gone(lab: Lab, how: str) -> None:
-    """The engine is busy for too long, was formed anew, has another master or none, or is no more."""
+    """The engine is busy for too long, was formed anew, has another master or none, is no more, or is about to go."""
     await two_engines(lab)
     claim = await lab.claimed_by("h", "a0", keys=turn(1, 1))
     assert await lab.commit("a0", claim, 0, 1, Reason.LENGTH, engine="h") == -1
@@ -84,6 +84,8 @@ async def test_no_request_waits_for_what_is_gone(lab: Lab, how: str) -> None:
             assert await lab.pool.acquire("h", "t", None) is not None
         case "release":
             await lab.pool.release("h", *lab.terms["h"])
+        case "finishing":
+            await lab.pool.renew("h", *lab.terms["h"], load=FINISHING_LOAD)
         case _:
             await lab.pool.retire("h", *lab.terms["h"])
     renewed = await lab.pool.renew("g", *lab.terms["g"])

@@ -96,7 +96,7 @@ async def a_turn_goes_to_the_engine_that_has_its_prefix(lab: Lab) -> None:
     assert list(await lab.claim("h")) == ["b"]
 
 
-@rule("prefix, place", "prelude", "engine and place_at(engine) == place and engine", "engine")
+@rule("prefix, place", "prelude", "engine and place_at(engine) == place", "engine")
 async def a_new_epoch_has_nobodys_prefix(lab: Lab) -> None:
     await ready(lab)
     await lab.engine("h")

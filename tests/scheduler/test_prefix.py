@@ -1,5 +1,6 @@
 """Which requests begin behind which blocks: against a plain dictionary of what was computed, and in conversations."""
 
+import json
 import random
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -163,10 +164,30 @@ def test_a_beginning_goes_last() -> None:
     index = Index()
     for keys, row in ((["k"], [0]), (["k", "l"], [1, 2]), (["m"], [3])):
         assert index.put(keys, row) == []
+        same(index)
     assert [index.let_go(block) for block in (2, 1, 3, 0)] == [True, True, True, False]
     assert index.longest(["root", "k", "l"]) == [1, 2]
     assert [index.evict() for _ in range(3)] == [2, 3, 1]
     assert index.state() == Index().state()
+
+
+def test_a_block_whose_key_another_one_stood_for_is_restored() -> None:
+    """Blocks 0 and 1 have the same key. Block 1 stood for it, and has made room; a row still has block 0."""
+    index = Index()
+    for block in (0, 1):
+        index.put(["k"], [block])
+    assert index.let_go(1)
+    same(index)
+    assert index.evict() == 1
+    assert index.longest(["root", "k"]) == []
+    same(index)
+
+
+def same(index: Index) -> None:
+    """The index that is restored from its state, through JSON, is the same one."""
+    other = Index()
+    other.restore(json.loads(json.dumps(index.state())))
+    assert (other.blocks, other.keys, list(other.unused)) == (index.blocks, index.keys, list(index.unused))
 
 
 def test_slots_of_a_request_that_begins_in_the_same_batch_do_not_become_free() -> None:

@@ -278,6 +278,42 @@ MODELS: dict[str, Callable[[Path], Path]] = {
 }
 
 
+def guesses(known: list[Sampled], chance: random.Random) -> Callable[[Sampled], list[int]]:
+    """Drafts of which each is right with a probability of four fifths, up to ten; wrong ones are often forbidden."""
+    streams = {tuple(one.prompt): one.made for one in known}
+
+    def guess(request: Sampled) -> list[int]:
+        rest = streams[tuple(request.prompt)][len(request.made) :]
+        return [token if chance.random() < 0.8 else chance.randrange(259) for token in rest[: chance.randint(0, 10)]]
+
+    return guess
+
+
+@KERNELS
+@pytest.mark.parametrize("late", [False, True])
+def test_drafts_change_no_token_of_a_form(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernels: str, late: bool
+) -> None:
+    """Each output of an iteration has its own mask. late: each iteration waits once for the first one."""
+    folder = json_model(tmp_path)
+    monkeypatch.setattr("orca_worker.sampling.forms.WAIT", 30.0)
+    plain, mine = some(), some()
+    slow = TinyEngine(make_stage(folder, SLOTS, BLOCK, kernels=kernels), SLOTS, BLOCK, seed=1)
+    slow.run(plain)
+    if late:
+        late_every_other_time(monkeypatch)
+    stage = make_stage(folder, SLOTS, BLOCK, kernels=kernels)
+    fast = TinyEngine(stage, SLOTS, BLOCK, seed=1, guess=guesses(plain, random.Random(3)))
+    fast.run(mine)
+    assert [one.made for one in mine] == [one.made for one in plain]
+    assert [one.stuck for one in mine] == [one.stuck for one in plain]
+    if not late:
+        formed = [one for one in some() if one.sampling["grammar"]]
+        fast.number = 0
+        fast.run(formed)
+        assert fast.number < 0.7 * slow.number, "drafts of answers with forms count, too"
+
+
 @KERNELS
 @pytest.mark.parametrize("model", MODELS)
 def test_masks_that_come_late_change_no_token(
@@ -367,6 +403,22 @@ def test_a_form_that_takes_too_much_time_ends_its_request_alone(tmp_path: Path) 
     assert endless.stuck
     assert [one.made for one in beside] == [one.made for one in without]
     assert not any(one.stuck for one in beside)
+
+
+def test_drafts_that_are_too_much_work_end_no_request(tmp_path: Path) -> None:
+    """The form allows them, and its limits end the copy that follows them. The answer would never have gone there."""
+    folder = json_model(tmp_path)
+    rest = ambiguous(150, "a-z").replace("start:", "rest:")
+    fields = {"grammar": as_grammar("grammar", 'start: "y" rest\n' + rest), "logit_bias": begins_with("y", folder)}
+    alone, drafted = Sampled([9], 7, fields), Sampled([9], 7, fields)
+    TinyEngine(make_stage(folder, SLOTS, BLOCK), SLOTS, BLOCK).run([alone])
+    wrong = Tokenizer.from_file(str(folder / "tokenizer.json")).encode("xaaaa").ids
+    stage = make_stage(folder, SLOTS, BLOCK)
+    TinyEngine(stage, SLOTS, BLOCK, guess=lambda request: wrong).run([drafted])
+    assert drafted.made == alone.made
+    assert not drafted.stuck
+    assert stage._masks is not None
+    assert not any(form.drafting for form in stage._masks._forms.values())
 
 
 def test_a_form_begins_again_where_its_processes_were_killed(tmp_path: Path) -> None:

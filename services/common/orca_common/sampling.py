@@ -154,11 +154,6 @@ FORMS = by_name(
 EVERY = {**SAMPLING, **LOGPROBS, **FORMS}
 
 
-def has_form(sampling: SamplingParams) -> bool:
-    """Whether the answer has a form: its ranks follow it token by token."""
-    return bool(sampling.grammar)
-
-
 def scores_prompt(sampling: SamplingParams) -> bool:
     """Whether the tokens of the prompt are to have logprobs: each of them is computed."""
     return sampling.prompt_logprobs

@@ -102,6 +102,13 @@ MUTATIONS = [
         f"{PREFIX_TESTS}::test_a_plain_dictionary_finds_the_same",
     ),
     Mutation(
+        "a beginning that has gone is found again",
+        PREFIX,
+        "Index.evict",
+        drop("removed"),
+        f"{POLICIES_TESTS}::test_storms",
+    ),
+    Mutation(
         "blocks that are not finite are found",
         CORE,
         "Core._returned",

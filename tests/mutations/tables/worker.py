@@ -28,6 +28,13 @@ MUTATIONS = [
         "tests/worker/test_tags.py::test_keys_are_those_of_the_tokens_whatever_the_drafts_were",
     ),
     Mutation(
+        "a form does not hold behind a draft",
+        "services/worker/orca_worker/sampling/forms.py",
+        "Masks.begin",
+        drop("Behind"),
+        "tests/worker/test_forms.py::test_drafts_change_no_token_of_a_form[False-auto]",
+    ),
+    Mutation(
         "an abort does not reach a group whose ranks meet",
         "services/worker/orca_worker/data_plane/process_groups.py",
         "",

@@ -159,14 +159,15 @@ local function place_at(engine)
   return owner and owner ~= '' and term .. ' ' .. (call('HGET', ENGINE .. engine, 'epoch') or '') .. ' ' .. engine
 end
 
--- The engine of a place, while it is one; or nil.
+-- The engine of a place, while it is one and begins requests; or nil.
 local function engine_at(place)
   local engine = (place or ''):match('^%d+ %d* (.*)$')
-  return engine and place_at(engine) == place and engine or nil
+  local stands = engine and place_at(engine) == place
+  return stands and call('HGET', ENGINE .. engine, 'finishing') ~= '1' and engine or nil
 end
 
 -- The one engine that may take a request of the queue now, because the keys and values of its prefix are there; nil where
--- all may. It waits for it for a moment, and until so many have overtaken it. The arguments are the request's fields.
+-- all may. It waits for it for PREFIX_WAIT, and until OVERTAKINGS have overtaken it. The arguments are the request's fields.
 local function awaited(prefix_at, overtaken, queued_at)
   if (prefix_at or '') == '' or tonumber(overtaken) >= OVERTAKINGS or now() - queued_at >= PREFIX_WAIT then
     return nil
@@ -180,8 +181,8 @@ local function stranded(tied, slots, there)
 end
 
 -- Tells one engine's master that a request waits which needs so many slots, and is tied to `weights`: the emptiest of
--- those that asked and found nothing, or the one that is `awaited`. Where none of them has room, an engine hears of the
--- request with the answer to its next commit, or renewal.
+-- those that asked and found nothing, or the one that is `awaited`. Where none of them has room, an engine learns it from
+-- the answer to its next commit, or renewal.
 local function hint_waiting(slots, weights, only)
   local asking = call('ZRANGE', ASKING, '+inf', slots, 'BYSCORE', 'REV')
   for _, engine in ipairs(asking) do

@@ -49,7 +49,7 @@ local function place(k, n, m)
 end
 
 -- Where the request stood that a new one goes on from: of those whose prompts are the beginning of its own, the longest
--- that an engine has still. '' for none. Prompts that end alike are nobody's conversation: they tell nothing.
+-- that an engine has still. '' for none. Prompts that end alike are no conversation: they tell nothing.
 local function find_prefix(keys)
   for last = #keys, KEY_SIZE, -KEY_SIZE * LOOKED_AT do
     local page = {}

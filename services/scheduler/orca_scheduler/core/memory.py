@@ -130,6 +130,8 @@ class Slots:
         self._rows: dict[int, tuple[int, ...]] = {}
         self._owners: dict[int, int] = {}  # of each block that several rows have: how many
         self._index = Index()  # empty where no request has keys
+        # Of requests that wait, by claim: how many blocks they would begin behind, and `Index.removed` at that time.
+        self._matched: dict[int, tuple[int, int]] = {}
         self._free_rows: list[int] = []
         self._next_row = 0
 
@@ -194,11 +196,18 @@ class Slots:
             yield gained * self.block_size
 
     def match(self, request: Request) -> int:
-        most = (request.known - 1) // self.block_size  # its last known position is computed in any case
-        return len(self._index.longest(request.keys[: most + 1])) * self.block_size
+        if not request.keys:
+            return 0
+        # Its last known position is computed in any case.
+        most = min((request.known - 1) // self.block_size, len(request.keys) - 1)
+        index, (blocks, removed) = self._index, self._matched.get(request.claim, (0, 0))
+        blocks = index.reach(request.keys, blocks if removed == index.removed else 0, most)
+        self._matched[request.claim] = blocks, index.removed
+        return blocks * self.block_size
 
     def admit(self, requests: Sequence[Request]) -> list[Admitted]:
         begun = list[tuple[int, int]]()
+        self._matched.clear()  # of those that begin now; the others' are found again
         for request in requests:
             row, shared = self.new_row(), request.computed // self.block_size
             if shared:
@@ -272,6 +281,7 @@ class Slots:
 
     def restore(self, state: dict[str, Any]) -> None:
         self.n_blocks = state["n_slots"] // self.block_size
+        self._matched.clear()
         self._free_blocks, self._free_rows = list(state["free_blocks"]), list(state["free_rows"])
         self._rows = {row: tuple(blocks) for row, blocks in state["rows"]}
         self._owners, self._next_row = dict(state["owners"]), state["next_row"]

@@ -24,7 +24,7 @@ class Kind(StrEnum):
     FORMING = "forming"  # queued: the engine was not formed
     PLACES = "places"  # queued: the engine had as many requests as it takes
     SLOTS = "slots"  # queued, or claimed: too few slots were free
-    PREFIX = "prefix"  # queued: another engine had its prefix, and for a moment it waited for that one
+    PREFIX = "prefix"  # queued: another engine had its prefix, and it waited for that engine
     CLAIM = "claim"  # queued: the engine had room, and its claim was on the way
     TAKEN_OVER = "taken over"  # claimed: the engine's scheduler was gone
     FULL = "full"  # claimed: max_bs requests before it in the order were selected

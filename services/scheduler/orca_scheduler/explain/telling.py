@@ -30,7 +30,7 @@ def title(story: Explanation) -> str:
 
 
 def _prefix(story: Explanation) -> str:
-    """Which engine had its prefix, and who came before it as it waited for that one."""
+    """Which engine had its prefix, and who came before it as it waited for that engine."""
     if not story.prefix_at:
         return ""
     overtaken = f"; {counted(story.overtaken, 'request')} overtook it as it waited for that" if story.overtaken else ""

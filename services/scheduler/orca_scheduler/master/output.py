@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from google.protobuf.message import DecodeError
 
 from orca.v1.pool_pb2 import PoolRequest
-from orca_common.sampling import has_form
 from orca_common.scores import NOTHING, TOP, size_of_tops
 from orca_pool.records import Claimed, CommitRow, Committed, Reason
 from orca_pool.wire import TOKEN, commit_row, pack_tokens
@@ -108,12 +107,12 @@ class Outputs:
     def offers(self, claims: Iterable[int], made: Sequence[Sequence[int]], most: int) -> tuple[tuple[int, ...], ...]:
         """Drafts for requests that have just made these tokens.
 
-        A request that is gone gets none. Nor does one whose answer has a form: its rank follows that token by token.
+        A request that is gone gets none.
         """
         offers = list[tuple[int, ...]]()
         for claim, tokens in zip(claims, made, strict=True):
             held = self.held.get(claim)
-            if held is None or has_form(held.record.sampling):
+            if held is None:
                 offers.append(())
                 continue
             if held.ngrams is None:

@@ -96,7 +96,7 @@ class Batch:
 
     def right(self, tokens: Sequence[int], without: Collection[int] = ()) -> np.ndarray:
         """[O] bool: which outputs count, of those that were made. The first of a member, and each one behind a draft
-        that equals the token made at its place. With a form only the first counts: its mask is for that output alone.
+        that equals the token made at its place.
 
         without: outputs that have no token.
         """
@@ -105,8 +105,7 @@ class Batch:
             drafts, of, lost = self.token_ids[self.out_at].tolist(), self.out_member.tolist(), set(without)
             for n in range(1, len(kept)):
                 if of[n] == of[n - 1]:
-                    formed = n in self.adjusted and bool(self.adjusted[n].asked.grammar)
-                    follows = kept[n - 1] and tokens[n - 1] == drafts[n] and not formed
+                    follows = kept[n - 1] and tokens[n - 1] == drafts[n]
                     kept[n] = follows and lost.isdisjoint((n - 1, n))
         return kept
 

@@ -83,7 +83,7 @@ class Adjusted:
         self.forced: int | None = None  # the only token that may follow
 
     def behind_a_draft(self) -> Adjusted:
-        """The same for a further output of an iteration. It has no mask: that of the form is for the first one."""
+        """The same for a further output of an iteration. Its mask, where its answer has a form, is another one."""
         other = copy(self)
         other.answer, other.stuck = None, False
         return other

@@ -5,8 +5,10 @@ calls it. This process reads the tokenizer, and forks one process for each form.
 the answers of its form alone and has little time for each step. It may die: `forms.Form` then starts another one.
 
 Standard input is a socket. A byte on it brings two descriptors for a new process: its socket, and the memory of its
-masks. There it reads the form (`LENGTH` and the grammar), then questions, and answers each in turn. A question is `ASK`
-and tokens, int32 each; an answer is `SAID` and a sentence, or a mask in a slot of the memory.
+masks. There it reads the form (`LENGTH` and the grammar), then questions, and answers each in turn. A question is
+`ASK`, tokens and drafts, int32 each; an answer is `SAID` and a sentence, or a mask in a slot of the memory. To a
+question with drafts there is a second answer: how many drafts the form allows, one after the other, and the masks
+behind them, each in an area of its own of the memory.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from struct import Struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from orca_common.checkpoint import read_checkpoint
 from orca_common.forms import FormError, Forms, check, panics
@@ -35,22 +37,42 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 LENGTH = Struct("<I")  # bytes of the grammar
-ASK = Struct("<QIII")  # number of the question, slot of the answer, tokens that the matcher has, tokens that follow
-SAID = Struct("<QBI")  # number of the question, QUICK, SLOW or NONE, bytes of a sentence
+# Number of the question, slot of the answer, tokens that the matcher has, tokens that follow, drafts behind those.
+ASK = Struct("<QIIII")
+SAID = Struct("<QBI")  # number of the question, one of the next, bytes of a sentence or number of drafts
 QUICK, SLOW, NONE = range(3)  # a mask; the same, of a form that has taken long; no token can follow
+BEHIND, NO_MORE = 3, 4  # masks behind drafts; the same, and drafts of this form are too much work from now on
 
 COMPILE_SECONDS = 1.0  # of processor time, twice as long as the endpoint has given it
 STEP_SECONDS = 0.5  # for one step: taking a token, and the mask behind it
 REQUEST_SECONDS = 2.0  # for an answer, and
 TOKEN_SECONDS = 0.005  # for each of its tokens
 QUICK_SECONDS = 0.005  # a form that once took longer for a step has the processor only where nothing else wants it
+DRAFTS_SECONDS = 0.005  # a form whose drafts once took longer has no masks for them any more
 BYTES = 1 << 30  # of memory of one process
+SLOTS = 1 << 16  # answers of one form at a time. Its memory takes room where masks are written
+MOST_DRAFTS = 8  # of one question: behind more of them no token is made
 LAST = 19  # of the values of nice
 
 
 def mask_bytes(vocab_size: int) -> int:
     """The size of a slot."""
     return -(-vocab_size // 8)
+
+
+def place_of(slot: int, drafts: int, size: int) -> int:
+    """Where the mask of an answer lies that follows this number of drafts. size: of a mask."""
+    return (drafts * SLOTS + slot) * size
+
+
+class Question(NamedTuple):
+    """Asks for the mask behind `tokens`, which follow the first `read` ones, and for those behind drafts."""
+
+    number: int
+    slot: int
+    read: int
+    tokens: list[int]
+    drafts: list[int]
 
 
 @dataclass
@@ -69,6 +91,7 @@ class Follower:
         self._beginning: LLMatcher | None = None
         self._answers: dict[int, Followed] = {}  # by slot
         self.slow = False
+        self.drafting = True  # drafts have never taken long
 
     def mask(self, slot: int, read: int, tokens: list[int]) -> bytes:
         """The mask that follows `tokens`. read: how many tokens of the answer came before; 0: it begins.
@@ -96,6 +119,25 @@ class Follower:
                 self.slow = True
                 os.nice(LAST)
         return bits
+
+    def behind(self, slot: int, drafts: list[int]) -> list[bytes]:
+        """The masks behind drafts, each of which follows those before it, up to the first that the form forbids.
+
+        They are followed by a copy of its matcher, and not by the answer itself: it has none of their work and errors.
+        """
+        masks = list[bytes]()
+        signal.setitimer(signal.ITIMER_PROF, STEP_SECONDS)
+        began = time.process_time()
+        with suppress(FormError), panics("follow drafts"):
+            matcher = self._answers[slot].matcher.deep_copy()
+            for draft in drafts:
+                if matcher.is_stopped() or matcher.try_consume_tokens([draft]) != 1:
+                    break
+                mask = matcher.compute_bitmask()
+                check(matcher)
+                masks.append(mask)
+        self.drafting = time.process_time() - began <= DRAFTS_SECONDS
+        return masks
 
     def _compiled(self) -> LLMatcher:
         if self._beginning is None:
@@ -143,11 +185,15 @@ def follow(connection: socket.socket, memory: int, size: int, forms: Forms) -> N
                 follower = _begun(forms, unread)
             if follower is None:
                 continue
-            said = b""
-            for number, slot, read, tokens in _questions(unread):
+            said, drafted = b"", list[Question]()
+            for question in _questions(unread):
+                number, slot, read, tokens, drafts = question
                 try:
-                    masks[slot * size : (slot + 1) * size] = follower.mask(slot, read, tokens)[:size]
+                    at = place_of(slot, 0, size)
+                    masks[at : at + size] = follower.mask(slot, read, tokens)[:size]
                     said += SAID.pack(number, SLOW if follower.slow else QUICK, 0)
+                    if drafts:
+                        drafted.append(question)
                 except FormError as error:
                     why = str(error).encode()
                     said += SAID.pack(number, NONE, len(why)) + why
@@ -155,6 +201,12 @@ def follow(connection: socket.socket, memory: int, size: int, forms: Forms) -> N
                     connection.sendall(said)
                     said = b""
             connection.sendall(said)
+            for question in drafted:
+                behind = follower.behind(question.slot, question.drafts) if follower.drafting else []
+                for n, mask in enumerate(behind, 1):
+                    at = place_of(question.slot, n, size)
+                    masks[at : at + size] = mask[:size]
+                connection.sendall(SAID.pack(question.number, BEHIND if follower.drafting else NO_MORE, len(behind)))
 
 
 def _begun(forms: Forms, unread: bytearray) -> Follower | None:
@@ -166,16 +218,16 @@ def _begun(forms: Forms, unread: bytearray) -> Follower | None:
     return Follower(forms, grammar)
 
 
-def _questions(unread: bytearray) -> Iterator[tuple[int, int, int, list[int]]]:
-    """Takes the whole questions from what has come: number, slot, tokens that came before, and new ones."""
+def _questions(unread: bytearray) -> Iterator[Question]:
+    """Takes the whole questions from what has come."""
     while len(unread) >= ASK.size:
-        number, slot, read, count = ASK.unpack_from(unread)
-        end = ASK.size + 4 * count
+        number, slot, read, count, drafts = ASK.unpack_from(unread)
+        end = ASK.size + 4 * (count + drafts)
         if len(unread) < end:
             return
         tokens = array("i", bytes(unread[ASK.size : end])).tolist()
         del unread[:end]
-        yield number, slot, read, tokens
+        yield Question(number, slot, read, tokens[:count], tokens[count:])
 
 
 if __name__ == "__main__":

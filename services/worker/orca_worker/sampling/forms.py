@@ -4,6 +4,9 @@
 `WAIT` of an iteration: a request whose mask is not there then makes no token, and its last position runs again in the
 next iteration. So what a form takes is its own requests' time.
 
+Where an iteration verifies drafts, the masks behind them are asked for together with the first one. A draft that is
+forbidden ends them, since the token made in its place is another one; and so does a mask that is not there in time.
+
 A mask depends on the request's form and on its committed tokens alone. So a request that starts again after a
 recovery, as an initiation of both, goes on with the same masks, and so do the answers of a process that has ended. A
 form that cannot be followed any further, or takes too much time, ends its request, never the iteration.
@@ -30,14 +33,24 @@ from orca_common.checkpoint import Checkpoint
 
 from ..iteration.batch import Batch
 from ..iteration.rows import Adjusted
-from .follower import ASK, LENGTH, NONE, SAID, SLOW, mask_bytes
+from .follower import (
+    ASK,
+    BEHIND,
+    LENGTH,
+    MOST_DRAFTS,
+    NO_MORE,
+    NONE,
+    SAID,
+    SLOW,
+    mask_bytes,
+    place_of,
+)
 
 log = logging.getLogger(__name__)
 
 WAIT = 0.005  # seconds of an iteration, behind its layers, for masks that are not there yet
 PATIENCE = 60.0  # seconds for a mask, where the machine has no time for it
 IDLE = 16  # processes that are kept for forms without answers: a form that comes again is compiled already
-SLOTS = 1 << 16  # answers of one form at a time. Its memory takes room where masks are written
 
 
 class Answer:
@@ -46,20 +59,32 @@ class Answer:
     def __init__(self, form: "Form", slot: int, collect: Callable[[], None]) -> None:
         self.form, self.slot, self._collect = form, slot, collect
         self.tokens = np.zeros(0, np.int32)  # the mask that was asked for last follows them
+        self.drafts = np.zeros(0, np.int32)  # masks behind these were asked for with it
+        self.number = -1  # of that question
+        self.drafted = False  # those masks have not come
         self.read = 0  # how many of them the form's process had before
         self.pending = False  # it has not answered
         self.fresh = False  # it was asked in this iteration
         self._begun = 0.0  # when, by time.monotonic()
         self._mask: np.ndarray | None = None
+        self._behind: list[np.ndarray] = []  # of `drafts`, as many as the form allows
+        self._same = 0  # of the drafts that are verified now, how many are those
         self._waits = self._void = False
 
-    def begin(self, tokens: np.ndarray) -> None:
-        """Asks for the mask of the next token, unless that was done. tokens: [n], the whole answer so far."""
+    def begin(self, tokens: np.ndarray, drafts: np.ndarray) -> None:
+        """Asks for the mask of the next token, and for those behind drafts, unless that was done.
+
+        tokens: [n], the whole answer so far. drafts: [d], guesses for what follows.
+        """
         self.fresh = not self._waits
         if self.fresh:
             self.tokens, self._mask, self._begun = tokens.astype(np.int32), None, time.monotonic()
+            self.drafts, self._behind = drafts[:MOST_DRAFTS].astype(np.int32), []
+            self._same = len(self.drafts)
             self.form.ask(self)
             return
+        most = min(len(drafts), len(self.drafts))
+        self._same = int(np.append(drafts[:most] == self.drafts[:most], False).argmin())
         # An iteration that was sent ahead goes on from a token that was not made.
         self._void = len(tokens) != len(self.tokens)
         if self.pending and time.monotonic() - self._begun > PATIENCE:
@@ -72,6 +97,15 @@ class Answer:
         self._waits, self._void = mask is None, False
         return mask
 
+    def allowed_behind(self, drafts: int) -> np.ndarray | None:
+        """The same behind the first `drafts` drafts; None also where one of them is forbidden."""
+        there = not self._waits and drafts <= min(len(self._behind), self._same)
+        return self._behind[drafts - 1] if there else None
+
+    def take_behind(self, masks: list[np.ndarray]) -> None:
+        """The masks behind drafts have come."""
+        self.drafted, self._behind = False, masks
+
     def take(self, mask: np.ndarray) -> None:
         """The mask of the next token, [V] bool, has come."""
         self.read, self.pending, self._mask = len(self.tokens), False, mask
@@ -82,6 +116,16 @@ class Answer:
         self.take(np.zeros(self.form.vocab_size, bool))
 
 
+class Behind:
+    """`rows.Constraint`: the answer, if its next tokens are these drafts."""
+
+    def __init__(self, answer: Answer, drafts: int) -> None:
+        self._answer, self._drafts = answer, drafts
+
+    def allowed(self) -> np.ndarray | None:
+        return self._answer.allowed_behind(self._drafts)
+
+
 class Form:
     """A form that requests ask for, and the process that follows it, which is started when it is asked.
 
@@ -90,10 +134,12 @@ class Form:
 
     def __init__(self, grammar: str, vocab_size: int, fork: Callable[[Sequence[int]], None]) -> None:
         self.vocab_size, self.slow = vocab_size, False
+        self.drafting = True  # masks behind drafts have never taken long
         self.answers: weakref.WeakValueDictionary[int, Answer] = weakref.WeakValueDictionary()  # by slot
         self._grammar, self._fork, self._size = grammar.encode(), fork, mask_bytes(vocab_size)
         self._numbers = count()
         self._asked: dict[int, Answer] = {}  # questions that were not answered, the oldest first
+        self._drafted: dict[int, Answer] = {}  # the same of their drafts
         self._unsent, self._unread = bytearray(), bytearray()
         self._connection: socket.socket | None = None
         self._masks: mmap.mmap | None = None
@@ -105,10 +151,15 @@ class Form:
         return made
 
     def ask(self, answer: Answer) -> None:
-        """Asks for the mask that follows an answer's tokens, with the next `flush`."""
-        number, rest = next(self._numbers), answer.tokens[answer.read :]
-        answer.pending, self._asked[number] = True, answer
-        self._unsent += ASK.pack(number, answer.slot, answer.read, len(rest)) + rest.tobytes()
+        """Asks for the mask that follows an answer's tokens, and those behind drafts, with the next `flush`."""
+        answer.number, rest = next(self._numbers), answer.tokens[answer.read :]
+        answer.pending, self._asked[answer.number] = True, answer
+        drafts = answer.drafts if self.drafting and not self.slow else answer.drafts[:0]
+        answer.drafted = len(drafts) > 0
+        if answer.drafted:
+            self._drafted[answer.number] = answer
+        size = len(rest), len(drafts)
+        self._unsent += ASK.pack(answer.number, answer.slot, answer.read, *size) + rest.tobytes() + drafts.tobytes()
 
     def flush(self) -> None:
         """Sends what can be sent without waiting."""
@@ -142,7 +193,7 @@ class Form:
         ours, theirs = socket.socketpair()
         memory = os.memfd_create("orca-masks")
         try:
-            os.ftruncate(memory, SLOTS * self._size)
+            os.ftruncate(memory, place_of(0, MOST_DRAFTS + 1, self._size))
             self._fork((theirs.fileno(), memory))
             self._masks = mmap.mmap(memory, 0)
         except BaseException:
@@ -162,6 +213,11 @@ class Form:
         at = 0
         while len(self._unread) >= at + SAID.size:
             number, kind, size = SAID.unpack_from(self._unread, at)
+            if kind in (BEHIND, NO_MORE):
+                at += SAID.size
+                self._take_drafted(number, size)
+                self.drafting = self.drafting and kind == BEHIND
+                continue
             if len(self._unread) < at + SAID.size + size:
                 break
             sentence = self._unread[at + SAID.size : at + SAID.size + size].decode()
@@ -170,19 +226,26 @@ class Form:
             self.slow = kind == SLOW
             if kind == NONE:
                 answer.end(sentence)
+                self._take_drafted(number, 0)
             else:
                 answer.take(self._mask(answer.slot))
         del self._unread[:at]
 
-    def _mask(self, slot: int) -> np.ndarray:
+    def _take_drafted(self, number: int, count: int) -> None:
+        answer = self._drafted.pop(number, None)
+        if answer is not None and answer.number == number:  # otherwise its memory has those of a later question
+            answer.take_behind([self._mask(answer.slot, n) for n in range(1, count + 1)])
+
+    def _mask(self, slot: int, drafts: int = 0) -> np.ndarray:
         assert self._masks is not None
-        bits = np.frombuffer(self._masks, np.uint8, self._size, slot * self._size)
+        bits = np.frombuffer(self._masks, np.uint8, self._size, place_of(slot, drafts, self._size))
         return np.unpackbits(bits, count=self.vocab_size, bitorder="little").view(bool)
 
     def _lost(self) -> None:
         """The process has ended: by a limit of time or memory, most likely, in the step that it was asked for first.
 
-        The other answers begin again, in a new process.
+        The other answers begin again, in a new process. Where it was still at the drafts of an earlier question, all
+        do, and have no more masks behind drafts.
         """
         assert self._connection is not None
         self._connection.close()
@@ -191,13 +254,18 @@ class Form:
         self._unread.clear()
         for answer in self.answers.values():
             answer.read = 0
-        asked = [*self._asked.values()]
-        self._asked.clear()
-        for answer in asked[:1]:
-            answer.end("a step has ended its process: it took too much time or memory")
-        for answer in asked[1:]:
+        asked, drafted = self._asked, self._drafted
+        self._asked, self._drafted = {}, {}
+        for answer in drafted.values():
+            answer.take_behind([])
+        if drafted.keys() - asked.keys():
+            self.drafting = False
+        elif asked:
+            first = asked.pop(min(asked))
+            first.end("a step has ended its process: it took too much time or memory")
+        for answer in asked.values():
             self.ask(answer)
-        if asked[1:]:
+        if asked:
             self.flush()
 
 
@@ -214,15 +282,17 @@ class Masks:
     def begin(self, batch: Batch) -> None:
         """Starts on the masks of a batch's next tokens."""
         ends, of = batch.out_ends, batch.out_member
-        constrained = {
-            n: one for n, one in batch.adjusted.items() if one.asked.grammar and (not n or of[n] != of[n - 1])
-        }
+        formed = {n: one for n, one in batch.adjusted.items() if one.asked.grammar}
+        constrained = {n: one for n, one in formed.items() if not n or of[n] != of[n - 1]}
         self._answers = [self._answer_of(one) for one in constrained.values()]
         for form in {answer.form for answer in self._answers}:
             form.collect()  # a process that has ended by now is asked nothing
         for answer, (n, one) in zip(self._answers, constrained.items(), strict=True):
-            answer.begin(one.tokens[one.prompt : int(ends[n])])
-        self._alone, self._collected = len(self._answers) == len(batch.out_at), False
+            outputs = int(np.searchsorted(of, of[n], "right")) - n
+            answer.begin(one.tokens[one.prompt : int(ends[n])], batch.token_ids[batch.out_at[n + 1 : n + outputs]])
+            for drafts in range(1, outputs):
+                formed[n + drafts].answer = Behind(answer, drafts)
+        self._alone, self._collected = len(self._answers) == len(np.unique(of)), False
         for form in {answer.form for answer in self._answers if answer.pending}:
             form.flush()
 
@@ -239,6 +309,8 @@ class Masks:
             for form in forms:
                 form.register(poll)
             if not poll.poll(max(0.0, 1000 * (end - time.monotonic()))):
+                for form in {answer.form for answer in self._answers if answer.drafted and not answer.pending}:
+                    form.drafting = False  # the layers take less time than they do
                 return
             for form in forms:
                 form.flush()
@@ -250,9 +322,10 @@ class Masks:
         Beside requests that have their tokens it does not wait for one that was late before.
         """
         pending = [answer for answer in self._answers if answer.pending]
+        drafted = [answer for answer in self._answers if answer.drafted and answer.fresh and answer.form.drafting]
         if not self._alone or len(pending) < len(self._answers):
             pending = [answer for answer in pending if answer.fresh and not answer.form.slow]
-        return {answer.form for answer in pending}
+        return {answer.form for answer in [*pending, *drafted]}
 
     def _answer_of(self, one: Adjusted) -> Answer:
         if not isinstance(one.answer, Answer):
