@@ -322,8 +322,9 @@ class Sustained:
                     self._claims.append(now - since)
             self._claim(master)
 
-        room = {"count": free, "slots": free * SLOTS, "total": BATCH * SLOTS}
-        claim = self._pool.claim(lease.name, lease.owner, lease.term, lease.heard, **room)
+        claim = self._pool.claim(
+            lease.name, lease.owner, lease.term, lease.heard, count=free, slots=free * SLOTS, total=BATCH * SLOTS
+        )
         self._ask_in_turn(lease.owner, claim, answered)
 
     def _renew(self, master: Master) -> None:

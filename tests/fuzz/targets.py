@@ -410,7 +410,7 @@ def _reports(runner: asyncio.Runner) -> Target:
         Member(3, 2, 0, 3, 0, (1,), None),
     ]
     record = PoolRequest(prompt_ids=[1, 2, 3], sampling=SamplingParams(top_logprobs=1, prompt_logprobs=True))
-    claimed = [Claimed("r", claim, 0, b"", [], 0, None, 0, 0, 0) for claim in (1, 3)]
+    claimed = [Claimed("r", claim, 0, 3, b"", [], 0, None, 0, 0, 0) for claim in (1, 3)]
     held = {one.claim: Held(one, record, None, bytearray(), 0, top_size=8) for one in claimed}
 
     def returned(rank: int, report: pb_worker.IterationReport) -> None:

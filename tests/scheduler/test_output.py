@@ -15,7 +15,7 @@ def held(count: int, committed: int) -> Outputs:
     record = PoolRequest(request_id="r", sampling=SamplingParams(top_logprobs=count)).SerializeToString()
     tokens = [CommittedToken(n, -1.0, n) for n in range(committed)]
     outputs = Outputs()
-    assert outputs.add(Claimed("r", 1, 1, record, tokens, 0, None, 0, 0, 0), 0.0)
+    assert outputs.add(Claimed("r", 1, 1, 3, record, tokens, 0, None, 0, 0, 0), 0.0)
     return outputs
 
 

@@ -107,7 +107,7 @@ async def test_a_long_error_is_cut(caplog: pytest.LogCaptureFixture) -> None:
 
 def held_of(claim: int, **sampling: Any) -> Held:
     record = PoolRequest(prompt_ids=[1, 2, 3], sampling=SamplingParams(**sampling))
-    claimed = Claimed(f"r{claim}", claim, 0, record.SerializeToString(), [], 0, None, 0, 0, 0)
+    claimed = Claimed(f"r{claim}", claim, 0, 3, record.SerializeToString(), [], 0, None, 0, 0, 0)
     return Held(claimed, record, None, bytearray(), 0, top_size=record.sampling.top_logprobs * TOP.size)
 
 

@@ -27,7 +27,7 @@ def tracing(term: int = SUBMITTED, silent_term: int | None = None) -> tuple[Trac
 
 def held(claim: int) -> Held:
     moments = (SUBMITTED, SUBMITTED + 2_000_000, SUBMITTED + 3_000_000)
-    claimed = Claimed(f"r{claim}", claim, claim, b"", [], 0, None, *moments)
+    claimed = Claimed(f"r{claim}", claim, claim, 3, b"", [], 0, None, *moments)
     return Held(claimed, PoolRequest(request_id=f"r{claim}"), None, bytearray(), 0)
 
 
