@@ -179,6 +179,30 @@ async def test_an_unknown_id_after_some_tokens(http: httpx.AsyncClient, monkeypa
     assert answer.json()["error"]["message"] == sentence
 
 
+async def test_more_tokens_than_there_are(
+    orca: World, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a request that runs and of one that has ended: the number is the client's, and was a status of 500."""
+    monkeypatch.setattr("orca_endpoint.calls.call.HEALING", 0.1)
+    body = {"prompt": "a", "max_tokens": 8, "stream": True, "detach_grace": 30}
+    async with http.stream("POST", "/v1/completions", json=body) as answer:
+        request = await orca.engine.claim()
+        await orca.engine.commit(request, 0, [5, 6])
+        assert await Events(answer).next()
+    path = f"/v1/completions/{request.request_id}"
+    for end in (None, Reason.LENGTH):
+        if end is not None:
+            await orca.engine.commit(request, 2, [7], end)
+        for given, field in (
+            ({"params": {"from": 9}}, "from"),
+            ({"headers": {"Last-Event-ID": "9.1"}}, "Last-Event-ID"),
+        ):
+            refused = await http.get(path, **given)
+            error = refused.json()["error"]
+            assert (refused.status_code, error["param"]) == (400, field)
+            assert error["message"] == f"{field}: is 9, and the answer has fewer tokens"
+
+
 async def test_bad_input(http: httpx.AsyncClient) -> None:
     for case, (path, headers, status, param) in CASES.items():
         answer = await http.get(path, headers=headers)

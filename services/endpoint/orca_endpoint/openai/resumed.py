@@ -34,7 +34,7 @@ class Resumed(Exchange):
     async def _serve(self, request: Request, answer: Answer) -> None:
         endpoint, deadline = self._endpoint, deadline_of(request)
         silence = silence_of(request, endpoint.settings.comment_seconds)
-        seen, include_usage = asked_in(request)
+        field, seen, include_usage = asked_in(request)
         model = request.query_params.get("model")
         if model is not None:
             endpoint.check_model(model)
@@ -50,8 +50,11 @@ class Resumed(Exchange):
             try:
                 await stream.write(_going_on(events, call, choice), [choice], wanted.request_id)
             except DataLoss as error:
-                if call.unknown and not call.accepted:  # gRPC says DATA_LOSS: its clients have surely seen tokens
+                # gRPC says DATA_LOSS: its clients have surely seen tokens. Here the number is all that there is.
+                if not call.accepted and call.unknown:
                     raise NotFound(str(error)) from None
+                if not call.accepted:
+                    raise InvalidArgument(field, f"is {seen.tokens}, and the answer has fewer tokens") from None
                 raise
             counts = choice.input_tokens, choice.output_tokens, choice.cached_tokens
             await stream.end(counts if include_usage else None)
@@ -64,8 +67,8 @@ async def _going_on(events: Numbered, call: Call, choice: Choice) -> Numbered:
         yield n, piece
 
 
-def asked_in(request: Request) -> tuple[SeenTo, bool]:
-    """From where on, and whether the usage is wanted. Raises InvalidArgument."""
+def asked_in(request: Request) -> tuple[str, SeenTo, bool]:
+    """The field that says from where on, what it says, and whether the usage is wanted. Raises InvalidArgument."""
     given = request.query_params.multi_items()
     names = [name for name, _ in given]
     check_names(names, {"from", "include_usage", "model"})
@@ -82,4 +85,4 @@ def asked_in(request: Request) -> tuple[SeenTo, bool]:
     index = whole(tokens)
     if index is None or text not in (tokens, f"{tokens}.1", f"{tokens}.2"):
         raise InvalidArgument(field, "must be a number of tokens, or the id of an event")
-    return SeenTo(index, int(end or 0)), usage == "true"
+    return field, SeenTo(index, int(end or 0)), usage == "true"
