@@ -156,3 +156,35 @@ async def test_a_tenant_that_was_away_has_no_credit(lab: Lab) -> None:
 def test_a_class_is_worth_its_aging(one: Priority, other: Priority, aging: float) -> None:
     assert lift_of(other, aging) - lift_of(one, aging) == (other - one) * round(aging * 1e6)
     assert lift_of(Priority.NORMAL, aging) == 0
+
+
+async def test_tenants_that_come_together_begin_in_the_order_in_which_they_came(lab: Lab) -> None:
+    """More of them than a page of the queue has, whatever their names are; and a claim takes all that fit."""
+    await lab.endpoint()
+    await lab.engine(slots=LAST)
+    names = [f"t{n:02}" for n in reversed(range(40))]
+    for name in names:
+        await lab.submit(name, 8, turn=Turn(weight=1.0), tenant=name, max_waiting=99, new_tokens=7)
+    assert list(await lab.claim(count=40, slots=LAST, total=LAST)) == names
+
+
+async def test_a_claim_sees_all_of_those_that_have_one_place(lab: Lab) -> None:
+    """Orders may be alike; those that it passes by hide no other."""
+    await lab.endpoint()
+    await lab.engine("large", slots=LAST)
+    await lab.engine("g")
+    for n in range(20):
+        await lab.submit(f"large{n:02}", 100, turn=Turn(lift=-n), max_waiting=99)
+        await lab.advance(1e-6)
+    for n in range(20, 25):
+        await lab.submit(f"small{n}", 4, turn=Turn(lift=-n), max_waiting=99)
+        await lab.advance(1e-6)
+    standings = [await lab.pool.look_up(name) for name in ("large00", "large19", "small20")]
+    assert len({one.order for one in standings if one is not None}) == 1
+    assert len(await lab.claim(count=5)) == 5
+
+
+def test_no_class_is_worth_more_than_a_strict_one() -> None:
+    """Orders stay above 0, and far below 2^53, whatever `aging` is."""
+    for priority in Priority:
+        assert lift_of(priority, 1e12) == lift_of(priority, float("inf"))

@@ -35,9 +35,11 @@ end
 
 -- The order of a tenant's next request where shares are fair, and its tag behind that: start-time fair queueing, in
 -- thousandths of a token, over what the request is expected to use. A tenant that had nothing here begins at the least
--- order of all: what it did not use before is not its own any more (VTC of Sheng et al., 2401.00588, lifts it so).
+-- order of all: what it did not use before is not its own any more (VTC of Sheng et al., 2401.00588, lifts it so). Each
+-- request moves that on by the least there is: so tenants that come at one time begin in the order in which they came, and
+-- those that come later do not pass by one that waits without end.
 local function fair_order(tenant, weight, new, max_tokens)
-  local virtual = math.max(tonumber(call('HGET', POOL, 'virtual')) or now(), least_order() or 0)
+  local virtual = math.max((tonumber(call('HGET', POOL, 'virtual')) or now()) + 1, least_order() or 0)
   local length = tonumber(call('HGET', POOL, 'length')) or 1
   local start = math.max(virtual, tonumber(call('ZSCORE', TAGS, tenant)) or 0)
   return start, virtual, start + 1000 * (max_tokens - new + new * length) / weight
