@@ -224,6 +224,7 @@ class Lab:
             "schedulers",
             "renewals",
             "asking",
+            "yielding",
             "leases",
             "sizes",
             "ended",
@@ -240,7 +241,7 @@ class Lab:
                     single["waiting"] = [i.decode() for i in content[::2]]
                 case "claimed":
                     found["claimed"][name] = [i.decode() for i in content[::2]]
-                case "due" | "schedulers" | "asking" | "ended":
+                case "due" | "schedulers" | "asking" | "yielding" | "ended":
                     single[kind] = {k.decode(): int(v) for k, v in _pairs(content)}
                 case "endpoints":
                     single["renewals"] = {k.decode(): int(v) for k, v in _pairs(content)}

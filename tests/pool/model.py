@@ -188,7 +188,8 @@ class Model:
         return bool(suited)
 
     def _hint_yielding(self, slots: int, r: Request) -> None:
-        for name, g in sorted(self.engines.items(), key=lambda engine: (engine[1].slots, engine[0])):
+        lowest = sorted(self.engines.items(), key=lambda engine: (engine[1].yields, engine[0]), reverse=True)
+        for name, g in lowest[:16]:
             if g.yields > r.priority and g.free >= slots and not g.finishing:
                 self._hint(name, "")
                 return
@@ -503,7 +504,7 @@ class Model:
 
     def release(self, engine: str, owner: str, term: int) -> None:
         if not self._fenced(engine, owner, term):
-            self.engines[engine].owner = None
+            self.engines[engine].owner, self.engines[engine].yields = None, 0
             self.asking.pop(engine, None)
 
     def retire(self, engine: str, owner: str, term: int) -> None:
@@ -649,11 +650,14 @@ class Model:
             "delivery": {name: endpoint.stream for name, endpoint in self.endpoints.items()},
             "control": {e: g.hints for e, g in engines if g.hints},
             "engines": {
-                e: {name: getattr(g, name) for name in Engine.__annotations__ if name not in ("hints", "free")}
+                e: {
+                    name: getattr(g, name) for name in Engine.__annotations__ if name not in ("hints", "free", "yields")
+                }
                 | {"owner": g.owner or ""}
                 for e, g in engines
             },
             "asking": self.asking,
+            "yielding": {e: g.yields for e, g in engines if g.yields},
             "prefixes": {key.decode(): "+1"[alone] + i for key, (alone, i) in self.prefixes.items()},
             "endpoints": {name: {"number": e.number} for name, e in self.endpoints.items()},
             "renewals": {name: e.renewed for name, e in self.endpoints.items()},

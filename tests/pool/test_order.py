@@ -1,6 +1,7 @@
 """Who goes first in the queue: classes over arrivals, and fair shares of tenants."""
 
 import random
+import re
 from collections import Counter
 from collections.abc import Mapping
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from pool.lab import Lab
 
 from orca_common.priorities import Priority, lift_of
-from orca_pool.records import Attached, Turn
+from orca_pool.records import Attached, EngineLoad, Turn
 
 AGING = 10.0
 LAST = 10_000
@@ -188,3 +189,36 @@ def test_no_class_is_worth_more_than_a_strict_one() -> None:
     """Orders stay above 0, and far below 2^53, whatever `aging` is."""
     for priority in Priority:
         assert lift_of(priority, 1e12) == lift_of(priority, float("inf"))
+
+
+async def test_a_request_costs_no_more_where_engines_are_many(lab: Lab) -> None:
+    """Engines that are full of requests of its own class are not looked at, however many there are."""
+    await lab.endpoint()
+
+    async def reads() -> int:
+        stats = (await lab.redis("INFO", "commandstats")).decode()
+        return sum(int(count) for count in re.findall(r"cmdstat_hmget:calls=(\d+)", stats))
+
+    costs = list[int]()
+    for n in range(30):
+        name = await lab.engine(f"g{n:02}")
+        load = EngineLoad(8, 64, 0.1, 1.0, yields=int(Priority.NORMAL))
+        await lab.pool.renew(name, *lab.terms[name], load=load)
+        if n in (9, 29):  # above the number from which on the engines' sums are kept
+            await lab.submit(f"before{n}", max_waiting=99)
+            before = await reads()
+            await lab.submit(f"r{n}", max_waiting=99)
+            costs.append(await reads() - before)
+    assert costs[0] == costs[1]
+
+
+async def test_an_engine_without_room_hides_no_other_that_makes_room(lab: Lab) -> None:
+    """The lowest class gives way first; and an engine that is left gives way to no request."""
+    await lab.endpoint()
+    for name, free, yields in (("f", 2, Priority.LOW), ("g", 64, Priority.LOW), ("h", 64, Priority.NORMAL)):
+        await lab.engine(name)
+        await lab.pool.renew(name, *lab.terms[name], load=EngineLoad(8, free, 0.1, 1.0, yields=int(yields)))
+    await lab.submit("first", turn=Turn(priority=Priority.HIGH))
+    await lab.pool.release("g", *lab.terms["g"])
+    await lab.submit("second", turn=Turn(priority=Priority.HIGH))
+    assert (await lab.dump())["control"] == {"g": [""], "h": [""]}

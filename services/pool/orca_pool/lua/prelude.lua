@@ -15,7 +15,7 @@ local TOPS, PROMPT = PREFIX .. 'tops:', PREFIX .. 'prompt:'
 local ENGINE, ENDPOINT, CALLS = PREFIX .. 'engine:', PREFIX .. 'endpoint:', PREFIX .. 'calls:'
 local LISTENERS = PREFIX .. 'listeners:'
 local DELIVERY, CONTROL = PREFIX .. 'delivery:', PREFIX .. 'control:'
-local LOAD, TAGS, PREFIXES = PREFIX .. 'load', PREFIX .. 'tags', PREFIX .. 'prefixes'
+local LOAD, TAGS, PREFIXES, YIELDING = PREFIX .. 'load', PREFIX .. 'tags', PREFIX .. 'prefixes', PREFIX .. 'yielding'
 
 -- Another version of these scripts may still serve the release. Both must not write the same keys.
 do
@@ -194,12 +194,12 @@ local function hint_waiting(slots, weights, only)
   end
 end
 
--- Tells one engine's master of a new request before which one that runs there may give way: `yields` is the lowest class of
--- those, and above all classes where shares are fair.
+-- Tells one engine's master of a new request before which one that runs there may give way: `yielding` has the lowest class
+-- of those, and above all classes where shares are fair. Where all have one class there is no such engine.
 local function hint_yielding(slots, class)
-  for _, engine in ipairs(call('ZRANGE', ENGINES, 0, -1)) do
-    local yields, free, finishing = fields(ENGINE .. engine, 'yields', 'free', 'finishing')
-    if yields and tonumber(yields) > tonumber(class) and tonumber(free) >= tonumber(slots) and finishing ~= '1' then
+  for _, engine in ipairs(call('ZRANGE', YIELDING, '+inf', '(' .. class, 'BYSCORE', 'REV', 'LIMIT', 0, LOOKED_AT)) do
+    local free, finishing = fields(ENGINE .. engine, 'free', 'finishing')
+    if free and tonumber(free) >= tonumber(slots) and finishing ~= '1' then
       hint(engine, '')
       return
     end
