@@ -107,6 +107,7 @@ class Engine:
     finishing: int = 0  # 1: it begins nothing
     yields: int = 0  # the lowest class of requests that give way
     free: int = 0  # slots, as its master told
+    rows: int = 0  # places
     hints: list[str] = field(default_factory=list)
 
     def suits(self, r: Request) -> bool:
@@ -190,7 +191,9 @@ class Model:
     def _hint_yielding(self, slots: int, r: Request) -> None:
         lowest = sorted(self.engines.items(), key=lambda engine: (engine[1].yields, engine[0]), reverse=True)
         for name, g in lowest[:16]:
-            if g.yields > r.priority and g.free >= slots and not g.finishing:
+            held = self._held(name)[: g.rows]
+            behind = 0 < g.rows == len(held) and held[-1].order > r.order
+            if behind and g.yields > r.priority and g.free >= slots and not g.finishing:
                 self._hint(name, "")
                 return
 
@@ -463,6 +466,7 @@ class Model:
             return None
         if g is None:
             g = self.engines[engine] = Engine(reserved=self.reserved)
+        g.rows = 0
         g.owner, g.term, g.counter = owner, self._number(g.term), g.counter + 1
         return g.term
 
@@ -483,7 +487,7 @@ class Model:
             return None
         g = self.engines[engine]
         g.counter += 1
-        g.finishing, g.yields, g.free = int(load.finishing), load.yields, load.free
+        g.finishing, g.yields, g.free, g.rows = int(load.finishing), load.yields, load.free, load.rows
         g.epoch, g.reserved = max(g.epoch, epoch or 0), max(g.reserved, reserve or 0)
         if form is not None:
             g.slots, g.tp, g.pp, g.policy = form.slots, form.tensor_parallel, form.pipeline_parallel, form.policy
@@ -575,7 +579,7 @@ class Model:
             for other in passed:
                 other.overtaken += 1
             if tired := [other for other in passed if other.overtaken >= self.constants.overtakings]:
-                return taken, tired[0].upfront, None
+                return taken, tired[0].upfront, tired[0]
         if any(r.losses >= 2 for r in self._held(engine)):
             return taken, total, None
         if not count or slots <= 0:
@@ -651,7 +655,9 @@ class Model:
             "control": {e: g.hints for e, g in engines if g.hints},
             "engines": {
                 e: {
-                    name: getattr(g, name) for name in Engine.__annotations__ if name not in ("hints", "free", "yields")
+                    name: getattr(g, name)
+                    for name in Engine.__annotations__
+                    if name not in ("hints", "free", "rows", "yields")
                 }
                 | {"owner": g.owner or ""}
                 for e, g in engines

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pool.lab import Lab
 
 from orca_common.priorities import Priority, lift_of
-from orca_pool.records import Attached, EngineLoad, Turn
+from orca_pool.records import Attached, Busy, EngineLoad, Turn
 
 AGING = 10.0
 LAST = 10_000
@@ -217,8 +217,36 @@ async def test_an_engine_without_room_hides_no_other_that_makes_room(lab: Lab) -
     await lab.endpoint()
     for name, free, yields in (("f", 2, Priority.LOW), ("g", 64, Priority.LOW), ("h", 64, Priority.NORMAL)):
         await lab.engine(name)
-        await lab.pool.renew(name, *lab.terms[name], load=EngineLoad(8, free, 0.1, 1.0, yields=int(yields)))
-    await lab.submit("first", turn=Turn(priority=Priority.HIGH))
+        await lab.claimed_by(name, f"of {name}", turn=turn(yields))
+        await lab.pool.renew(name, *lab.terms[name], load=EngineLoad(1, free, 0.1, 1.0, yields=int(yields)))
+    for name in "fgh":
+        await lab.claim(name, slots=0)  # it asks for no more
+    before = (await lab.dump())["control"]
+    await lab.submit("first", turn=Turn(lift_of(Priority.HIGH, AGING), priority=Priority.HIGH))
     await lab.pool.release("g", *lab.terms["g"])
-    await lab.submit("second", turn=Turn(priority=Priority.HIGH))
-    assert (await lab.dump())["control"] == {"g": [""], "h": [""]}
+    await lab.submit("second", turn=Turn(lift_of(Priority.HIGH, AGING), priority=Priority.HIGH))
+    hints = (await lab.dump())["control"]
+    assert [len(hints.get(name, ())) - len(before.get(name, ())) for name in "fgh"] == [0, 1, 1]
+
+
+async def test_who_takes_another_one_s_place_is_not_late(lab: Lab) -> None:
+    """An engine that is full for long makes room at once for a higher class: so it is said, and no deadline is too
+    short for it. Who came too late to go before what runs waits, and is refused where it cannot."""
+    await lab.endpoint()
+    await lab.engine()
+    for n in range(2):
+        await lab.claimed(f"low{n}", turn=turn(Priority.LOW))
+    load = EngineLoad(2, 48, 0.1, 100.0, yields=int(Priority.LOW))
+    await lab.pool.renew("g", *lab.terms["g"], load=load)
+    high = Turn(lift_of(Priority.HIGH, AGING), priority=Priority.HIGH)
+    before = len((await lab.dump())["control"]["g"])
+    first = await lab.submit("first", deadline_in=10.0, turn=high)
+    assert isinstance(first, Attached)
+    assert first.starts_in == 0
+    await lab.pool.cancel("first")
+    large = await lab.submit("large", 50, deadline_in=10.0, turn=high)
+    assert isinstance(large, Busy), "no slots are free for it"
+    await lab.advance(2 * AGING + 1)
+    late = await lab.submit("late", deadline_in=10.0, turn=high)
+    assert isinstance(late, Busy)
+    assert len((await lab.dump())["control"]["g"]) == before + 1

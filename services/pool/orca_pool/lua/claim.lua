@@ -104,15 +104,15 @@ local function gives_way(class, order)
   end
 end
 
--- Counts that a request was taken before these, which wait for another engine. Returns the slots of the first that no other
--- one may overtake.
+-- Counts that a request was taken before these, which wait for another engine. Returns the first that no other one may
+-- overtake.
 local function overtake(passed)
-  local needed
+  local first
   for _, one in ipairs(passed) do
     local times = call('HINCRBY', REQUEST .. one.id, 'overtaken', 1)
-    needed = needed or (times >= OVERTAKINGS and one.upfront or nil)
+    first = first or (times >= OVERTAKINGS and one or nil)
   end
-  return needed
+  return first
 end
 
 -- Takes requests from the head of the queue until one of them must wait, or was overtaken by as many as may. Returns the
@@ -153,7 +153,7 @@ local function walk_queue()
       elseif size <= total and suits(tied_to(id, request.weights), mine, finishing) then
         local only = awaited(request.prefix_at, request.overtaken, request.queued_at)
         if only and only ~= engine then
-          passed[#passed + 1] = { id = id, upfront = upfront }
+          passed[#passed + 1] = { id = id, upfront = upfront, tied = tied_to(id, request.weights) }
         elseif alone or (suspect and not empty) then
           return total, tied_to(id, request.weights), only
         elseif upfront > slots or (count == 0 and not gives_way(tonumber(request.class), tonumber(order))) then
@@ -161,9 +161,9 @@ local function walk_queue()
         else
           take(id, order, request)
           count, slots, alone, empty, kept = math.max(count - 1, 0), slots - upfront, suspect, false, kept - 1
-          local needed = overtake(passed)
-          if needed then
-            return needed
+          local first = overtake(passed)
+          if first then
+            return first.upfront, first.tied
           end
         end
       end

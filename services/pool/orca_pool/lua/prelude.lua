@@ -194,14 +194,17 @@ local function hint_waiting(slots, weights, only)
   end
 end
 
--- Tells one engine's master of a new request before which one that runs there may give way: `yielding` has the lowest class
--- of those, and above all classes where shares are fair. Where all have one class there is no such engine.
-local function hint_yielding(slots, class)
+-- An engine where one that runs gives way to a new request of this class and order: the last one that has a place comes
+-- behind it. `yielding` has the lowest class of those, and above all classes where shares are fair. Where all have one class
+-- there is no such engine.
+local function yielding_to(slots, class, order)
   for _, engine in ipairs(call('ZRANGE', YIELDING, '+inf', '(' .. class, 'BYSCORE', 'REV', 'LIMIT', 0, LOOKED_AT)) do
-    local free, finishing = fields(ENGINE .. engine, 'free', 'finishing')
-    if free and tonumber(free) >= tonumber(slots) and finishing ~= '1' then
-      hint(engine, '')
-      return
+    local rows, free, finishing = fields(ENGINE .. engine, 'rows', 'free', 'finishing')
+    if rows and tonumber(rows) > 0 and tonumber(free) >= tonumber(slots) and finishing ~= '1' then
+      local last = call('ZRANGE', CLAIMED .. engine, rows - 1, rows - 1, 'WITHSCORES')[2]
+      if last and order < tonumber(last) then
+        return engine
+      end
     end
   end
 end

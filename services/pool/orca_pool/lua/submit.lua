@@ -112,6 +112,10 @@ local function submit(id, record, body_digest, max_tokens, upfront, deadline_in,
     local part = before / ahead
     own_wait = prediction(before, tokens * part, slots * part + upfront, time)
   end
+  local makes_room = yielding_to(upfront, class, order)
+  if makes_room and before == 0 then
+    own_wait = own_wait and 0
+  end
 
   -- When the first request that makes room, and so many after it, will have done so.
   local function after(others)
@@ -187,8 +191,8 @@ local function submit(id, record, body_digest, max_tokens, upfront, deadline_in,
   if keys ~= '' then
     note_prefix(id, keys)
   end
-  if not hint_waiting(upfront, '', keys ~= '' and engine_at(call('HGET', key, 'prefix_at'))) then
-    hint_yielding(upfront, class)
+  if not hint_waiting(upfront, '', keys ~= '' and engine_at(call('HGET', key, 'prefix_at'))) and makes_room then
+    hint(makes_room, '')
   end
   return { '', before + 1, own_wait and int(own_wait) or '', 0, '', '', '', '', '', '0', '0', int(time), '0', '0', '0' }
 end
