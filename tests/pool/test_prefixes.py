@@ -118,6 +118,17 @@ async def test_what_is_known_of_a_prompt_goes_with_its_request(server: RedisServ
         assert len(await lab.redis("HKEYS", f"{lab.keys.prefix}prefixes")) == 1
 
 
+async def test_what_is_known_of_a_prompt_goes_with_a_record_that_redis_evicted(lab: Lab) -> None:
+    await two_engines(lab)
+    for n in range(3):
+        await lab.submit(f"a{n}", keys=turn(n, 1))
+    for n in range(2):
+        await lab.redis("DEL", f"{lab.keys.prefix}request:a{n}")
+    for _ in range(3):
+        await lab.live(0.5, "e")
+    assert await lab.redis("HVALS", f"{lab.keys.prefix}prefixes") == [b"1a2"]
+
+
 async def test_long_prompts_tell_their_last_blocks(lab: Lab) -> None:
     await two_engines(lab)
     tokens = list(range(4 * (MOST_KEYS + 300)))
