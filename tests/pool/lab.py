@@ -24,7 +24,7 @@ START = 1_700_000_000_000_000  # microseconds
 CONSTANTS = Constants(retention=3600.0, delivery_length=8, control_length=8)  # short enough to overflow in a test
 LAB_COUNT = itertools.count()
 # fields of the pool that `model.py` does not keep
-NOT_COMPARED = ("schema", "checked", "ended_bytes", "length", "block", "output", "prefix")
+NOT_COMPARED = ("schema", "checked", "checked_prefixes", "ended_bytes", "length", "block", "output", "prefix")
 
 # Everything under the pool's prefix: {key, type, content}.
 DUMP = """
@@ -224,6 +224,7 @@ class Lab:
             "schedulers",
             "renewals",
             "asking",
+            "yielding",
             "leases",
             "sizes",
             "ended",
@@ -240,7 +241,7 @@ class Lab:
                     single["waiting"] = [i.decode() for i in content[::2]]
                 case "claimed":
                     found["claimed"][name] = [i.decode() for i in content[::2]]
-                case "due" | "schedulers" | "asking" | "ended":
+                case "due" | "schedulers" | "asking" | "yielding" | "ended":
                     single[kind] = {k.decode(): int(v) for k, v in _pairs(content)}
                 case "endpoints":
                     single["renewals"] = {k.decode(): int(v) for k, v in _pairs(content)}

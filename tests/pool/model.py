@@ -107,6 +107,7 @@ class Engine:
     finishing: int = 0  # 1: it begins nothing
     yields: int = 0  # the lowest class of requests that give way
     free: int = 0  # slots, as its master told
+    rows: int = 0  # places
     hints: list[str] = field(default_factory=list)
 
     def suits(self, r: Request) -> bool:
@@ -188,8 +189,11 @@ class Model:
         return bool(suited)
 
     def _hint_yielding(self, slots: int, r: Request) -> None:
-        for name, g in sorted(self.engines.items(), key=lambda engine: (engine[1].slots, engine[0])):
-            if g.yields > r.priority and g.free >= slots and not g.finishing:
+        lowest = sorted(self.engines.items(), key=lambda engine: (engine[1].yields, engine[0]), reverse=True)
+        for name, g in lowest[:16]:
+            held = self._held(name)[: g.rows]
+            behind = 0 < g.rows == len(held) and held[-1].order > r.order
+            if behind and g.yields > r.priority and g.free >= slots and not g.finishing:
                 self._hint(name, "")
                 return
 
@@ -462,6 +466,7 @@ class Model:
             return None
         if g is None:
             g = self.engines[engine] = Engine(reserved=self.reserved)
+        g.rows = 0
         g.owner, g.term, g.counter = owner, self._number(g.term), g.counter + 1
         return g.term
 
@@ -482,7 +487,7 @@ class Model:
             return None
         g = self.engines[engine]
         g.counter += 1
-        g.finishing, g.yields, g.free = int(load.finishing), load.yields, load.free
+        g.finishing, g.yields, g.free, g.rows = int(load.finishing), load.yields, load.free, load.rows
         g.epoch, g.reserved = max(g.epoch, epoch or 0), max(g.reserved, reserve or 0)
         if form is not None:
             g.slots, g.tp, g.pp, g.policy = form.slots, form.tensor_parallel, form.pipeline_parallel, form.policy
@@ -503,7 +508,7 @@ class Model:
 
     def release(self, engine: str, owner: str, term: int) -> None:
         if not self._fenced(engine, owner, term):
-            self.engines[engine].owner = None
+            self.engines[engine].owner, self.engines[engine].yields = None, 0
             self.asking.pop(engine, None)
 
     def retire(self, engine: str, owner: str, term: int) -> None:
@@ -574,7 +579,7 @@ class Model:
             for other in passed:
                 other.overtaken += 1
             if tired := [other for other in passed if other.overtaken >= self.constants.overtakings]:
-                return taken, tired[0].upfront, None
+                return taken, tired[0].upfront, tired[0]
         if any(r.losses >= 2 for r in self._held(engine)):
             return taken, total, None
         if not count or slots <= 0:
@@ -649,11 +654,16 @@ class Model:
             "delivery": {name: endpoint.stream for name, endpoint in self.endpoints.items()},
             "control": {e: g.hints for e, g in engines if g.hints},
             "engines": {
-                e: {name: getattr(g, name) for name in Engine.__annotations__ if name not in ("hints", "free")}
+                e: {
+                    name: getattr(g, name)
+                    for name in Engine.__annotations__
+                    if name not in ("hints", "free", "rows", "yields")
+                }
                 | {"owner": g.owner or ""}
                 for e, g in engines
             },
             "asking": self.asking,
+            "yielding": {e: g.yields for e, g in engines if g.yields},
             "prefixes": {key.decode(): "+1"[alone] + i for key, (alone, i) in self.prefixes.items()},
             "endpoints": {name: {"number": e.number} for name, e in self.endpoints.items()},
             "renewals": {name: e.renewed for name, e in self.endpoints.items()},

@@ -263,7 +263,7 @@ class SideBySide(RuleBasedStateMachine):
         form = None if slots is None else EngineInfo(engine, 2, 1, slots, 0)
         lease = self.lease(engine, right, which)
         known = self.versions.get(engine, "") if again else ""
-        load = NO_LOAD._replace(free=8, finishing=finishing, yields=yields)
+        load = NO_LOAD._replace(rows=1, free=8, finishing=finishing, yields=yields)
         renewed = self.do(
             "renew", *lease, epoch=epoch, reserve=reserve, form=form, weights=weights, known=known, load=load
         )

@@ -1,6 +1,7 @@
 """Who goes first in the queue: classes over arrivals, and fair shares of tenants."""
 
 import random
+import re
 from collections import Counter
 from collections.abc import Mapping
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from pool.lab import Lab
 
 from orca_common.priorities import Priority, lift_of
-from orca_pool.records import Attached, Turn
+from orca_pool.records import Attached, Busy, EngineLoad, Turn
 
 AGING = 10.0
 LAST = 10_000
@@ -156,3 +157,96 @@ async def test_a_tenant_that_was_away_has_no_credit(lab: Lab) -> None:
 def test_a_class_is_worth_its_aging(one: Priority, other: Priority, aging: float) -> None:
     assert lift_of(other, aging) - lift_of(one, aging) == (other - one) * round(aging * 1e6)
     assert lift_of(Priority.NORMAL, aging) == 0
+
+
+async def test_tenants_that_come_together_begin_in_the_order_in_which_they_came(lab: Lab) -> None:
+    """More of them than a page of the queue has, whatever their names are; and a claim takes all that fit."""
+    await lab.endpoint()
+    await lab.engine(slots=LAST)
+    names = [f"t{n:02}" for n in reversed(range(40))]
+    for name in names:
+        await lab.submit(name, 8, turn=Turn(weight=1.0), tenant=name, max_waiting=99, new_tokens=7)
+    assert list(await lab.claim(count=40, slots=LAST, total=LAST)) == names
+
+
+async def test_a_claim_sees_all_of_those_that_have_one_place(lab: Lab) -> None:
+    """Orders may be alike; those that it passes by hide no other."""
+    await lab.endpoint()
+    await lab.engine("large", slots=LAST)
+    await lab.engine("g")
+    for n in range(20):
+        await lab.submit(f"large{n:02}", 100, turn=Turn(lift=-n), max_waiting=99)
+        await lab.advance(1e-6)
+    for n in range(20, 25):
+        await lab.submit(f"small{n}", 4, turn=Turn(lift=-n), max_waiting=99)
+        await lab.advance(1e-6)
+    standings = [await lab.pool.look_up(name) for name in ("large00", "large19", "small20")]
+    assert len({one.order for one in standings if one is not None}) == 1
+    assert len(await lab.claim(count=5)) == 5
+
+
+def test_no_class_is_worth_more_than_a_strict_one() -> None:
+    """Orders stay above 0, and far below 2^53, whatever `aging` is."""
+    for priority in Priority:
+        assert lift_of(priority, 1e12) == lift_of(priority, float("inf"))
+
+
+async def test_a_request_costs_no_more_where_engines_are_many(lab: Lab) -> None:
+    """Engines that are full of requests of its own class are not looked at, however many there are."""
+    await lab.endpoint()
+
+    async def reads() -> int:
+        stats = (await lab.redis("INFO", "commandstats")).decode()
+        return sum(int(count) for count in re.findall(r"cmdstat_hmget:calls=(\d+)", stats))
+
+    costs = list[int]()
+    for n in range(30):
+        name = await lab.engine(f"g{n:02}")
+        load = EngineLoad(8, 64, 0.1, 1.0, yields=int(Priority.NORMAL))
+        await lab.pool.renew(name, *lab.terms[name], load=load)
+        if n in (9, 29):  # above the number from which on the engines' sums are kept
+            await lab.submit(f"before{n}", max_waiting=99)
+            before = await reads()
+            await lab.submit(f"r{n}", max_waiting=99)
+            costs.append(await reads() - before)
+    assert costs[0] == costs[1]
+
+
+async def test_an_engine_without_room_hides_no_other_that_makes_room(lab: Lab) -> None:
+    """The lowest class gives way first; and an engine that is left gives way to no request."""
+    await lab.endpoint()
+    for name, free, yields in (("f", 2, Priority.LOW), ("g", 64, Priority.LOW), ("h", 64, Priority.NORMAL)):
+        await lab.engine(name)
+        await lab.claimed_by(name, f"of {name}", turn=turn(yields))
+        await lab.pool.renew(name, *lab.terms[name], load=EngineLoad(1, free, 0.1, 1.0, yields=int(yields)))
+    for name in "fgh":
+        await lab.claim(name, slots=0)  # it asks for no more
+    before = (await lab.dump())["control"]
+    await lab.submit("first", turn=Turn(lift_of(Priority.HIGH, AGING), priority=Priority.HIGH))
+    await lab.pool.release("g", *lab.terms["g"])
+    await lab.submit("second", turn=Turn(lift_of(Priority.HIGH, AGING), priority=Priority.HIGH))
+    hints = (await lab.dump())["control"]
+    assert [len(hints.get(name, ())) - len(before.get(name, ())) for name in "fgh"] == [0, 1, 1]
+
+
+async def test_who_takes_another_one_s_place_is_not_late(lab: Lab) -> None:
+    """An engine that is full for long makes room at once for a higher class: so it is said, and no deadline is too
+    short for it. Who came too late to go before what runs waits, and is refused where it cannot."""
+    await lab.endpoint()
+    await lab.engine()
+    for n in range(2):
+        await lab.claimed(f"low{n}", turn=turn(Priority.LOW))
+    load = EngineLoad(2, 48, 0.1, 100.0, yields=int(Priority.LOW))
+    await lab.pool.renew("g", *lab.terms["g"], load=load)
+    high = Turn(lift_of(Priority.HIGH, AGING), priority=Priority.HIGH)
+    before = len((await lab.dump())["control"]["g"])
+    first = await lab.submit("first", deadline_in=10.0, turn=high)
+    assert isinstance(first, Attached)
+    assert first.starts_in == 0
+    await lab.pool.cancel("first")
+    large = await lab.submit("large", 50, deadline_in=10.0, turn=high)
+    assert isinstance(large, Busy), "no slots are free for it"
+    await lab.advance(2 * AGING + 1)
+    late = await lab.submit("late", deadline_in=10.0, turn=high)
+    assert isinstance(late, Busy)
+    assert len((await lab.dump())["control"]["g"]) == before + 1

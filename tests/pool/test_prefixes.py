@@ -94,6 +94,21 @@ async def test_no_request_waits_for_what_is_gone(lab: Lab, how: str) -> None:
     assert [one.request_id for one in await claims(lab, "g", 1)] == ["a1"]
 
 
+async def test_who_was_overtaken_so_often_calls_an_engine_with_room(lab: Lab) -> None:
+    """The one that has overtaken it has no slots for it; another one asks."""
+    await two_engines(lab)
+    await lab.engine("i", slots=ALL)
+    await lab.claimed_by("h", "a0", keys=turn(1, 1))
+    await lab.submit("a1", 64, keys=turn(1, 2))
+    for n in range(CONSTANTS.overtakings):
+        await lab.submit(f"b{n}", 4, max_waiting=99)
+    assert await lab.claim("i", total=1) == {}  # it asks
+    hints = f"{lab.keys.prefix}control:i"
+    before = await lab.redis("XLEN", hints)
+    assert len(await lab.claim("g", slots=40)) == CONSTANTS.overtakings
+    assert await lab.redis("XLEN", hints) == before + 1
+
+
 async def test_what_is_known_of_a_prompt_goes_with_its_request(server: RedisServer) -> None:
     async with Lab(server.url, constants=CONSTANTS.__class__(retain_requests=1)) as lab:
         await two_engines(lab)
@@ -101,6 +116,17 @@ async def test_what_is_known_of_a_prompt_goes_with_its_request(server: RedisServ
             claim = await lab.claimed_by("g", f"a{n}", keys=turn(n, 1))
             assert await lab.commit(f"a{n}", claim, 0, 1, Reason.LENGTH) == -1
         assert len(await lab.redis("HKEYS", f"{lab.keys.prefix}prefixes")) == 1
+
+
+async def test_what_is_known_of_a_prompt_goes_with_a_record_that_redis_evicted(lab: Lab) -> None:
+    await two_engines(lab)
+    for n in range(3):
+        await lab.submit(f"a{n}", keys=turn(n, 1))
+    for n in range(2):
+        await lab.redis("DEL", f"{lab.keys.prefix}request:a{n}")
+    for _ in range(3):
+        await lab.live(0.5, "e")
+    assert await lab.redis("HVALS", f"{lab.keys.prefix}prefixes") == [b"1a2"]
 
 
 async def test_long_prompts_tell_their_last_blocks(lab: Lab) -> None:

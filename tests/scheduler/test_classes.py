@@ -89,6 +89,25 @@ def test_a_higher_one_runs_at_once_and_the_lower_one_goes_on() -> None:
     assert engine.done == [urgent, low[0], low[1]]
 
 
+@pytest.mark.parametrize("policy", [*POLICIES, "stall-free", "split-fuse"])
+@pytest.mark.parametrize("n_workers", [1, 2])
+def test_a_place_is_taken_whatever_fills_iterations(policy: str, n_workers: int) -> None:
+    """Where increments go before prompts, too; and of a request that is at its prompt, where prompts run in parts."""
+    for inputs, turns in ((8, 4 * n_workers), (90, n_workers)):
+        engine = Engine(2, n_workers, policy)
+        low = [engine.submit(100 + n, Priority.LOW, 8, 40) for n in range(engine.places - 1)]
+        low.append(engine.submit(200, Priority.LOW, inputs, 40))
+        for _ in range(turns):
+            engine.turn()
+        urgent = engine.submit(50, Priority.URGENT, 8, 2)
+        for _ in range(3 * (n_workers + 2)):
+            engine.turn()
+        assert engine.done == [urgent]
+        while engine.turn():
+            pass
+        assert sorted(engine.done) == [*low, urgent]
+
+
 def test_an_equal_one_waits() -> None:
     engine = Engine(2, 1, "paper")
     for n in range(2):

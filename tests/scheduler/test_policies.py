@@ -242,7 +242,8 @@ class Engine:
         """Whom the batch left out."""
         mine = {member.claim for member in batch.members}
         out = [life for life in self.lives.values() if not life.flying and not life.ended]
-        increments = [life for life in out if life.initiated is not None]
+        placed = sorted(self.lives.values(), key=lambda life: life.arrived.arrival)[: self.max_bs * self.n_workers]
+        increments = [life for life in out if life.initiated is not None and life in placed]  # others gave way
         if self.positions is not None and self.policy.kv == "reserve":
             assert not increments or len(mine) == self.max_bs, "an increment was left out, and max_bs was not full"
         if self.policy.fill == "even":

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from enum import IntEnum
 
-STRICT = 10**14  # microseconds that a class adds where aging has no end: three years
+STRICT = 10**14  # microseconds that a class adds where aging has no end: three years, and the most that it adds
 
 
 class Priority(IntEnum):
@@ -36,5 +36,5 @@ class Grant:
 
 def lift_of(priority: Priority, aging: float) -> int:
     """Microseconds that a class adds to an arrival. aging: seconds for each class; infinite: the classes are strict."""
-    each = STRICT if math.isinf(aging) else round(aging * 1e6)
+    each = STRICT if math.isinf(aging) else min(round(aging * 1e6), STRICT)
     return (priority - Priority.NORMAL) * each

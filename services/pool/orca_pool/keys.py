@@ -25,6 +25,8 @@ tables into docs/pool.md, "Keys".
 |                       |            | nothing else of its rows                                   |                    |
 | asking                | sorted set | engines that found nothing to claim, by free slots         | until hinted, or a |
 |                       |            |                                                            | claim              |
+| yielding              | sorted set | engines of which requests may give way, by the lowest      | until a renewal    |
+|                       |            | class of those; 5 where shares are fair                    | without any        |
 | prefixes              | hash       | by the last block's key of a prompt (8 bytes of it): `1`   | with its request   |
 |                       |            | and the id of the request that has it, `+` and the last    |                    |
 |                       |            | one's where there are several                              |                    |

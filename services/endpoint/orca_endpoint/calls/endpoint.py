@@ -194,13 +194,13 @@ class Endpoint:
             self._validating += 1
             try:
                 work = await self._validator.generate(request, names, encoded, self._slots, tenant or host, loose)
+                keys = await self._keys(work.record, tenant, host)
             finally:
                 self._validating -= 1
         if span is not None:
             span.validated(work.record)
         work.record.trace.update(trace_of(span, carrier))
         work.record.kept = kept
-        keys = await self._keys(work.record, tenant, host)
         for part in work.left_out:
             self.metrics.relaxed(part.keyword, part.function)
         return Call(

@@ -104,15 +104,15 @@ local function gives_way(class, order)
   end
 end
 
--- Counts that a request was taken before these, which wait for another engine. Returns the slots of the first that no other
--- one may overtake.
+-- Counts that a request was taken before these, which wait for another engine. Returns the first that no other one may
+-- overtake.
 local function overtake(passed)
-  local needed
+  local first
   for _, one in ipairs(passed) do
     local times = call('HINCRBY', REQUEST .. one.id, 'overtaken', 1)
-    needed = needed or (times >= OVERTAKINGS and one.upfront or nil)
+    first = first or (times >= OVERTAKINGS and one or nil)
   end
-  return needed
+  return first
 end
 
 -- Takes requests from the head of the queue until one of them must wait, or was overtaken by as many as may. Returns the
@@ -130,14 +130,16 @@ local function walk_queue()
   local held = call('ZRANGE', held_key, 0, 1)
   -- A suspect runs alone, so where the engine holds one it holds nothing else.
   local alone = #held == 1 and (tonumber(call('HGET', REQUEST .. held[1], 'losses')) or 0) >= SUSPECT_LOSSES
-  local empty, after, passed = #held == 0, '-inf', {}
+  local empty, kept, passed = #held == 0, 0, {} -- kept: how many were looked at and stay in the queue
   while true do
-    local page = call('ZRANGEBYSCORE', WAITING, after, '+inf', 'WITHSCORES', 'LIMIT', 0, PAGE)
+    local page = call('ZRANGE', WAITING, kept, kept + PAGE - 1, 'WITHSCORES') -- by rank: two may have one order
     for i = 1, #page, 2 do
       local id, order = page[i], page[i + 1]
+      kept = kept + 1
       local request = named(REQUEST .. id, ABOUT)
       if not request.max_tokens then
         call('ZREM', WAITING, id) -- Redis has evicted the record
+        kept = kept - 1
         request.max_tokens, request.upfront, request.losses = math.huge, 0, 0
       end
       local size, upfront = tonumber(request.max_tokens), tonumber(request.upfront)
@@ -146,25 +148,25 @@ local function walk_queue()
         or (request.new and too_late(id, request.deadline, request.new, pace, length) and REASON.DEADLINE)
       if reason then
         end_early(id, reason, committed(id))
+        kept = kept - 1
       -- A larger request is left to a larger engine, and one with tokens to an engine of the weights that made them.
       elseif size <= total and suits(tied_to(id, request.weights), mine, finishing) then
         local only = awaited(request.prefix_at, request.overtaken, request.queued_at)
         if only and only ~= engine then
-          passed[#passed + 1] = { id = id, upfront = upfront }
+          passed[#passed + 1] = { id = id, upfront = upfront, tied = tied_to(id, request.weights) }
         elseif alone or (suspect and not empty) then
           return total, tied_to(id, request.weights), only
         elseif upfront > slots or (count == 0 and not gives_way(tonumber(request.class), tonumber(order))) then
           return upfront, tied_to(id, request.weights), only
         else
           take(id, order, request)
-          count, slots, alone, empty = math.max(count - 1, 0), slots - upfront, suspect, false
-          local needed = overtake(passed)
-          if needed then
-            return needed
+          count, slots, alone, empty, kept = math.max(count - 1, 0), slots - upfront, suspect, false, kept - 1
+          local first = overtake(passed)
+          if first then
+            return first.upfront, first.tied
           end
         end
       end
-      after = '(' .. order
     end
     if #page < 2 * PAGE then
       if count > 0 and slots > 0 and not alone then

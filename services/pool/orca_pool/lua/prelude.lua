@@ -15,7 +15,7 @@ local TOPS, PROMPT = PREFIX .. 'tops:', PREFIX .. 'prompt:'
 local ENGINE, ENDPOINT, CALLS = PREFIX .. 'engine:', PREFIX .. 'endpoint:', PREFIX .. 'calls:'
 local LISTENERS = PREFIX .. 'listeners:'
 local DELIVERY, CONTROL = PREFIX .. 'delivery:', PREFIX .. 'control:'
-local LOAD, TAGS, PREFIXES = PREFIX .. 'load', PREFIX .. 'tags', PREFIX .. 'prefixes'
+local LOAD, TAGS, PREFIXES, YIELDING = PREFIX .. 'load', PREFIX .. 'tags', PREFIX .. 'prefixes', PREFIX .. 'yielding'
 
 -- Another version of these scripts may still serve the release. Both must not write the same keys.
 do
@@ -194,14 +194,17 @@ local function hint_waiting(slots, weights, only)
   end
 end
 
--- Tells one engine's master of a new request before which one that runs there may give way: `yields` is the lowest class of
--- those, and above all classes where shares are fair.
-local function hint_yielding(slots, class)
-  for _, engine in ipairs(call('ZRANGE', ENGINES, 0, -1)) do
-    local yields, free, finishing = fields(ENGINE .. engine, 'yields', 'free', 'finishing')
-    if yields and tonumber(yields) > tonumber(class) and tonumber(free) >= tonumber(slots) and finishing ~= '1' then
-      hint(engine, '')
-      return
+-- An engine where one that runs gives way to a new request of this class and order: the last one that has a place comes
+-- behind it. `yielding` has the lowest class of those, and above all classes where shares are fair. Where all have one class
+-- there is no such engine.
+local function yielding_to(slots, class, order)
+  for _, engine in ipairs(call('ZRANGE', YIELDING, '+inf', '(' .. class, 'BYSCORE', 'REV', 'LIMIT', 0, LOOKED_AT)) do
+    local rows, free, finishing = fields(ENGINE .. engine, 'rows', 'free', 'finishing')
+    if rows and tonumber(rows) > 0 and tonumber(free) >= tonumber(slots) and finishing ~= '1' then
+      local last = call('ZRANGE', CLAIMED .. engine, rows - 1, rows - 1, 'WITHSCORES')[2]
+      if last and order < tonumber(last) then
+        return engine
+      end
     end
   end
 end

@@ -8,4 +8,5 @@ local owner_now, term_now, counter = lease(engine)
 if owner_now == owner and term_now == term then
   set_lease(engine, '', term, counter)
   call('ZREM', ASKING, engine)
+  call('ZREM', YIELDING, engine)
 end

@@ -20,7 +20,12 @@ set_lease(engine, owner, term, counter + 1)
 local key = ENGINE .. engine
 local epoch_now, reserved, weights_now = fields(key, 'epoch', 'reserved', 'weights')
 call('HSET', key, 'rows', rows, 'free', free, 'pace', pace, 'room_at', int(now() + room_in),
-  'finishing', finishing, 'yields', yields)
+  'finishing', finishing)
+if yields == '0' then
+  call('ZREM', YIELDING, engine)
+else
+  call('ZADD', YIELDING, yields, engine)
+end
 -- A renewal may come late, after a newer one: neither number ever gets smaller.
 if epoch ~= '' then
   call('HSET', key, 'epoch', int(math.max(tonumber(epoch), tonumber(epoch_now))))

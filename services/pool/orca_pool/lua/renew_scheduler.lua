@@ -118,6 +118,20 @@ local function check_some(time, floor)
   call('HSET', POOL, 'checked', cursor)
 end
 
+-- The same of what is known of prompts.
+local function check_prefixes()
+  if call('EXISTS', PREFIXES) == 0 then
+    return
+  end
+  local cursor, marks = unpack(call('HSCAN', PREFIXES, call('HGET', POOL, 'checked_prefixes') or 0, 'COUNT', CHECK_AT_ONCE))
+  for i = 1, #marks, 2 do
+    if call('EXISTS', REQUEST .. marks[i + 1]:sub(2)) == 0 then
+      call('HDEL', PREFIXES, marks[i])
+    end
+  end
+  call('HSET', POOL, 'checked_prefixes', cursor)
+end
+
 -- Ends what is over. `due`: requests whose moment has come by then end.
 local function sweep(time, floor, due)
   local expired = '(' .. int(time - LEASE)
@@ -138,6 +152,7 @@ local function sweep(time, floor, due)
   end_what_no_engine_can()
   forget_oldest(time, SWEEP_AT_ONCE)
   check_some(time, floor)
+  check_prefixes()
 end
 
 local scheduler, floor, time = ARGV[1], tonumber(ARGV[2]), now()

@@ -13,5 +13,6 @@ call('HSET', POOL, 'reserved', int(math.max(reserved, tonumber(call('HGET', POOL
 call('HSET', POOL, 'shrunk', 0) -- its weights may be no engine's now: the sweep looks at the queue
 call('ZREM', ENGINES, engine)
 call('ZREM', ASKING, engine)
+call('ZREM', YIELDING, engine)
 call('HDEL', LEASES, engine)
 call('DEL', ENGINE .. engine, CONTROL .. engine)

@@ -35,9 +35,11 @@ end
 
 -- The order of a tenant's next request where shares are fair, and its tag behind that: start-time fair queueing, in
 -- thousandths of a token, over what the request is expected to use. A tenant that had nothing here begins at the least
--- order of all: what it did not use before is not its own any more (VTC of Sheng et al., 2401.00588, lifts it so).
+-- order of all: what it did not use before is not its own any more (VTC of Sheng et al., 2401.00588, lifts it so). Each
+-- request moves that on by the least there is: so tenants that come at one time begin in the order in which they came, and
+-- those that come later do not pass by one that waits without end.
 local function fair_order(tenant, weight, new, max_tokens)
-  local virtual = math.max(tonumber(call('HGET', POOL, 'virtual')) or now(), least_order() or 0)
+  local virtual = math.max((tonumber(call('HGET', POOL, 'virtual')) or now()) + 1, least_order() or 0)
   local length = tonumber(call('HGET', POOL, 'length')) or 1
   local start = math.max(virtual, tonumber(call('ZSCORE', TAGS, tenant)) or 0)
   return start, virtual, start + 1000 * (max_tokens - new + new * length) / weight
@@ -109,6 +111,10 @@ local function submit(id, record, body_digest, max_tokens, upfront, deadline_in,
   if before < ahead then
     local part = before / ahead
     own_wait = prediction(before, tokens * part, slots * part + upfront, time)
+  end
+  local makes_room = yielding_to(upfront, class, order)
+  if makes_room and before == 0 then
+    own_wait = own_wait and 0
   end
 
   -- When the first request that makes room, and so many after it, will have done so.
@@ -185,8 +191,8 @@ local function submit(id, record, body_digest, max_tokens, upfront, deadline_in,
   if keys ~= '' then
     note_prefix(id, keys)
   end
-  if not hint_waiting(upfront, '', keys ~= '' and engine_at(call('HGET', key, 'prefix_at'))) then
-    hint_yielding(upfront, class)
+  if not hint_waiting(upfront, '', keys ~= '' and engine_at(call('HGET', key, 'prefix_at'))) and makes_room then
+    hint(makes_room, '')
   end
   return { '', before + 1, own_wait and int(own_wait) or '', 0, '', '', '', '', '', '0', '0', int(time), '0', '0', '0' }
 end

@@ -111,21 +111,23 @@ def split_fuse(ready: Iterable[Request], live: Sequence[Request], limits: Limits
 
 
 def _in_parts(ready: Iterable[Request], live: Sequence[Request], limits: Limits, memory: Memory, in_turn: bool) -> Plan:
-    filling, at_hand = Filling(live, limits, memory), set(ready)
-    for request in live:
-        if request.initiated and request in at_hand:
-            filling.offer(request, request.remaining)
-    begun = (request for request in live if request.row is not None and not request.initiated)
-    new = (request for request in live if request.row is None)
-    behind = False  # the initiation of an earlier prompt goes on after this iteration
-    for request in chain(begun, new):
-        count = request.remaining - 1 if behind and in_turn else request.remaining
-        if not count and request.row is None:
-            break  # those behind it would have begun, and go on before it
-        runs = filling.offer(request, count) if request in at_hand and count else 0
-        has_begun = runs > 0 or request.row is not None
-        if has_begun and not request.ended and runs < request.remaining:
-            behind = True
+    filling, at_hand, places = Filling(live, limits, memory), set(ready), limits.max_bs * limits.n_workers
+    behind, begins = False, True  # behind: the initiation of an earlier prompt goes on after this iteration
+    for part in (live[:places], live[places:]):  # those without a place gave way, and have what is left
+        for request in part:
+            if request.initiated and request in at_hand:
+                filling.offer(request, request.remaining)
+        begun = (request for request in part if request.row is not None and not request.initiated)
+        new = (request for request in part if request.row is None) if begins else ()
+        for request in chain(begun, new):
+            count = request.remaining - 1 if behind and in_turn else request.remaining
+            if not count and request.row is None:
+                begins = False
+                break  # those behind it would have begun, and go on before it
+            runs = filling.offer(request, count) if request in at_hand and count else 0
+            has_begun = runs > 0 or request.row is not None
+            if has_begun and not request.ended and runs < request.remaining:
+                behind = True
     return filling.plan()
 
 
