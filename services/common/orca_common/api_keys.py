@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 AUTHORIZATION = "authorization"  # the header, or gRPC metadata, in which a client sends its key
 LOOK_SECONDS = 1.0  # between looks at whether the file has changed
 MAX_KEY_BYTES = 512  # of a credential that a client sends
+LEAST_WEIGHT = 0.001  # of a tenant's share; tags of smaller ones would leave the numbers that Redis has exactly
 MAX_FILE_BYTES = 1 << 20  # some 10,000 keys
 LINE = re.compile(
     r"([A-Za-z0-9][A-Za-z0-9._-]{0,63})\s+sha256:([0-9a-f]{64})"
@@ -78,8 +79,8 @@ def parse(text: str, where: str) -> Keys:
             )
         tenant, digest, highest, weight = match.groups()
         grant = Grant(CLASSES[highest] if highest else Priority.NORMAL, float(weight or 1))
-        if not grant.weight:
-            raise FailedPrecondition(f"{where}: line {number} has weight={weight}; it must be above 0")
+        if grant.weight < LEAST_WEIGHT:
+            raise FailedPrecondition(f"{where}: line {number} has weight={weight}; it must be at least {LEAST_WEIGHT}")
         if grants.setdefault(tenant, grant) != grant:
             raise FailedPrecondition(f"{where}: line {number} gives {tenant} another priority or weight than before")
         if found.setdefault(digest, tenant) != tenant:
