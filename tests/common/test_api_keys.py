@@ -32,7 +32,7 @@ def test_a_key_says_what_its_tenant_may_ask_for() -> None:
     for wrong in ("priority=first", "weight=-1", "weight=1e9", "weight=2 priority=low", "weight=x"):
         with pytest.raises(FailedPrecondition, match="line 1 is not"):
             parse(f"{line_of('a', first)} {wrong}", "keys")
-    with pytest.raises(FailedPrecondition, match="must be at least 0.001"):
+    with pytest.raises(FailedPrecondition, match=r"must be at least 0\.001"):
         parse(f"{line_of('a', first)} weight=0.0009", "keys")
     with pytest.raises(FailedPrecondition, match="gives a another priority or weight"):
         parse(f"{line_of('a', first)} weight=2\n{line_of('a', second)}", "keys")
