@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from .header import BITS, Stored, broken, header_of
 from .recording import Recording
 from .weight_files import missing, read_runs, weight_files
 
+MAX_INPUTS = 1 << 20  # of a matrix, whatever config.json says: each has its group's number in memory
 STEPS = (128, 64, 32)  # inputs that share a scale in the kernels (`formats/grouped.py`)
 
 
@@ -35,9 +36,8 @@ class Part(NamedTuple):
         return np.concatenate([np.arange(one.start, one.stop) for one in self.ins])
 
 
-def part_of(part: Slice, size: tuple[int, int]) -> Part:
-    """`size`: the outputs and inputs of the rank's part."""
-    transposed = part.size != size
+def part_of(part: Slice, transposed: bool) -> Part:
+    """`transposed`: whether the model's other tensors of the kind are kept as [in, out]."""
     outputs, inputs = part.shape[::-1] if transposed else part.shape
     is_along_inputs = (part.axis == 1) != transposed
     outs = (range(outputs),) if is_along_inputs else part.ranges
@@ -115,10 +115,10 @@ class CodedFiles:
             raise broken(place.file, f"{name} has the group {wrong[0]}; there are {count}")
         return index.astype(np.int64)
 
-    def check(self, parts: Sequence[Part]) -> None:
+    def check(self, parts: Collection[Part]) -> None:
         """Raises FailedPrecondition for a tensor that is missing or wrong. Of values it reads indexes alone."""
         coded = [part for part in parts if self.has(part)]
-        for part in coded or parts[:1]:
+        for part in coded or [*parts][:1]:
             self.find(part)
             self.groups(part)
 
@@ -133,7 +133,7 @@ class CodedFiles:
         whole = max(part.outputs * part.inputs, 1)
         return sum(place.tensor.size for _, place in self.find(part).values()) * n * k // whole
 
-    def step(self, parts: Sequence[Part]) -> int | None:
+    def step(self, parts: Collection[Part]) -> int | None:
         """How many inputs of all parts share scales in the kernels; None: numbers must be made of some."""
         if self.layout.kept is None or not all(map(self.has, parts)):
             return None
@@ -143,7 +143,7 @@ class CodedFiles:
         return _step(self.layout, map(self.groups, parts))
 
 
-def step_of(layout: Layout, parts: Sequence[Part]) -> int | None:
+def step_of(layout: Layout, parts: Collection[Part]) -> int | None:
     """`CodedFiles.step` by the configuration alone, for files that are not there: all is as it says, and in order."""
     return _step(layout, (part.at_inputs // (layout.group or part.inputs) for part in parts))
 
@@ -161,8 +161,15 @@ def _is_constant(group: Array, step: int) -> bool:
     return bool((group == group[at]).all())
 
 
-def parts_of(recording: Recording) -> list[Part]:
-    return [part_of(recording.slices[name], size) for name, size in recording.matrices.items()]
+def parts_of(recording: Recording) -> dict[str, Part]:
+    """By the names of the recording's slices. Raises FailedPrecondition for one of more than MAX_INPUTS inputs."""
+    parts = {name: part_of(recording.slices[name], name in recording.transposed) for name in recording.matrices}
+    for part in parts.values():
+        if part.inputs > MAX_INPUTS:
+            raise FailedPrecondition(
+                f"model: {part.stem} has {part.inputs} inputs; of codes at most {MAX_INPUTS} are read"
+            )
+    return parts
 
 
 def _read(place: Place, name: str, piece: Piece, part: Part) -> Read:
