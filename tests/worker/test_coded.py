@@ -299,6 +299,12 @@ def with_group(value: int) -> Callable[[Any], Any]:
         (gptq(32), replaced(".qzeros", lambda x: x.T.copy()), r"up_proj.qzeros is \[40, 4\] in I32"),
         (gptq(32), replaced(".qweight", lambda x: x[1:]), r"up_proj.qweight is \[15, 320\] in I32; .* \[16, 320\]"),
         (gptq(32), lambda tensors: tensors.pop(UP + ".qzeros"), "lack .*up_proj.qzeros, which GPTQ, 4 bits"),
+        (gptq(32), lambda tensors: tensors.pop(UP + ".qweight"), "lack .*up_proj.weight"),
+        (
+            gptq(32),
+            lambda tensors: tensors.update({UP + ".qweight": ("F32", tensors[UP + ".qweight"][1])}),
+            "lack .*up_proj.weight",
+        ),
         (packed(4, 32), replaced(".weight_scale", lambda x: x[:, :1]), r"weight_scale is \[320, 1\] in BF16"),
         (fp8((48, 64)), replaced(".weight_scale_inv", lambda x: x[:1]), r"weight_scale_inv is \[1, 2\] in F32"),
     ],

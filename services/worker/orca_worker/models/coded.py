@@ -16,6 +16,7 @@ from .header import BITS, Stored, broken, header_of
 from .recording import Recording
 from .weight_files import missing, read_runs, weight_files
 
+NUMBERS = ("F16", "BF16", "F32", "F64")  # types of matrices that are in no codes
 MAX_INPUTS = 1 << 20  # of a matrix, whatever config.json says: each has its group's number in memory
 STEPS = (128, 64, 32)  # inputs that share a scale in the kernels (`formats/grouped.py`)
 
@@ -117,10 +118,24 @@ class CodedFiles:
 
     def check(self, parts: Collection[Part]) -> None:
         """Raises FailedPrecondition for a tensor that is missing or wrong. Of values it reads indexes alone."""
-        coded = [part for part in parts if self.has(part)]
-        for part in coded or [*parts][:1]:
-            self.find(part)
-            self.groups(part)
+        are_coded = [self.has(part) for part in parts]
+        for number, (part, is_coded) in enumerate(zip(parts, are_coded, strict=True)):
+            if is_coded or not (number or any(are_coded)):
+                self.find(part)
+                self.groups(part)
+            else:
+                self._check_numbers(part)
+
+    def _check_numbers(self, part: Part) -> None:
+        """Of a matrix that was left as it was."""
+        name, shape = f"{part.stem}.weight", (part.outputs, part.inputs)
+        place = self._place(name)
+        if place is None:
+            raise FailedPrecondition(f"model: the weights in {self._folder} lack {name}, in codes or in numbers")
+        wanted = shape[::-1] if part.is_transposed else shape
+        if place.tensor.kind not in NUMBERS or place.tensor.shape != wanted:
+            has = f"{name} is {list(place.tensor.shape)} in {place.tensor.kind}"
+            raise broken(place.file, f"{has}; config.json makes {list(wanted)} in {' or '.join(NUMBERS)}")
 
     def read(self, part: Part) -> tuple[Codes, Array, int]:
         """A part of a matrix, the group of each input, and how many bytes were read."""
