@@ -382,3 +382,5 @@ def test_settings() -> None:
     check_names(found, "model")
     with pytest.raises(FailedPrecondition, match="'a' is the name of the model itself"):
         check_names(found, "a")
+    with pytest.raises(FailedPrecondition, match="'b' is the name of another release's model"):
+        check_names(found, "model", ("c", "b"))
