@@ -334,6 +334,22 @@ def test_a_wrong_group_size_and_files_without_codes(tmp_path: Path) -> None:
         check_weights(read_checkpoint(folder))
 
 
+@pytest.mark.parametrize("name", ["W8A8", "fp8, blocks", "packed, 4 bits"])
+def test_a_head_in_codes(tmp_path: Path, name: str) -> None:
+    """It is said before a process starts, and not that the head is missing."""
+    folder, _ = both(tmp_path, LLAMA, WAYS[name])
+    tensors = tensors_of(folder)
+    codes = next(
+        key for key in WAYS[name].tensors("lm_head", tensors["lm_head.weight"][1], np.random.default_rng(1))[0]
+    )
+    tensors.pop("lm_head.weight")
+    kind = {"W8A8": "I8", "fp8, blocks": "F8_E4M3"}.get(name, "I32")
+    tensors[codes] = kind, np.zeros((2, 2), {"I32": np.int32}.get(kind, np.int8))
+    write_safetensors(folder / "model.safetensors", tensors)
+    with pytest.raises(FailedPrecondition, match=rf"{codes} is in {kind}; .* of layers alone may be in codes"):
+        check_weights(read_checkpoint(folder))
+
+
 def test_a_matrix_of_more_inputs_than_any_has(tmp_path: Path) -> None:
     """Heads and their size are within bounds; the group of each input of their product would fill a machine."""
     folder, _ = both(tmp_path, LLAMA, gptq(32))

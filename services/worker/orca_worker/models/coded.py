@@ -126,6 +126,16 @@ class CodedFiles:
             else:
                 self._check_numbers(part)
 
+    def check_others(self, names: Collection[str]) -> None:
+        """Raises FailedPrecondition where a tensor that is no matrix of a layer, such as a head, is in codes."""
+        end = next(iter(self.layout.pieces(1, 1)))
+        for name in names:
+            for one in (name, name.removesuffix(".weight") + end):
+                place = self._place(one)
+                if place is not None and place.tensor.kind not in NUMBERS:
+                    has = f"{one} is in {place.tensor.kind}"
+                    raise broken(place.file, f"{has}; matrices of layers alone may be in codes")
+
     def _check_numbers(self, part: Part) -> None:
         """Of a matrix that was left as it was."""
         name, shape = f"{part.stem}.weight", (part.outputs, part.inputs)

@@ -106,7 +106,9 @@ class RecordedFamily(Generic[C]):
             from .coded import CodedFiles, parts_of  # numpy, too
 
             whole = self._recording(checkpoint, self.read(checkpoint), SINGLE)
-            CodedFiles(checkpoint.folder, self.prefix, layout).check(parts_of(whole).values())
+            files, parts = CodedFiles(checkpoint.folder, self.prefix, layout), parts_of(whole)
+            files.check(parts.values())
+            files.check_others([name for name in whole.slices if name not in parts])
 
     def _format(self, checkpoint: Checkpoint, recording: Recording) -> tuple[Format, int | None]:
         """The format of a rank's matrices on a CPU; where another tool has made their codes, the inputs of a scale."""
