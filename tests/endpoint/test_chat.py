@@ -482,6 +482,27 @@ async def test_the_defaults_of_the_model(redis_url: str, tmp_path: Path) -> None
     assert fields_of(told.sampling_defaults) == {name: value for name, value in tuned.items() if name != "seed"}
 
 
+async def test_the_adapter_that_answers_is_named_again(redis_url: str, model: Path) -> None:
+    """As in the first stream, whether the call that takes it up says a model, and whichever one."""
+    async with (
+        world(redis_url, model, adapters="legal=/not/here,other=/not/here") as orca,
+        httpx.AsyncClient(base_url=orca.serving.http) as client,
+    ):
+        for way, prompt in ("completions", {"prompt": [5]}), ("chat/completions", {"messages": [USER]}):
+            for asked in "legal", "":
+                body = {**prompt, "max_tokens": 2, "stream": True, "detach_grace": 60}
+                body |= {"model": asked} if asked else {}
+                async with client.stream("POST", f"/v1/{way}", json=body) as answer:
+                    request = await orca.engine.claim()
+                    await orca.engine.commit(request, 0, [10, 11], Reason.LENGTH)
+                    names = {data["model"] for _, data in await Events(answer).rest()}
+                assert names == {asked or orca.serving.app.endpoint.name}
+                for query in "", "&model=other":
+                    path = f"/v1/{way}/{request.request_id}?from=0&include_usage=true{query}"
+                    async with client.stream("GET", path) as answer:
+                        assert {data["model"] for _, data in await Events(answer).rest()} == names, (way, asked, query)
+
+
 def fields_of(message: Message) -> dict[str, Any]:
     return {field.name: value for field, value in message.ListFields()}
 

@@ -3,6 +3,7 @@
 import json
 import random
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -267,6 +268,10 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "A alone": (tensors(lambda all: all.pop(B)), f"'{Q}' has lora_A alone"),
     "integers": (tensors(lambda all: all.update({A: torch.ones(4, 48, dtype=torch.int32)})), "is no matrix of a LoRA"),
+    "a module twice": (
+        tensors(lambda all: all.update({one.replace("model.layers", "layers"): all[one] + 1 for one in (A, B)})),
+        f"'{Q}' and '{Q.removeprefix('model.')}' are one module",
+    ),
     "no tensors": (tensors(dict.clear), "holds no matrices"),
     "more layers": (
         tensors(rename),
@@ -336,6 +341,24 @@ def broken(raw: bytes, chance: random.Random) -> bytes:
     return bytes(changed[: chance.randrange(len(changed))] if chance.random() < 0.1 else changed)
 
 
+def test_a_pattern_for_each_of_many_modules(tmp_path: Path) -> None:
+    """Files within their bounds had 80,000 of both, which were all compared: minutes in each process."""
+    count, header, at = 8000, dict[str, object](), 0
+    for number in range(count):
+        for matrix in "AB":
+            name = f"base_model.model.{number}.x.lora_{matrix}.weight"
+            header[name] = {"dtype": "F32", "shape": [1, 1], "data_offsets": [at, at + 4]}
+            at += 4
+    raw = json.dumps(header).encode()
+    (tmp_path / "adapter_model.safetensors").write_bytes(len(raw).to_bytes(8, "little") + raw + bytes(at))
+    said = {"peft_type": "LORA", "r": 1, "lora_alpha": 1, "alpha_pattern": {f"{n}.x": n for n in range(1, count)}}
+    (tmp_path / "adapter_config.json").write_text(json.dumps({**said, "rank_pattern": {"x": 1}}))
+    started = time.process_time()
+    found = read_adapter(Adapter("mine", tmp_path), "").changes
+    assert time.process_time() - started < 2
+    assert [found[f"{n}.x.weight"].scale for n in range(count)] == [1, *range(1, count)]
+
+
 @pytest.mark.parametrize(
     ("said", "problem"),
     [
@@ -359,3 +382,5 @@ def test_settings() -> None:
     check_names(found, "model")
     with pytest.raises(FailedPrecondition, match="'a' is the name of the model itself"):
         check_names(found, "a")
+    with pytest.raises(FailedPrecondition, match="'b' is the name of another release's model"):
+        check_names(found, "model", ("c", "b"))

@@ -135,6 +135,27 @@ async def test_several_ranks(tmp_path: Path, name: str, shape: str, tp: int, pp:
     check_tokens(Oracle(floats, tp, None), requests)
 
 
+@pytest.mark.parametrize("tp", [1, 3])
+@pytest.mark.parametrize("act_order", [False, True])
+async def test_parts_as_high_as_wide_of_a_model_with_transposed_tensors(
+    tmp_path: Path, tp: int, act_order: bool
+) -> None:
+    """A whole projection of GPT-2's is square; so is a third of its queries, keys and values."""
+    sizes: dict[str, Any] = {"heads": 6, "layers": 2, "hidden": 96, "vocab": 211, "positions": 64}
+    floats = make_gpt2(tmp_path / "floats", **sizes, seed=7, initializer_range=0.1)
+    folder = make_quantized(floats, tmp_path / "model", gptq(32, act_order=act_order))
+    async with in_process(folder, tp, 1, slots=600) as (master, _):
+        requests = requests_for(8)
+        await master.run(requests)
+    if not act_order:
+        check_tokens(Oracle(floats, tp, None), requests)
+        return
+    async with in_process(floats, tp, 1, slots=600) as (master, _):
+        plain = requests_for(8)
+        await master.run(plain)
+    assert [one.made for one in requests] == [one.made for one in plain]
+
+
 @pytest.mark.parametrize("name", ["gptq, act-order", "gptq, groups of 16", "fp8, blocks", "FP8, blocks"])
 async def test_numbers_on_several_ranks(tmp_path: Path, name: str) -> None:
     """Cut within words, groups and blocks."""
@@ -278,6 +299,12 @@ def with_group(value: int) -> Callable[[Any], Any]:
         (gptq(32), replaced(".qzeros", lambda x: x.T.copy()), r"up_proj.qzeros is \[40, 4\] in I32"),
         (gptq(32), replaced(".qweight", lambda x: x[1:]), r"up_proj.qweight is \[15, 320\] in I32; .* \[16, 320\]"),
         (gptq(32), lambda tensors: tensors.pop(UP + ".qzeros"), "lack .*up_proj.qzeros, which GPTQ, 4 bits"),
+        (gptq(32), lambda tensors: tensors.pop(UP + ".qweight"), "lack .*up_proj.weight"),
+        (
+            gptq(32),
+            lambda tensors: tensors.update({UP + ".qweight": ("F32", tensors[UP + ".qweight"][1])}),
+            "lack .*up_proj.weight",
+        ),
         (packed(4, 32), replaced(".weight_scale", lambda x: x[:, :1]), r"weight_scale is \[320, 1\] in BF16"),
         (fp8((48, 64)), replaced(".weight_scale_inv", lambda x: x[:1]), r"weight_scale_inv is \[1, 2\] in F32"),
     ],
@@ -307,13 +334,41 @@ def test_a_wrong_group_size_and_files_without_codes(tmp_path: Path) -> None:
         check_weights(read_checkpoint(folder))
 
 
+@pytest.mark.parametrize("name", ["W8A8", "fp8, blocks", "packed, 4 bits"])
+def test_a_head_in_codes(tmp_path: Path, name: str) -> None:
+    """It is said before a process starts, and not that the head is missing."""
+    folder, _ = both(tmp_path, LLAMA, WAYS[name])
+    tensors = tensors_of(folder)
+    codes = next(
+        key for key in WAYS[name].tensors("lm_head", tensors["lm_head.weight"][1], np.random.default_rng(1))[0]
+    )
+    tensors.pop("lm_head.weight")
+    kind = {"W8A8": "I8", "fp8, blocks": "F8_E4M3"}.get(name, "I32")
+    tensors[codes] = kind, np.zeros((2, 2), {"I32": np.int32}.get(kind, np.int8))
+    write_safetensors(folder / "model.safetensors", tensors)
+    with pytest.raises(FailedPrecondition, match=rf"{codes} is in {kind}; .* of layers alone may be in codes"):
+        check_weights(read_checkpoint(folder))
+
+
+def test_a_matrix_of_more_inputs_than_any_has(tmp_path: Path) -> None:
+    """Heads and their size are within bounds; the group of each input of their product would fill a machine."""
+    folder, _ = both(tmp_path, LLAMA, gptq(32))
+    file = folder / "config.json"
+    heads = {"num_attention_heads": 1 << 17, "head_dim": 1 << 17}
+    file.write_text(json.dumps(json.loads(file.read_text()) | heads))
+    with pytest.raises(FailedPrecondition, match=r"o_proj has 17179869184 inputs"):
+        check_weights(read_checkpoint(folder))
+    with pytest.raises(FailedPrecondition, match=r"o_proj has 17179869184 inputs"):
+        topology(read_checkpoint(folder), 1, 1, "float32")
+
+
 def everything(checkpoint: Checkpoint) -> None:
     """Reads the numbers of all matrices."""
     layout = layout_of(checkpoint.quantization, checkpoint.name)
     if layout is None:  # nothing says that there are codes
         return
     files = CodedFiles(checkpoint.folder, "model.", layout)
-    for part in parts_of(record(LlamaConfig.read(checkpoint), SINGLE)):
+    for part in parts_of(record(LlamaConfig.read(checkpoint), SINGLE)).values():
         if files.has(part):
             codes, group, _ = files.read(part)
             assert codes.numbers(slice(None), group).shape == (part.outputs, part.inputs)

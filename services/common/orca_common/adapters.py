@@ -1,5 +1,6 @@
 """Adapters that an engine serves beside its model, by name: what the setting `adapters` says."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,10 +29,13 @@ def read_adapters(said: str) -> tuple[Adapter, ...]:
     return found
 
 
-def check_names(adapters: tuple[Adapter, ...], model: str) -> None:
-    """Raises FailedPrecondition where an adapter has the model's own name."""
-    if any(one.name == model for one in adapters):
-        raise FailedPrecondition(f"adapters: {shown(model)} is the name of the model itself")
+def check_names(adapters: tuple[Adapter, ...], model: str, others: Collection[str] = ()) -> None:
+    """Raises FailedPrecondition where an adapter has the name of the model, or of one that shares its address."""
+    for name, _ in adapters:
+        if name == model:
+            raise FailedPrecondition(f"adapters: {shown(name)} is the name of the model itself")
+        if name in others:
+            raise FailedPrecondition(f"adapters: {shown(name)} is the name of another release's model (other_models)")
 
 
 def _adapter(said: str) -> Adapter:

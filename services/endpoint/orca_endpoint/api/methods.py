@@ -36,11 +36,11 @@ def methods(endpoint: Endpoint) -> Starlette:
     """Makes the application that serves all methods."""
     tokens, library = Tokens(endpoint), Library(endpoint)
 
-    def of_completions(name: str, model: str, usage_in: UsageIn) -> CompletionChunks:
-        return CompletionChunks(name, model, usage_in, True, Logprobs(endpoint.spell))
+    def of_completions(name: str, usage_in: UsageIn) -> CompletionChunks:
+        return CompletionChunks(name, endpoint.name, usage_in, True, Logprobs(endpoint.spell))
 
-    def of_chats(name: str, model: str, usage_in: UsageIn) -> ChatChunks:
-        return ChatChunks(name, model, usage_in, True, ChatLogprobs(endpoint.spell, endpoint.token_bytes))
+    def of_chats(name: str, usage_in: UsageIn) -> ChatChunks:
+        return ChatChunks(name, endpoint.name, usage_in, True, ChatLogprobs(endpoint.spell, endpoint.token_bytes))
 
     routes = [
         MethodRoute("/v1/completions", Completions(endpoint), "POST"),

@@ -91,7 +91,7 @@ class Endpoint:
         self.metrics.count_calls(lambda: delivery.count)
         self.name = settings.served_model_name or checkpoint.name
         adapters = read_adapters(settings.adapters)
-        check_names(adapters, self.name)
+        check_names(adapters, self.name, settings.others)
         self.adapters = tuple(adapter.name for adapter in adapters)
         self.delivery, self._grant_of = delivery, grant_of
         self._pool, self.vocabulary = pool, vocabulary

@@ -2,7 +2,7 @@
 
 `from` is the number of tokens that the client has seen, or the id of the last event (`answer.SeenTo`). `Last-Event-ID`,
 which a browser's EventSource sends by itself, is the same and counts before it. `model` is for a proxy that chooses the
-release by it, and what the chunks name. The older stream of the answer ends with an error.
+release by it; the chunks name the model or adapter that answers. The older stream of the answer ends with an error.
 """
 
 from collections.abc import Callable
@@ -14,6 +14,7 @@ from orca_common.errors import DataLoss, InvalidArgument, NotFound
 
 from ..calls.call import Call
 from ..calls.endpoint import Endpoint
+from ..calls.events import Accepted
 from ..http.access import tenant_in
 from ..http.bodies import body_in
 from ..http.exchange import EVENT_ID, Answer, Exchange, deadline_of, silence_of, until
@@ -21,14 +22,14 @@ from ..http.request_ids import labels_in
 from .answer import Choice, Numbered, SeenTo, UsageIn
 from .body import check_names, whole
 from .generations import Single
-from .stream import Chunks, Stream
+from .stream import ChoiceChunks, Stream
 
 
 class Resumed(Exchange):
     """The method as an ASGI application."""
 
-    def __init__(self, endpoint: Endpoint, chunks: Callable[[str, str, UsageIn], Chunks]) -> None:
-        """chunks: makes those of an answer, by its id, its model and which of them have a usage; they are numbered."""
+    def __init__(self, endpoint: Endpoint, chunks: Callable[[str, UsageIn], ChoiceChunks]) -> None:
+        """chunks: makes those of an answer, by its id and which of them have a usage; they are numbered."""
         self._endpoint, self._chunks = endpoint, chunks
 
     async def _serve(self, request: Request, answer: Answer) -> None:
@@ -43,12 +44,11 @@ class Resumed(Exchange):
         call.label(labels_in(request.scope))
         choice = Choice()
         choice.shown_tokens, choice.seen_end = seen
-        stream = Stream(
-            answer, self._chunks(wanted.request_id, model or endpoint.name, UsageIn(end=include_usage)), silence
-        )
+        chunks = self._chunks(wanted.request_id, UsageIn(end=include_usage))
+        stream = Stream(answer, chunks, silence)
         async with Single(call, body_in(request.scope).held) as events, until(deadline):
             try:
-                await stream.write(_going_on(events, call, choice), [choice], wanted.request_id)
+                await stream.write(_going_on(events, call, choice, chunks), [choice], wanted.request_id)
             except DataLoss as error:
                 # gRPC says DATA_LOSS: its clients have surely seen tokens. Here the number is all that there is.
                 if not call.accepted and call.unknown:
@@ -60,9 +60,11 @@ class Resumed(Exchange):
             await stream.end(counts if include_usage else None)
 
 
-async def _going_on(events: Numbered, call: Call, choice: Choice) -> Numbered:
-    """Puts the choice's text behind what the client has seen of it."""
+async def _going_on(events: Numbered, call: Call, choice: Choice, chunks: ChoiceChunks) -> Numbered:
+    """Puts the choice's text behind what the client has seen of it, and names the adapter that answers."""
     async for n, piece in events:
+        if isinstance(first := piece[0], Accepted) and first.adapter:
+            chunks.name_model(first.adapter)
         choice.offset = max(choice.offset, call.characters_before)
         yield n, piece
 

@@ -45,10 +45,14 @@ class ChoiceChunks(Chunks):
     def __init__(self, name: str, kind: str, model: str, usage_in: UsageIn, numbered: bool) -> None:
         """name: the answer's id. kind: OpenAI's `object`. numbered: each event has an id (`SeenTo`); only of a single
         choice."""
-        head = {"id": name, "object": kind, "created": int(time.time()), "model": model}
-        self._head = json.dumps(head)[:-1]
+        self._first = {"id": name, "object": kind, "created": int(time.time())}
+        self.name_model(model)
         self._usage_in, self._no_usage = usage_in, ',"usage":null' if usage_in.end else ""
         self._numbered = numbered
+
+    def name_model(self, model: str) -> None:
+        """In all chunks that follow."""
+        self._head = json.dumps({**self._first, "model": model})[:-1]
 
     def ended(self, counts: tuple[int, int, int] | None) -> bytes:
         if counts is None:

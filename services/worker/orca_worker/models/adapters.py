@@ -24,7 +24,7 @@ from .header import Stored, header_of
 from .recording import Gated, Linear, Matrix, Operation, Recording, Residual
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-MAX_RANK, MAX_ALPHA = 256, 1 << 20
+MAX_RANK, MAX_ALPHA, MAX_NAME = 256, 1 << 20, 1024
 KINDS = ("F32", "F16", "BF16")
 TENSOR = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
 PLAIN = re.compile(r"[\w.]+")  # a key of a pattern that is no regular expression
@@ -75,16 +75,18 @@ def read_adapter(adapter: Adapter, prefix: str) -> AdapterFile:
     pairs = dict[str, dict[str, Stored]]()
     for name, stored in header.tensors.items():
         found = TENSOR.fullmatch(name)
-        if found is None or stored.kind not in KINDS or len(stored.shape) != 2:
+        if found is None or len(name) > MAX_NAME or stored.kind not in KINDS or len(stored.shape) != 2:
             kind = f"{stored.kind} {list(stored.shape)}"
             raise _wrong(adapter, f"{shown(name)} in {path} ({kind}) is no matrix of a LoRA")
         pairs.setdefault(found[1], {})[found[2]] = stored
     if not pairs:
         raise _wrong(adapter, f"{path} holds no matrices")
-    changes = {
-        module.removeprefix(prefix) + ".weight": _change(adapter, config, module, pair)
-        for module, pair in pairs.items()
-    }
+    changes = dict[str, Change]()
+    for module, pair in pairs.items():
+        name = module.removeprefix(prefix)
+        if name + ".weight" in changes:
+            raise _wrong(adapter, f"{shown(prefix + name)} and {shown(name)} are one module, and {path} has both")
+        changes[name + ".weight"] = _change(adapter, config, module, pair)
     return AdapterFile(adapter.name, path, changes)
 
 
@@ -172,7 +174,9 @@ def _config(adapter: Adapter) -> dict[str, Any]:
     for value in (alpha, *patterns["alpha_pattern"].values()):
         if not isinstance(value, int | float) or not -MAX_ALPHA <= value <= MAX_ALPHA:
             raise _wrong(adapter, f"{path}: lora_alpha is {shown(value)}, not a number up to {MAX_ALPHA}")
-    return config | patterns
+    return config | {
+        name: {key: (n, value) for n, (key, value) in enumerate(pattern.items())} for name, pattern in patterns.items()
+    }
 
 
 def _change(adapter: Adapter, config: Mapping[str, Any], module: str, pair: Mapping[str, Stored]) -> Change:
@@ -190,9 +194,12 @@ def _change(adapter: Adapter, config: Mapping[str, Any], module: str, pair: Mapp
     return Change(alpha / (math.sqrt(rank) if config.get("use_rslora") else rank), a, b)
 
 
-def _by_name(pattern: Mapping[str, Any], module: str, default: Any) -> Any:
-    """The value of the first key that is the module's name, or its end."""
-    return next((value for key, value in pattern.items() if f".{module}".endswith(f".{key}")), default)
+def _by_name(pattern: Mapping[str, tuple[int, Any]], module: str, default: Any) -> Any:
+    """The value of the first key that is the module's name, or its end. pattern: places and values by key."""
+    parts = module.split(".") if pattern else ()
+    ends = (".".join(parts[n:]) for n in range(len(parts)))
+    found = [pattern[end] for end in ends if end in pattern]
+    return min(found, key=lambda one: one[0])[1] if found else default
 
 
 def _wrong(adapter: Adapter, problem: str) -> FailedPrecondition:

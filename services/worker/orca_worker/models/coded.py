@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +16,8 @@ from .header import BITS, Stored, broken, header_of
 from .recording import Recording
 from .weight_files import missing, read_runs, weight_files
 
+NUMBERS = ("F16", "BF16", "F32", "F64")  # types of matrices that are in no codes
+MAX_INPUTS = 1 << 20  # of a matrix, whatever config.json says: each has its group's number in memory
 STEPS = (128, 64, 32)  # inputs that share a scale in the kernels (`formats/grouped.py`)
 
 
@@ -35,9 +37,8 @@ class Part(NamedTuple):
         return np.concatenate([np.arange(one.start, one.stop) for one in self.ins])
 
 
-def part_of(part: Slice, size: tuple[int, int]) -> Part:
-    """`size`: the outputs and inputs of the rank's part."""
-    transposed = part.size != size
+def part_of(part: Slice, transposed: bool) -> Part:
+    """`transposed`: whether the model's other tensors of the kind are kept as [in, out]."""
     outputs, inputs = part.shape[::-1] if transposed else part.shape
     is_along_inputs = (part.axis == 1) != transposed
     outs = (range(outputs),) if is_along_inputs else part.ranges
@@ -115,12 +116,36 @@ class CodedFiles:
             raise broken(place.file, f"{name} has the group {wrong[0]}; there are {count}")
         return index.astype(np.int64)
 
-    def check(self, parts: Sequence[Part]) -> None:
+    def check(self, parts: Collection[Part]) -> None:
         """Raises FailedPrecondition for a tensor that is missing or wrong. Of values it reads indexes alone."""
-        coded = [part for part in parts if self.has(part)]
-        for part in coded or parts[:1]:
-            self.find(part)
-            self.groups(part)
+        are_coded = [self.has(part) for part in parts]
+        for number, (part, is_coded) in enumerate(zip(parts, are_coded, strict=True)):
+            if is_coded or not (number or any(are_coded)):
+                self.find(part)
+                self.groups(part)
+            else:
+                self._check_numbers(part)
+
+    def check_others(self, names: Collection[str]) -> None:
+        """Raises FailedPrecondition where a tensor that is no matrix of a layer, such as a head, is in codes."""
+        end = next(iter(self.layout.pieces(1, 1)))
+        for name in names:
+            for one in (name, name.removesuffix(".weight") + end):
+                place = self._place(one)
+                if place is not None and place.tensor.kind not in NUMBERS:
+                    has = f"{one} is in {place.tensor.kind}"
+                    raise broken(place.file, f"{has}; matrices of layers alone may be in codes")
+
+    def _check_numbers(self, part: Part) -> None:
+        """Of a matrix that was left as it was."""
+        name, shape = f"{part.stem}.weight", (part.outputs, part.inputs)
+        place = self._place(name)
+        if place is None:
+            raise FailedPrecondition(f"model: the weights in {self._folder} lack {name}, in codes or in numbers")
+        wanted = shape[::-1] if part.is_transposed else shape
+        if place.tensor.kind not in NUMBERS or place.tensor.shape != wanted:
+            has = f"{name} is {list(place.tensor.shape)} in {place.tensor.kind}"
+            raise broken(place.file, f"{has}; config.json makes {list(wanted)} in {' or '.join(NUMBERS)}")
 
     def read(self, part: Part) -> tuple[Codes, Array, int]:
         """A part of a matrix, the group of each input, and how many bytes were read."""
@@ -133,7 +158,7 @@ class CodedFiles:
         whole = max(part.outputs * part.inputs, 1)
         return sum(place.tensor.size for _, place in self.find(part).values()) * n * k // whole
 
-    def step(self, parts: Sequence[Part]) -> int | None:
+    def step(self, parts: Collection[Part]) -> int | None:
         """How many inputs of all parts share scales in the kernels; None: numbers must be made of some."""
         if self.layout.kept is None or not all(map(self.has, parts)):
             return None
@@ -143,7 +168,7 @@ class CodedFiles:
         return _step(self.layout, map(self.groups, parts))
 
 
-def step_of(layout: Layout, parts: Sequence[Part]) -> int | None:
+def step_of(layout: Layout, parts: Collection[Part]) -> int | None:
     """`CodedFiles.step` by the configuration alone, for files that are not there: all is as it says, and in order."""
     return _step(layout, (part.at_inputs // (layout.group or part.inputs) for part in parts))
 
@@ -161,8 +186,15 @@ def _is_constant(group: Array, step: int) -> bool:
     return bool((group == group[at]).all())
 
 
-def parts_of(recording: Recording) -> list[Part]:
-    return [part_of(recording.slices[name], size) for name, size in recording.matrices.items()]
+def parts_of(recording: Recording) -> dict[str, Part]:
+    """By the names of the recording's slices. Raises FailedPrecondition for one of more than MAX_INPUTS inputs."""
+    parts = {name: part_of(recording.slices[name], name in recording.transposed) for name in recording.matrices}
+    for part in parts.values():
+        if part.inputs > MAX_INPUTS:
+            raise FailedPrecondition(
+                f"model: {part.stem} has {part.inputs} inputs; of codes at most {MAX_INPUTS} are read"
+            )
+    return parts
 
 
 def _read(place: Place, name: str, piece: Piece, part: Part) -> Read:

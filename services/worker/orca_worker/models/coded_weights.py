@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .coded import CodedFiles, part_of
+from .coded import CodedFiles, Part
 from .weights import Weights
 
 CHUNK = 1 << 22  # numbers that are made of codes at once
@@ -20,18 +20,15 @@ log = logging.getLogger(__name__)
 
 
 class CodedWeights(Weights):
-    """`Weights` whose matrices are in codes, all or some. `matrices`: the outputs and inputs of a rank's parts.
+    """`Weights` whose matrices are in codes, all or some. `parts`: a rank's, by name.
 
     `step`: of `codes`, where a rank keeps them. Raises FailedPrecondition as `Weights`, and for tensors of codes that
     are missing or wrong.
     """
 
-    def __init__(
-        self, files: CodedFiles, matrices: Mapping[str, tuple[int, int]], step: int | None, *of: Any, **more: Any
-    ) -> None:
+    def __init__(self, files: CodedFiles, parts: Mapping[str, Part], step: int | None, *of: Any, **more: Any) -> None:
         super().__init__(*of, **more)
         self.step, self._files = step or 0, files
-        parts = {name: part_of(self._slices[name], size) for name, size in matrices.items()}
         self._parts = {name: part for name, part in parts.items() if files.has(part)}
         self._loading.whole += sum(map(files.bytes_of, self._parts.values()))
         how = "codes" if step is not None else "numbers"

@@ -106,7 +106,9 @@ class RecordedFamily(Generic[C]):
             from .coded import CodedFiles, parts_of  # numpy, too
 
             whole = self._recording(checkpoint, self.read(checkpoint), SINGLE)
-            CodedFiles(checkpoint.folder, self.prefix, layout).check(parts_of(whole))
+            files, parts = CodedFiles(checkpoint.folder, self.prefix, layout), parts_of(whole)
+            files.check(parts.values())
+            files.check_others([name for name in whole.slices if name not in parts])
 
     def _format(self, checkpoint: Checkpoint, recording: Recording) -> tuple[Format, int | None]:
         """The format of a rank's matrices on a CPU; where another tool has made their codes, the inputs of a scale."""
@@ -115,7 +117,7 @@ class RecordedFamily(Generic[C]):
             return format_of(checkpoint, recording), None
         from .coded import CodedFiles, parts_of, step_of
 
-        parts = parts_of(recording)
+        parts = parts_of(recording).values()
         try:
             step = CodedFiles(checkpoint.folder, self.prefix, layout).step(parts)
         except FailedPrecondition:  # their reader says why
@@ -172,11 +174,11 @@ class RecordedFamily(Generic[C]):
             if layout is None:
                 weights = Weights(*here)
             else:
-                from .coded import CodedFiles
+                from .coded import CodedFiles, parts_of
                 from .coded_weights import CodedWeights
 
                 files = CodedFiles(checkpoint.folder, self.prefix, layout)
-                weights = CodedWeights(files, recording.matrices, step, *here)
+                weights = CodedWeights(files, parts_of(recording), step, *here)
         adapters = None
         if checkpoint.adapters:
             adapters = LowRanks([read_adapter(one, self.prefix) for one in checkpoint.adapters], kind, device)

@@ -186,6 +186,7 @@ class Recording:
     prefix_lm: bool = False  # the tokens of a prompt see each other
     slices: dict[str, Slice] = field(default_factory=dict)  # every tensor of which the rank holds something, by name
     matrices: dict[str, tuple[int, int]] = field(default_factory=dict)  # outputs and inputs of those among them
+    transposed: set[str] = field(default_factory=set)  # those of the matrices that are kept as [in, out]
     layers: int = 0  # with keys and values
     group: int = 1  # query heads to a key/value head
     kv_heads: int = 0
@@ -254,6 +255,8 @@ class Recording:
         weight = self.slice(name + ".weight", shape, axis, outs if ins is None else ins)
         outputs, inputs = weight.size[::-1] if transposed else weight.size
         self.matrices[weight.name] = outputs, inputs
+        if transposed:
+            self.transposed.add(weight.name)
         has_bias = bias and (ins is None or self.place.tensor_rank == 0)
         biases = (self.slice(name + ".bias", (out,), 0, outs),) if has_bias else ()
         return Matrix((weight,), biases, transposed)
