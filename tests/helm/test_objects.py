@@ -286,10 +286,13 @@ def test_the_check_sees_what_a_worker_sees(option: str) -> None:
     folder, *flags = given["args"]
     assert folder == release.environment("worker")["ORCA_MODEL"]
     assert flags[:2] == [f"--tp={engine['ORCA_TP']}", f"--pp={engine['ORCA_PP']}"]
+    flags, adapters = flags[2:], release.environment("worker").get("ORCA_ADAPTERS")
+    if adapters:
+        assert flags.pop(0) == f"--adapters={adapters}"
     kept = [[m for m in main(p)["volumeMounts"] if m["name"] == "models"] for p in (pod, worker)]
     assert kept[0] == kept[1]
     steps = [step["args"] for step in pod["spec"].get("initContainers", []) if step["name"] == "model"]
-    assert ["--config-only"] * len(steps) == flags[2:] == [args[-1] for args in steps]
+    assert ["--config-only"] * len(steps) == flags == [args[-1] for args in steps]
     assert "persistentVolumeClaim" not in str(pod) or not steps, "a cache of weights is a worker's"
 
 

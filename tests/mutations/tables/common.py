@@ -32,7 +32,7 @@ MUTATIONS = [
         "keys of the setting are forgotten when the file changes",
         "services/common/orca_common/api_keys.py",
         "ApiKeys._look",
-        sets("tenants", "self._read()"),
+        sets("keys", "self._read()"),
         "tests/common/test_api_keys.py::test_a_file_is_read_again_when_it_has_changed",
     ),
     Mutation(

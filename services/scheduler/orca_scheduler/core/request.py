@@ -7,7 +7,6 @@ from enum import StrEnum
 from typing import Any
 
 from orca_common.block_keys import key_of
-from orca_common.priorities import Priority
 
 
 class Phase(StrEnum):
@@ -48,7 +47,7 @@ class Arrival:
     # Where the policy shares blocks (orca_common.block_keys): a root, and the keys of its full blocks of input tokens.
     prefix: tuple[str, ...] = ()
     tail: tuple[int, ...] = ()  # the input tokens behind those
-    priority: int = Priority.NORMAL  # its class, or FAIR (orca_common.priorities)
+    priority: int = 3  # its class, one of orca_common.priorities, or FAIR of these
     forced_end: bool = False  # its last token ends it by LENGTH, whichever it is: the model did not choose it
 
     @property
