@@ -421,7 +421,7 @@ def followed(*rules: int) -> Attempt:
             connection.begin(GENERATE, data=memoryview(http2.message(asked.SerializeToString())))
 
         async with attacker.connection() as connection:
-            await connection.keep(48, lambda: begin(connection))
+            await connection.keep(16, lambda: begin(connection))
 
     return attempt
 
