@@ -564,7 +564,7 @@ class Model:
                 return taken, r.upfront, r
             if not count:
                 priority, order = yielding[0] if yielding else (0, 0)
-                if r.order >= order or not (r.priority < priority or r.priority == priority == 0):
+                if r.order >= order or r.priority >= priority:
                     return taken, r.upfront, r
                 del yielding[0]
             count = max(count - 1, 0)

@@ -97,7 +97,7 @@ async def a_turn_goes_to_the_engine_that_has_its_prefix(lab: Lab) -> None:
 
 
 @rule("prefix, place", "prelude", "engine and place_at(engine) == place", "engine")
-async def a_new_epoch_has_nobodys_prefix(lab: Lab) -> None:
+async def a_new_epoch_has_no_prefix(lab: Lab) -> None:
     await ready(lab)
     await lab.engine("h")
     await lab.claimed_by("h", "a", keys=b"system--turn one")

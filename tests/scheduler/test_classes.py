@@ -37,7 +37,7 @@ class Engine:
         return self.claims
 
     def claim(self) -> None:
-        """What claim.lua does."""
+        """Claims as claim.lua does."""
         room, yielding, taken = self.core.room(), self.core.yielding(), list[Arrival]()
         count, slots = room.requests, room.slots
         while self.queue:

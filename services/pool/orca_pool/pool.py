@@ -479,7 +479,8 @@ class Pool:
         have: the last claim number that the master heard of. If the engine's is higher, an answer was lost: this one
         tells what was claimed since, and nothing new is taken. total: all slots of the engine; a larger request is left
         to a larger engine. yielding: class and order of requests that the engine runs, the last one first, each of
-        which gives way to a request of a higher class before it, beyond `count`.
+        which gives way to a request of a higher class before it, beyond `count`. Where shares are fair, their class is
+        ABOVE_ALL of orca_common.priorities.
         """
         last = " ".join(f"{priority} {order}" for priority, order in yielding)
         answer = await self._run("claim", engine, owner, term, have, count, slots, total, last)

@@ -50,12 +50,12 @@ class Resumed(Exchange):
             try:
                 await stream.write(_going_on(events, call, choice, chunks), [choice], wanted.request_id)
             except DataLoss as error:
+                if call.accepted:
+                    raise
                 # gRPC says DATA_LOSS: its clients have surely seen tokens. Here the number is all that there is.
-                if not call.accepted and call.unknown:
+                if call.unknown:
                     raise NotFound(str(error)) from None
-                if not call.accepted:
-                    raise InvalidArgument(field, f"is {seen.tokens}, and the answer has fewer tokens") from None
-                raise
+                raise InvalidArgument(field, f"is {seen.tokens}, and the answer has fewer tokens") from None
             counts = choice.input_tokens, choice.output_tokens, choice.cached_tokens
             await stream.end(counts if include_usage else None)
 

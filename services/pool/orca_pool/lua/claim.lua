@@ -1,5 +1,5 @@
--- Takes the oldest requests that fit into an engine: first come, first served over all engines, but for those that wait for
--- another engine, which has their prefix.
+-- Takes the first requests of the queue that fit into an engine, and passes by those that wait for another engine, which has
+-- their prefix.
 --
 -- KEYS: the pool hash.
 -- ARGV: engine, owner, term, the last claim number that the master heard of, how many requests to take at most, free
@@ -94,11 +94,10 @@ for class, order in last_ones:gmatch('(%d+) (%d+)') do
   yielding[#yielding + 1] = { class = tonumber(class), order = tonumber(order) }
 end
 
--- Whether the last of them gives way to a request: that comes before it, and has a higher class; where shares are fair (class
--- 0) it need only come before it.
+-- Whether the last of them gives way to a request, which comes before it and has a higher class.
 local function gives_way(class, order)
   local last = yielding[1]
-  if last and order < last.order and (class < last.class or (class == 0 and last.class == 0)) then
+  if last and order < last.order and class < last.class then
     table.remove(yielding, 1)
     return true
   end

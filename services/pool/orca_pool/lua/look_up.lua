@@ -14,4 +14,4 @@ end
 local position = request.state == 'waiting' and (call('ZRANK', WAITING, id) or -1) + 1 or 0
 return { request.state, position, request.upfront, request.order, request.engine, committed(id), request.losses,
   request.reason, request.submitted, request.claimed_at, request.first_token, request.finished, int(now()),
-  (request.prefix_at or ''):match('^%d+ %d* (.*)$') or '', request.overtaken or '0' }
+  engine_of(request.prefix_at) or '', request.overtaken or '0' }

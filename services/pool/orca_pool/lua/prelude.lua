@@ -159,9 +159,14 @@ local function place_at(engine)
   return owner and owner ~= '' and term .. ' ' .. (call('HGET', ENGINE .. engine, 'epoch') or '') .. ' ' .. engine
 end
 
--- The engine of a place, while it is one and begins requests; or nil.
+-- The engine that a place names; nil for none.
+local function engine_of(place)
+  return (place or ''):match('^%d+ %d* (.*)$')
+end
+
+-- The same, while the place stands and its engine begins requests; or nil.
 local function engine_at(place)
-  local engine = (place or ''):match('^%d+ %d* (.*)$')
+  local engine = engine_of(place)
   local stands = engine and place_at(engine) == place
   return stands and call('HGET', ENGINE .. engine, 'finishing') ~= '1' and engine or nil
 end
@@ -194,9 +199,9 @@ local function hint_waiting(slots, weights, only)
   end
 end
 
--- An engine where one that runs gives way to a new request of this class and order: the last one that has a place comes
--- behind it. `yielding` has the lowest class of those, and above all classes where shares are fair. Where all have one class
--- there is no such engine.
+-- An engine on which a running request gives way to a new one of this class and order; nil where no engine has such a
+-- request. `yielding` has the lowest class of the requests that hold an engine's places (where shares are fair, a number
+-- above all classes). The last of them must come behind the new one.
 local function yielding_to(slots, class, order)
   for _, engine in ipairs(call('ZRANGE', YIELDING, '+inf', '(' .. class, 'BYSCORE', 'REV', 'LIMIT', 0, LOOKED_AT)) do
     local rows, free, finishing = fields(ENGINE .. engine, 'rows', 'free', 'finishing')
@@ -580,21 +585,21 @@ local function attach(id, endpoint, attempt, known, last, seen, digest)
 end
 
 -- A claimed request as its master hears of it:
--- {id, claim, order, class, record, tokens, losses, microseconds to its deadline or '', submitted, queued at, taken at, weights
--- that are to make its tokens, the engine that had its prefix as it was submitted or '', how many have overtaken it as it
+-- {id, claim, order, class, record, tokens, losses, microseconds to its deadline or '', submitted, queued at, taken at,
+-- weights that are to make its tokens, the engine that had its prefix as it was submitted or '', how many have overtaken it as it
 -- waited for that}.
 local function held_entry(id, claim, order, class, record, tokens, losses, deadline, submitted, queued_at, taken_at, weights,
   prefix_at, overtaken, time)
   local left = deadline == '' and '' or int(deadline - time)
-  local at = (prefix_at or ''):match('^%d+ %d* (.*)$') or ''
-  return { id, claim, order, class, record, tokens, losses, left, submitted, queued_at, taken_at, weights, at, overtaken or '0' }
+  return { id, claim, order, class, record, tokens, losses, left, submitted, queued_at, taken_at, weights,
+    engine_of(prefix_at) or '', overtaken or '0' }
 end
 
 -- Appends the held_entry of a claimed request to a reply.
 local function add_held(reply, id, time)
   local claim, order, class, record, losses, deadline, submitted, queued_at, taken_at, weights, prefix_at, overtaken =
-    fields(REQUEST .. id, 'claim', 'order', 'class', 'record', 'losses', 'deadline', 'submitted', 'queued_at', 'taken_at', 'weights',
-      'prefix_at', 'overtaken')
+    fields(REQUEST .. id, 'claim', 'order', 'class', 'record', 'losses', 'deadline', 'submitted', 'queued_at', 'taken_at',
+      'weights', 'prefix_at', 'overtaken')
   local tokens = call('GET', TOKENS .. id) or ''
   reply[#reply + 1] = held_entry(id, claim, order, class, record, tokens, losses, deadline, submitted, queued_at, taken_at,
     weights or '', prefix_at, overtaken, time)

@@ -4,9 +4,9 @@
 -- ARGV: for each request its id, record, digest of the body, max_tokens (input and new tokens: slots that it fills at the
 --   end), slots that must be free for it to begin, microseconds until its deadline or '', detach grace (microseconds),
 --   endpoint, attempt, new tokens, tenant, microseconds that its class adds to its arrival, the weight of its tenant or ''
---   (the order is by arrival), its class (0 where shares are fair), keys of its prompt's last full blocks (8 bytes each; '' where its prefix is not to be found),
---   then the limits, '' for none: requests in the queue, their bytes, the tenant's requests (waiting or claimed), its slots
---   in the queue. Requests whose tenant is '' have no share of the queue. The record is '' where Redis has no
+--   (the order is by arrival), its class (0 where shares are fair), keys of its prompt's last full blocks (8 bytes each; ''
+--   where its prefix is not to be found), then the limits, '' for none: requests in the queue, their bytes, the tenant's
+--   requests (waiting or claimed), its slots in the queue. Requests whose tenant is '' have no share of the queue. The record is '' where Redis has no
 --   memory left: then a known request is attached, and a new one refused.
 -- Returns for each request what `attach` of prelude.lua returns (without the record, where the request is new: its endpoint
 --   has it), a number of REFUSAL, or {a number of REFUSAL, microseconds until the request would begin if it were in the
@@ -50,8 +50,8 @@ local function place(k, n, m)
   return math.ceil(math.min(k, n) * (m + 1) / (n + 1))
 end
 
--- Where the request stood that a new one goes on from: of those whose prompts are the beginning of its own, the longest
--- that an engine has still. '' for none. Prompts that end alike are no conversation: they tell nothing.
+-- Where the request stood that a new one goes on from, and that engine: of those whose prompts are the beginning of its own,
+-- the longest that an engine has still. '' for none. Prompts that end alike are no conversation: they tell nothing.
 local function find_prefix(keys)
   for last = #keys, KEY_SIZE, -KEY_SIZE * LOOKED_AT do
     local page = {}
@@ -60,19 +60,23 @@ local function find_prefix(keys)
     end
     for _, of in ipairs(call('HMGET', PREFIXES, unpack(page))) do
       local place = of and of:sub(1, 1) == ONE and call('HGET', REQUEST .. of:sub(2), 'place')
-      if place and engine_at(place) then
-        return place
+      local engine = place and engine_at(place)
+      if engine then
+        return place, engine
       end
     end
   end
   return ''
 end
 
--- Notes a new request as the one whose prompt ends with its last key, or as the last one of several.
+-- Notes a new request as the one whose prompt ends with its last key, or as the last one of several. Returns the engine that
+-- it waits for; nil for none.
 local function note_prefix(id, keys)
   local mark = keys:sub(-KEY_SIZE)
-  call('HSET', REQUEST .. id, 'mark', mark, 'prefix_at', find_prefix(keys), 'overtaken', '0')
+  local place, engine = find_prefix(keys)
+  call('HSET', REQUEST .. id, 'mark', mark, 'prefix_at', place, 'overtaken', '0')
   call('HSET', PREFIXES, mark, (call('HEXISTS', PREFIXES, mark) == 1 and SEVERAL or ONE) .. id)
+  return engine
 end
 
 local function submit(id, record, body_digest, max_tokens, upfront, deadline_in, grace, endpoint, attempt, new, tenant, lift,
@@ -177,8 +181,8 @@ local function submit(id, record, body_digest, max_tokens, upfront, deadline_in,
   end
   local deadline = deadline_in == '' and '' or int(time + deadline_in)
   call('HSET', key, 'record', record, 'digest', body_digest, 'max_tokens', max_tokens, 'grace', grace,
-    'upfront', upfront, 'order', int(order), 'class', class, 'state', 'waiting', 'claim', '', 'engine', '', 'endpoint', endpoint, 'attempt', attempt,
-    'closed', '0', 'losses', '0', 'loss_at', '-1', 'reason', '0', 'final', '0', 'deadline', deadline, 'detach_at', '',
+    'upfront', upfront, 'order', int(order), 'class', class, 'state', 'waiting', 'claim', '', 'engine', '',
+    'endpoint', endpoint, 'attempt', attempt, 'closed', '0', 'losses', '0', 'loss_at', '-1', 'reason', '0', 'final', '0', 'deadline', deadline, 'detach_at', '',
     'engines', '', 'new', new, 'tenant', tenant, 'submitted', int(time), 'queued_at', int(time), 'taken_at', '0', 'claimed_at', '0', 'first_token', '0',
     'finished', '0', 'weights', '')
   call('ZADD', WAITING, int(order), id)
@@ -188,10 +192,8 @@ local function submit(id, record, body_digest, max_tokens, upfront, deadline_in,
   if deadline ~= '' then
     set_due(id, deadline, '')
   end
-  if keys ~= '' then
-    note_prefix(id, keys)
-  end
-  if not hint_waiting(upfront, '', keys ~= '' and engine_at(call('HGET', key, 'prefix_at'))) and makes_room then
+  local only = keys ~= '' and note_prefix(id, keys)
+  if not hint_waiting(upfront, '', only) and makes_room then
     hint(makes_room, '')
   end
   return { '', before + 1, own_wait and int(own_wait) or '', 0, '', '', '', '', '', '0', '0', int(time), '0', '0', '0' }

@@ -169,7 +169,7 @@ class EngineMaster:
         self._forecast = Forecast(seconds, limits.positions) if seconds is not None and limits.positions else None
         self._pace, self._metrics = Pace(), EngineMetrics(metrics, engine, settings.pp)
         self._ledger = Ledger(
-            pool, engine, owner, term, self.core.room, self.load, self._post, self._committed, self.core.yielding
+            pool, engine, owner, term, self.core.room, self.load, self._post, self._committed, self._yielding
         )
         self._inbox: asyncio.Queue[Message] = asyncio.Queue()
         self._ranks: Ranks | None = None  # of the last life that was dialed
@@ -246,8 +246,12 @@ class EngineMaster:
         if self.lifecycle.finishing:
             return FINISHING_LOAD
         left = min((r.arrived.max_new_tokens - r.generated for r in core.requests), default=0)
-        yields = max((priority or ABOVE_ALL for priority, _ in core.yielding()), default=0)
+        yields = max((priority for priority, _ in self._yielding()), default=0)
         return EngineLoad(core.limits.max_bs * core.n_workers, core.room().slots, pace, left * pace, yields=yields)
+
+    def _yielding(self) -> list[tuple[int, int]]:
+        """As `Pool.claim` takes it. Where shares are fair, a request gives way to each one that comes before it."""
+        return [(priority or ABOVE_ALL, order) for priority, order in self.core.yielding()]
 
     def leave(self) -> None:
         """Schedule nothing more; finish what is in flight, commit it, release the engine."""

@@ -133,7 +133,7 @@ def is_cut_along_outputs(part: Slice, matrix: Matrix) -> bool:
 
 
 def fingerprint(adapter: Adapter) -> bytes:
-    """A hash of the adapter's name and files. What is wrong with a file is left to `read_adapter` to say."""
+    """A hash of the adapter's name and files. Faults of a file are found by `read_adapter`."""
     found = hashlib.sha256(adapter.name.encode())
     for name in (CONFIG, WEIGHTS):
         try:

@@ -19,7 +19,7 @@ LAYOUTS = {"gptq": "gptq", "awq": "awq", "compressed-tensors": "compressed_tenso
 
 
 class Said:
-    """The fields of `quantization_config`. What is wrong or not read is refused by the field's name."""
+    """The fields of `quantization_config`. A wrong field, or one that is not read, is refused by its name."""
 
     def __init__(self, config: Mapping[str, Any], model: str, method: str) -> None:
         self._config, self._model, self._method = config, model, method
