@@ -20,13 +20,14 @@ from orca_common.lanes.client import LaneConnection, Metadata, connect
 from .measures import Answer
 
 GENERATE = "/orca.v1.Orca/Generate"
+REFUSED = 0.002  # seconds. C-core counts a call for a moment after its client has seen its end, and refuses one more
 
 
 class GrpcDoor:
     """`Door` to an endpoint of Orca. It resumes nothing: a call that fails is an error.
 
-    `patience`: seconds that the server may take to answer the first call. `interval`: the requests' `stream_interval`.
-    `metadata` makes that of the next call. `sampling`: of the requests; None: greedy.
+    `patience`: seconds that the server may take to answer the first call, and to begin each. `interval`: the requests'
+    `stream_interval`. `metadata` makes that of the next call. `sampling`: of the requests; None: greedy.
     """
 
     metadata: Callable[[], Metadata] = tuple
@@ -71,18 +72,23 @@ class GrpcDoor:
         )
         came: list[tuple[float, bytes]] = []
         async with self._calls:
-            try:
-                connection = await self._connected()
-            except OSError as error:
-                answer.error, answer.ended = f"it cannot be reached again ({error})", clock()
-                return
-            call = connection.call(GENERATE, lambda message: came.append((clock(), message)), self.metadata())
-            call.send(request.SerializeToString())
-            call.close()
-            try:
-                status = await call.over
-            finally:
-                call.cancel()  # where the load's patience is over
+            last = clock() + self.patience
+            while True:
+                try:
+                    connection = await self._connected()
+                except OSError as error:
+                    answer.error, answer.ended = f"it cannot be reached again ({error})", clock()
+                    return
+                call = connection.call(GENERATE, lambda message: came.append((clock(), message)), self.metadata())
+                call.send(request.SerializeToString())
+                call.close()
+                try:
+                    status = await call.over
+                finally:
+                    call.cancel()  # where the load's patience is over
+                if not call.refused or clock() > last:
+                    break
+                await asyncio.sleep(REFUSED)
         answer.ended = clock()
         answer.error = "" if status.code is grpc.StatusCode.OK else str(status)
         for moment, message in came:  # parsed only now: the clock of the other streams does not wait for it

@@ -7,8 +7,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
+import grpc
 import pytest
 
+from orca.v1 import orca_pb2 as pb
+from orca.v1.orca_pb2_grpc import OrcaServicer, add_OrcaServicer_to_server
 from orca_bench.cases import Request
 from orca_bench.drive import closed_case, open_loop
 from orca_bench.grpc_door import GrpcDoor
@@ -219,6 +222,33 @@ async def test_no_server_there() -> None:
             await GrpcDoor(f"127.0.0.1:{port}").__aenter__()
         with pytest.raises(FailedPrecondition, match=f"^openai: 127.0.0.1:{port} does not answer .Connect"):
             await OpenAIDoor(f"127.0.0.1:{port}").__aenter__()
+
+
+async def test_more_requests_than_the_server_takes_calls() -> None:
+    """A server counts a call for a moment longer than its client. What it refuses for that is asked again."""
+
+    class Orca(OrcaServicer):
+        async def GetModel(self, request: pb.GetModelRequest, context: object) -> pb.GetModelResponse:  # noqa: N802
+            return pb.GetModelResponse(vocab_size=90)
+
+        async def Generate(  # noqa: N802
+            self, request: pb.GenerateRequest, context: object
+        ) -> AsyncIterator[pb.GenerateResponse]:
+            await asyncio.sleep(0.01)  # so that many end together
+            for _ in range(5):
+                yield pb.GenerateResponse()
+            yield pb.GenerateResponse(finished=pb.Finished(output_tokens=request.max_new_tokens))
+
+    server = grpc.aio.server(options=[("grpc.max_concurrent_streams", 32)])
+    add_OrcaServicer_to_server(Orca(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with GrpcDoor(f"127.0.0.1:{port}") as door:
+            answers = await closed_case(door, [Request([1], 1)] * 800)
+    finally:
+        await server.stop(None)
+    assert [(answer.error, answer.tokens) for answer in answers] == [("", 1)] * 800
 
 
 async def test_what_an_address_did_before_is_not_what_it_does_now() -> None:

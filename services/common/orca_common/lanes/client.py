@@ -64,6 +64,7 @@ class ClientCall(Call):
         self.taken: asyncio.Future[None] = loop.create_future()
         self.over: asyncio.Future[Status] = loop.create_future()
         self.over.add_done_callback(self._ended)
+        self.refused = False  # the server has not begun it, because of the calls that it has: it can be made again
 
     def send(self, message: bytes) -> None:
         """Sends a message without waiting. Sends nothing when the call is over.
@@ -122,7 +123,8 @@ class ClientCall(Call):
         self._end(Status(grpc.StatusCode.INTERNAL, "the server has told no status"))
 
     def lost(self, why: str, code: int | None = None) -> None:
-        away = code in (None, ErrorCodes.REFUSED_STREAM)  # with its connection, or before the server has begun it
+        self.refused = code == ErrorCodes.REFUSED_STREAM
+        away = code is None or self.refused  # with its connection, or before the server has begun it
         self._end(Status(grpc.StatusCode.UNAVAILABLE if away else grpc.StatusCode.INTERNAL, why))
 
 
