@@ -13,6 +13,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+import pytest_asyncio
 from checkpoints import make_gpt2
 from endpoint.any_schemas import a_schema as any_schema
 from endpoint.any_schemas import number, validator
@@ -23,6 +24,7 @@ from tool_templates import HERMES, some_tools
 
 from orca_client import FinishReason, InvalidArgument
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 END = 256
 MARKS = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]")
 LIMIT = 700  # tokens of an answer: more than any of the schemas needs
@@ -47,9 +49,11 @@ def make_model(folder: Path, template: str = HERMES) -> Path:
     return folder
 
 
-@pytest.fixture
-async def stack(tmp_path: Path) -> AsyncIterator[Running]:
-    async with running(tmp_path / "run", make_model(tmp_path / "model"), slots=65536) as stack:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Running]:
+    """One for all tests; the last of them kills a rank and the endpoint."""
+    folder = tmp_path_factory.mktemp("structured")
+    async with running(folder / "run", make_model(folder / "model"), slots=65536) as stack:
         yield stack
 
 
