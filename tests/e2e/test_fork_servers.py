@@ -11,17 +11,21 @@ import pytest
 import pytest_asyncio
 from stacks import Running, running
 
+from orca_local import stack as of_stack
 from orca_local.child import Child
 from orca_local.stack import DEMO_MODEL
+from orca_worker.processes.beginning import begin
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Running]:
-    """One for all tests: what each of them kills is there again when it ends."""
-    async with running(tmp_path_factory.mktemp("forks") / "run", DEMO_MODEL, tp=2, pp=2, endpoints=2) as started:
-        yield started
+    """One for all tests, whose fork servers import by themselves. What each test kills is there again when it ends."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(of_stack, "begin", begin)
+        async with running(tmp_path_factory.mktemp("forks") / "run", DEMO_MODEL, tp=2, pp=2, endpoints=2) as started:
+            yield started
 
 
 def supervisors(stack: Running) -> list[Child]:

@@ -69,7 +69,7 @@ OTHERS = [
 @pytest.mark.parametrize(("kernels", "dtype", "shape"), OTHERS)
 def test_other_families(tmp_path: Path, logits: list[Tensor], kernels: str, dtype: str, shape: str) -> None:
     """Windows too, which end within tiles and within pieces."""
-    check_company(make_shape(tmp_path, shape), logits, kernels, dtype, some_requests(16, seed=2))
+    check_company(make_shape(tmp_path, shape), logits, kernels, dtype, some_requests(24, seed=2))
 
 
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
@@ -83,4 +83,4 @@ def test_weights_in_codes(tmp_path: Path, logits: list[Tensor], kernels: str, qu
         "num_key_value_heads": 1,
     }
     folder = make_shape(tmp_path, "llama, 2 K/V heads", **sizes)
-    check_company(folder, logits, kernels, "bfloat16", some_requests(16, seed=2), quantize=quantize)
+    check_company(folder, logits, kernels, "bfloat16", some_requests(24, seed=2), quantize=quantize)
