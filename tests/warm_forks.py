@@ -52,11 +52,19 @@ def begin_warm(becomes: str = RANK, environment: Mapping[str, str] | None = None
         return begin(becomes, environment)
     connection, (ours, its) = warm(becomes, os.getpid()), pair()
     with its, open(os.devnull, "w") as nowhere, adopting_orphans():
-        socket.send_fds(connection, [b"{}"], [its.fileno(), nowhere.fileno(), nowhere.fileno()])
-        pid = json.loads(connection.recv(MESSAGE))["pid"]
+        try:
+            socket.send_fds(connection, [b"{}"], [its.fileno(), nowhere.fileno(), nowhere.fileno()])
+            answer = connection.recv(MESSAGE)
+        except OSError:
+            answer = b""
+    if not answer:  # it has ended: with the thread that began it, or it was killed
+        ours.close()
+        connection.close()
+        warm.cache_clear()
+        return begin_warm(becomes, environment)
     variables = child_environment({**ENVIRONMENT, **(environment or {})})
     ours.send(json.dumps({"becomes": becomes, "environment": variables}).encode())
-    return Begun(pid, ours)
+    return Begun(json.loads(answer)["pid"], ours)
 
 
 def main(parent: int) -> None:
