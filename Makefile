@@ -133,8 +133,9 @@ simulate: $(STAMP) ## Simulate endpoints, schedulers and clients on a pool with 
 mutations: $(STAMP) ## Break rules one line at a time, and see that the tests find it: ONLY=words, SAMPLE=20 by chance, BY=tests; an hour for all.
 	$(BIN)/python tests/mutations/run.py --only "$(ONLY)" --sample $(or $(SAMPLE),0) --by "$(BY)"
 
-fuzz: $(STAMP) ## Fuzz each parser that takes bytes from outside: INPUTS=1000000, FUZZ=600 seconds at most; `make test` runs a sample.
+fuzz: $(STAMP) ## Fuzz each parser that takes bytes from outside: INPUTS=1000000, FUZZ=600 seconds at most; draw all examples of property tests. `make test` has a part.
 	$(BIN)/python tests/fuzz/run.py --seconds $(FUZZ) --count $(INPUTS)
+	EXAMPLES=all $(PYTEST) -m 'not long' $(shell grep -rl 'properties import' tests)
 
 matrix: $(STAMP) ## Kill every process at every moment of a request's life, ROUNDS=30 times each.
 	$(BIN)/python tests/e2e/kill_matrix.py --rounds $(ROUNDS)

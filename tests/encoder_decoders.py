@@ -99,6 +99,7 @@ class Seq2Seq(Reference):
     def __init__(self, folder: Path, dtype: torch.dtype = torch.float32, weights: torch.dtype = torch.float32) -> None:
         torch.set_num_threads(1)
         self._folder, self._weights = folder, weights
+        self._encoded: tuple[list[list[int]], Any] = [], None  # the last prompt, and what the encoder made of it
         kind = json.loads((folder / "config.json").read_text())["model_type"]
         of: Any = {"t5": T5ForConditionalGeneration, "marian": MarianMTModel}[kind]
         self._model = of.from_pretrained(folder, dtype=dtype).eval()
@@ -114,8 +115,11 @@ class Seq2Seq(Reference):
         """
         model: Any = self._model
         ids = torch.tensor([list(prompt)])
+        if self._encoded[0] != ids.tolist():
+            self._encoded = ids.tolist(), model.get_encoder()(ids, torch.ones_like(ids))
         of_decoder = torch.tensor([[model.config.decoder_start_token_id, *made]])
-        logits = model(ids, torch.ones_like(ids), decoder_input_ids=of_decoder, use_cache=False).logits[0]
+        whole = {"attention_mask": torch.ones_like(ids), "encoder_outputs": self._encoded[1]}
+        logits = model(**whole, decoder_input_ids=of_decoder, use_cache=False).logits[0]
         for (never,) in model.generation_config.bad_words_ids or ():
             logits[:, never] = -math.inf
         return logits

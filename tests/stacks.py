@@ -10,14 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from warm_forks import begin_warm
 
 from orca.v1 import orca_pb2 as pb
 from orca.v1.orca_pb2_grpc import OrcaStub
 from orca_client import AsyncOrcaClient, Token
+from orca_local import stack as of_stack
 from orca_local.pod import Program
 from orca_local.settings import ServeSettings
 from orca_local.stack import Stack
 from orca_scheduler.master.journal import Line, read
+
+of_stack.begin = begin_warm  # a start takes 0.6 s of processor time instead of 2.9
 
 
 def folder_in_memory() -> tempfile.TemporaryDirectory[str]:

@@ -84,7 +84,7 @@ def reader() -> Callable[..., int]:
     return read
 
 
-def reading(threads: int, size: int = READ_BYTES, runs: int = 4) -> Probe:
+def reading(threads: int, size: int, runs: int = 4) -> Probe:
     """The fastest way for so many threads to read `size` bytes. Raises CannotBuild."""
     read, data = reader(), untouched((size // 4,), torch.float32).fill_(1.0)
     ways = [
@@ -94,7 +94,7 @@ def reading(threads: int, size: int = READ_BYTES, runs: int = 4) -> Probe:
     return min(ways, key=lambda way: way.fastest(runs))
 
 
-def product(dtype: torch.dtype, long: float = LONG, runs: int = 3) -> Probe:
+def product(dtype: torch.dtype, long: float, runs: int = 3) -> Probe:
     """A product of two square matrices by torch's threads: the fastest of those that `long` seconds allow."""
     found: dict[float, Probe] = {}
     for side in SQUARES:
@@ -111,10 +111,10 @@ def measure(threads: int, types: Sequence[str]) -> Ceilings | None:
     """The ceilings of this machine's processor with so many threads; None where there is no compiler. Takes seconds."""
     torch.set_num_threads(threads)
     with torch.inference_mode(), suppress(CannotBuild):
-        wide = product(torch.float32)
-        of = {"float32": (wide,), "bfloat16": (wide, product(torch.bfloat16)) if "bfloat16" in types else ()}
+        wide = product(torch.float32, LONG)
+        of = {"float32": (wide,), "bfloat16": (wide, product(torch.bfloat16, LONG)) if "bfloat16" in types else ()}
         faster = {name: min(of[name], key=lambda probe: probe.fastest(3) / probe.amount) for name in types}
-        return Ceilings(reading(threads), faster)
+        return Ceilings(reading(threads, READ_BYTES), faster)
     return None
 
 

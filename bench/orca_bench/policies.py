@@ -49,6 +49,7 @@ POLICIES = (
     "balanced,positions=64,prefix=tenant,drafts=ngram",
 )
 SYSTEM, USER, ANSWER, TURNS = 96, 40, 40, 4  # tokens of a conversation's parts, and how many turns it has
+CONVERSATIONS, IN_TURN = 12, 8  # of `chat`, and requests of `copies` and `fresh`
 PAPER, LONG = Lengths.read("32-512,1-128"), Lengths.read("16-1400,8-200")
 
 
@@ -80,7 +81,7 @@ async def chat(door: GrpcDoor, seed: int) -> tuple[list[Answer], list[Answer]]:
             await asyncio.sleep(0.2)
         return answers
 
-    each = [[token_ids(draw, USER, vocabulary) for _ in range(TURNS)] for _ in range(12)]
+    each = [[token_ids(draw, USER, vocabulary) for _ in range(TURNS)] for _ in range(CONVERSATIONS)]
     starts = itertools.accumulate(draw.expovariate(0.7) for _ in each)
     answers = await asyncio.gather(*map(conversation, starts, each))
     told = list(itertools.chain(*answers))
@@ -101,7 +102,7 @@ async def batch(door: GrpcDoor, seed: int) -> tuple[list[Answer], list[Answer]]:
 async def copies(door: GrpcDoor, seed: int) -> tuple[list[Answer], list[Answer]]:
     """One request at a time whose prompt repeats itself, so that a model's answer tends to do so, too."""
     draw, vocabulary = random.Random(seed), vocabulary_of(door.vocab_size)
-    return await in_turn(door, [Request(token_ids(draw, 48, vocabulary) * 4, 100) for _ in range(8)])
+    return await in_turn(door, [Request(token_ids(draw, 48, vocabulary) * 4, 100) for _ in range(IN_TURN)])
 
 
 async def saturated(door: GrpcDoor, seed: int) -> tuple[list[Answer], list[Answer]]:
@@ -115,7 +116,7 @@ async def fresh(door: GrpcDoor, seed: int) -> tuple[list[Answer], list[Answer]]:
     """One request at a time, drawn at a temperature of 1: random weights then make text that does not repeat itself."""
     door.sampling = pb.Sampling(temperature=1.0, seed=seed)
     try:
-        return await in_turn(door, fixed(8, 64, 100, seed, vocabulary_of(door.vocab_size)))
+        return await in_turn(door, fixed(IN_TURN, 64, 100, seed, vocabulary_of(door.vocab_size)))
     finally:
         door.sampling = None
 

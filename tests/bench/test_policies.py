@@ -4,9 +4,12 @@ import re
 
 import pytest
 
+from orca_bench import policies
 from orca_bench.policies import COLUMNS, LOADS, POLICIES, measured, ratios, report
 from orca_local.stack import DEMO_MODEL
 from orca_scheduler.core.sets import policy_named
+
+TOKENS = 3 * 100
 
 
 def test_the_report_has_medians_of_the_rounds() -> None:
@@ -38,22 +41,24 @@ def test_ratios_are_of_the_same_round() -> None:
     ]
 
 
-async def test_iterations_with_drafts() -> None:
+async def test_iterations_with_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Text that repeats itself takes fewer iterations than tokens, other text hardly."""
+    monkeypatch.setattr(policies, "IN_TURN", 3)
     iterations = dict[str, int]()
     async for line in measured("drafts=ngram", ["copies", "fresh"], 1, model=str(DEMO_MODEL), slots=8000):
-        assert (line["errors"], line["output_tokens"]) == (0, 800)
+        assert (line["errors"], line["output_tokens"]) == (0, TOKENS)
         iterations[line["load"]] = line["iterations"]
-    assert iterations["copies"] < 0.9 * 800
-    assert iterations["fresh"] > 0.9 * 800
+    assert iterations["copies"] < 0.9 * TOKENS
+    assert iterations["fresh"] > 0.9 * TOKENS
 
 
-async def test_conversations_are_computed_less_where_blocks_are_kept() -> None:
+async def test_conversations_are_computed_less_where_blocks_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """The answers of a turn are in the prompt of the next one."""
+    monkeypatch.setattr(policies, "CONVERSATIONS", 3)
     positions = dict[str, int]()
     for policy in ("paper", "prefix=tenant"):
         (line,) = [one async for one in measured(policy, ["chat"], 1, model=str(DEMO_MODEL), slots=4000)]
-        assert (line["requests"], line["errors"], line["output_tokens"]) == (48, 0, 48 * 40)
+        assert (line["requests"], line["errors"], line["output_tokens"]) == (12, 0, 12 * 40)
         positions[policy] = line["positions"]
     assert positions["prefix=tenant"] < 0.6 * positions["paper"]
 

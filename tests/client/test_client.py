@@ -266,7 +266,8 @@ async def test_resume_timeout(stage: Stage, face: Face, connect: Connect) -> Non
     assert 3 <= len(script.calls) <= 7
 
 
-async def test_nobody_there(stage: Stage, face: Face, connect: Connect) -> None:
+async def test_nobody_there(stage: Stage, face: Face, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orca_client.patience.SURE", 0.3)
     gone = await stage.endpoint(Script())
     await gone.server.stop(0)
     for options in ({"connect_timeout": 600, "fail_fast": True}, {"connect_timeout": 0.3}):
@@ -315,8 +316,11 @@ async def test_an_endpoint_that_is_full_for_a_while(
     assert wire.closes == 0
 
 
-async def test_the_other_transport(stage: Stage, face: Face, connect: Connect, tmp_path: Path) -> None:
+async def test_the_other_transport(
+    stage: Stage, face: Face, connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """gRPC said "Socket closed", or a line of OpenSSL's, after the whole timeout."""
+    monkeypatch.setattr("orca_client.patience.SURE", 0.3)
     authority = Authority(tmp_path)
     folder = authority.issue("endpoint", ["localhost", "127.0.0.1"], timedelta(days=1))
     stranger = Authority(tmp_path / "stranger").issue("client", ["localhost"], timedelta(days=1))

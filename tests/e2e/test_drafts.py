@@ -11,6 +11,7 @@ from orca_client import Finished, Prompt, Token
 from orca_local.stack import DEMO_MODEL
 from orca_scheduler.master.journal import CoreStep, scheduled
 
+TOKENS = 60
 REPEATED = "The ship sails home. The ship sails home. The ship sails"
 WAYS: list[dict[str, Any]] = [
     {},
@@ -34,7 +35,7 @@ async def streams(folder: Path, policy: str) -> tuple[list[list[Any]], int, int,
 
         async def one(way: dict[str, Any]) -> list[Any]:
             found = list[Any]()
-            async for event in stack.client.generate(REPEATED, max_new_tokens=60, **way):
+            async for event in stack.client.generate(REPEATED, max_new_tokens=TOKENS, **way):
                 if isinstance(event, Token):
                     found.append((event.index, event.token_id, event.text, repr(event.logprob), repr(event.top)))
                 elif isinstance(event, Prompt):
@@ -46,7 +47,7 @@ async def streams(folder: Path, policy: str) -> tuple[list[list[Any]], int, int,
 
         cached = list[int]()
 
-        found = await asyncio.gather(*(one(way) for way in [*WAYS, *WAYS]))
+        found = await asyncio.gather(*(one(way) for way in WAYS))
         journal = stack.journal()
     drafts = sum(len(member.drafts) for batch in scheduled(journal) for member in batch.members)
     events = [line.event for line in journal if isinstance(line, CoreStep)]
@@ -54,20 +55,16 @@ async def streams(folder: Path, policy: str) -> tuple[list[list[Any]], int, int,
     return found, drafts, right, cached
 
 
-async def test_streams_with_drafts_are_those_without(tmp_path: Path) -> None:
+async def test_streams_are_those_without_drafts_and_blocks(tmp_path: Path) -> None:
+    """With drafts alone, and with parts of prompts and blocks on demand besides. A request that asks for its prompt's
+    logprobs begins with its first position."""
     plain, none, _, cached = await streams(tmp_path / "paper", "paper")
+    assert (none, sum(cached)) == (0, 0)
     mine, drafts, right, _ = await streams(tmp_path / "ngram", "drafts=ngram")
     assert mine == plain
-    assert (none, sum(cached)) == (0, 0)
     assert drafts - right > 20
     assert right > 20
-
-
-async def test_streams_behind_others_blocks_are_those_without(tmp_path: Path) -> None:
-    """With drafts, parts of prompts and blocks on demand besides. A request that asks for its prompt's logprobs begins
-    with its first position."""
-    plain, *_ = await streams(tmp_path / "paper", "paper")
     mine, *_, cached = await streams(tmp_path / "all", "balanced,positions=40,prefix=tenant,drafts=ngram")
     assert mine == plain
-    assert len([n for n in cached if n]) >= len(WAYS) - 1
+    assert len([n for n in cached if n]) >= len(WAYS) // 2
     assert cached.count(0) >= 2

@@ -13,6 +13,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+import pytest_asyncio
 from checkpoints import make_gpt2
 from endpoint.any_schemas import a_schema as any_schema
 from endpoint.any_schemas import number, validator
@@ -23,6 +24,7 @@ from tool_templates import HERMES, some_tools
 
 from orca_client import FinishReason, InvalidArgument
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 END = 256
 MARKS = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]")
 LIMIT = 700  # tokens of an answer: more than any of the schemas needs
@@ -47,9 +49,11 @@ def make_model(folder: Path, template: str = HERMES) -> Path:
     return folder
 
 
-@pytest.fixture
-async def stack(tmp_path: Path) -> AsyncIterator[Running]:
-    async with running(tmp_path / "run", make_model(tmp_path / "model"), slots=65536) as stack:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Running]:
+    """One for all tests; the last of them kills a rank and the endpoint."""
+    folder = tmp_path_factory.mktemp("structured")
+    async with running(folder / "run", make_model(folder / "model"), slots=65536) as stack:
         yield stack
 
 
@@ -68,11 +72,11 @@ async def answer(stack: Running, seed: int, **form: Any) -> str:
 
 async def test_answers_of_random_schemas_are_valid(stack: Running) -> None:
     draw = random.Random(5)
-    schemas = [a_schema(draw) for _ in range(60)]
+    schemas = [a_schema(draw) for _ in range(30)]
     answers = await asyncio.gather(*(answer(stack, n, json_schema=one) for n, one in enumerate(schemas)))
     for schema, text in zip(schemas, answers, strict=True):
         jsonschema.Draft202012Validator(schema).validate(json.loads(text))
-    assert len(set(answers)) > 40, "the judge sees many answers"
+    assert len(set(answers)) > 20, "the judge sees many answers"
 
 
 async def test_schemas_over_all_keywords(stack: Running) -> None:
@@ -149,7 +153,7 @@ def judge(tools: list[Any], found: list[tuple[str, str]]) -> None:
 async def test_forced_calls_of_random_tools_are_valid(stack: Running) -> None:
     """Streamed and not they are the same."""
     draw = random.Random(6)
-    tools = [some_tools(draw) for _ in range(6)]
+    tools = [some_tools(draw) for _ in range(4)]
     async with AsyncOpenAI(base_url=f"http://{stack.http}/v1", api_key="none", max_retries=0) as client:
         whole = await asyncio.gather(*(calls(client, n, one, False) for n, one in enumerate(tools)))
         streamed = await asyncio.gather(*(calls(client, n, one, True) for n, one in enumerate(tools)))

@@ -8,9 +8,10 @@ import pytest
 from fuzz.doors import Door
 from fuzz.mutations import mutated
 from fuzz.targets import CORPUS, Target, corpus, targets
+from properties import examples
 
 NAMES = sorted(path.name for path in CORPUS.iterdir())
-COUNT = 150
+COUNT = examples(200)
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ import pytest
 from stacks import folder_in_memory, running
 from typer.testing import CliRunner
 
+from orca_bench import real
 from orca_bench.live import BLOCK_SIZE, Layout, Live, Setting, Usage, foreign, slots_for, stack_of
 from orca_bench.real import QUICK, Real, add_ratio, figure_10, highest
 from orca_cli.main import app
@@ -153,14 +154,14 @@ def points(folder: Path) -> list[dict[str, str]]:
     return list(csv.DictReader((folder / "points.csv").read_text().splitlines()))
 
 
-def test_real_figures_and_their_claims(tmp_path: Path) -> None:
+def test_real_figures_and_their_claims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(real, "ROUNDS", 1)
     done = orca_lab("figure", 9, "--real", "--quick", "--dtype", "float32", "--out", tmp_path)
     assert done.exit_code == 0, done.stderr
     rows = points(tmp_path / "figure-9-real")
     assert list(rows[0]) == list(Point._fields)
-    assert len(rows) == 2 * 6 * 2 * 3  # inputs, batches, engines, rounds
-    real = Real(LAYOUT, attempts=0)
-    found = figure_10(SMALL, real, lambda said: None, [Setting(4), Setting(2, 1)])
+    assert len(rows) == 2 * 6 * 2 * 1  # inputs, batches, engines, rounds
+    found = figure_10(SMALL, Real(LAYOUT, attempts=0), lambda said: None, [Setting(4), Setting(2, 1)])
     report.write(tmp_path / "figure-10-real", found, SMALL, "orca lab figure 10 --real", "abc")
     again = report.read(tmp_path / "figure-10-real", 10)
     assert again.numbers == found.numbers

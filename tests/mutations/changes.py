@@ -10,6 +10,7 @@ text or a keyword counts as a name, too.
 import ast
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 SIMPLE = (ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return, ast.Raise, ast.Delete, ast.Continue)
 OPERATORS = {"<": ast.Lt, "<=": ast.LtE, ">": ast.Gt, ">=": ast.GtE, "==": ast.Eq, "!=": ast.NotEq}
@@ -54,12 +55,17 @@ def changed(source: str, where: str, change: Change | Text) -> str:
     return part.replaced(node, new)
 
 
+@cache
+def parsed(source: str) -> ast.Module:
+    return ast.parse(source)
+
+
 class Part:
     """A function, a class or a module, and its source."""
 
     def __init__(self, source: str, where: str) -> None:
         """Raises Gone unless exactly one function or class has this name: `f`, `Class` or `Class.f`."""
-        self._raw, module = source.encode(), ast.parse(source)
+        self._raw, module = source.encode(), parsed(source)
         self._starts = [0]  # of each line, in bytes, as ast counts columns
         for line in self._raw.splitlines(keepends=True):
             self._starts.append(self._starts[-1] + len(line))

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from pool.lab import CONSTANTS, Lab
 from pool.model import Model, Request, prefix_digest
+from properties import examples
 from servers import RedisServer
 
 from orca_pool.records import BY_ARRIVAL, NO_LOAD, CommitRow, CommittedToken, EngineInfo, EngineState, Reason, Turn
@@ -397,7 +398,7 @@ def test_pool_is_the_model(server: RedisServer) -> None:
         run_state_machine_as_test(
             SideBySide,
             settings=settings(
-                max_examples=120,
+                max_examples=examples(160),
                 stateful_step_count=60,
                 deadline=None,
                 suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],

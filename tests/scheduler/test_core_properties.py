@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from properties import examples
 from scheduler.world import EOS, STOP, WAIT, WORD, Asked, World, made, storm
 
 from orca_scheduler.core.core import Arrived, BatchReturned, Commit, Core, EngineReady, Flight, GiveBack
@@ -118,7 +119,7 @@ class Schedules(RuleBasedStateMachine):
 
 
 Schedules.TestCase.settings = settings(
-    max_examples=300,
+    max_examples=examples(400),
     stateful_step_count=50,
     deadline=None,
     database=None,
@@ -128,7 +129,7 @@ Schedules.TestCase.settings = settings(
 TestSchedules = Schedules.TestCase
 
 
-@pytest.mark.parametrize("first", range(0, 400, 50))
+@pytest.mark.parametrize("first", range(0, examples(400), 50))
 def test_long_storms(first: int) -> None:
     """Longer sequences than hypothesis makes, with small slots; at their end everything ends."""
     for seed in range(first, first + 50):

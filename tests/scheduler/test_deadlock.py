@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from properties import examples
 
 from orca_scheduler.core.core import Action, Arrived, BatchReturned, Commit, Core, EngineReady
 from orca_scheduler.core.memory import Memory, Slots
@@ -116,7 +117,7 @@ def test_reservation_finishes_the_same_requests(run_ahead: int) -> None:
 REQUESTS = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 8)), min_size=1, max_size=12)
 
 
-@settings(max_examples=150, deadline=None, database=None)
+@settings(max_examples=examples(160), deadline=None, database=None)
 @given(
     sizes=REQUESTS,
     max_bs=st.integers(1, 5),

@@ -12,6 +12,7 @@ from typing import Any, get_args
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from properties import examples
 from scheduler.life_script import REPLACED, RETIRED, SCRIPT, fresh_lifecycle
 from scheduler.world import EOS, WORD, Asked, World, storm
 
@@ -57,6 +58,8 @@ from orca_scheduler.master.journal import (
     restored_lifecycle,
 )
 from orca_scheduler.master.recent import SECTIONS, Recent
+
+PROPERTY = settings(max_examples=examples(80), deadline=None, database=None)
 
 Step = CoreStep | LifeStep
 
@@ -108,7 +111,7 @@ def recorded(path: Path) -> list[Step]:
     return [step for step, _ in steps]
 
 
-@settings(max_examples=60, deadline=None, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(PROPERTY, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 1 << 32), steps=st.integers(0, 120))
 def test_replay_gives_the_same_actions(tmp_path: Path, seed: int, steps: int) -> None:
     """Events come out as they went in, actions as the live core and lifecycle gave them; some life events are lost."""
@@ -121,7 +124,7 @@ def test_replay_gives_the_same_actions(tmp_path: Path, seed: int, steps: int) ->
     assert recorded(tmp_path / "journal.jsonl") == written
 
 
-@settings(max_examples=60, deadline=None, database=None)
+@PROPERTY
 @given(seed=st.integers(0, 1 << 32), steps=st.integers(0, 150))
 def test_a_core_goes_on_from_its_state(seed: int, steps: int) -> None:
     """Another core takes over a state that went through JSON, at any event, and does what the first one did."""
@@ -138,7 +141,7 @@ def test_a_core_goes_on_from_its_state(seed: int, steps: int) -> None:
     assert json.dumps(first.state()) == state, "the two share something"
 
 
-@settings(max_examples=60, deadline=None, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(PROPERTY, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_torn_file_replays_up_to_the_tear(tmp_path: Path, data: st.DataObject) -> None:
     """The writer was killed: the file ends anywhere, in a line of either machine, even in its first line or before."""

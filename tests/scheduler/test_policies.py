@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from properties import examples
 
 from orca_common.block_keys import keys_of, root_of
 from orca_scheduler.core.core import (
@@ -335,7 +336,7 @@ REQUESTS = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None, database=None)
+@settings(max_examples=examples(300), deadline=None, database=None)
 @given(sizes=REQUESTS, max_bs=st.integers(1, 6), free=st.integers(0, 120), block=st.sampled_from((1, 4, 16)))
 def test_where_rows_have_all_their_slots_first_come_is_algorithm_1(
     sizes: list[tuple[int, int, bool, bool]], max_bs: int, free: int, block: int

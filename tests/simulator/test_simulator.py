@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from properties import examples
 from simulator.processes import Violation
 from simulator.simulation import Simulation
 
@@ -14,7 +15,7 @@ from orca_endpoint.calls.delivery import Delivery
 from orca_scheduler.master.output import Outputs
 from orca_scheduler.scheduler import Scheduler
 
-SEEDS = range(16)
+SEEDS = range(examples(32))
 # What is taken out of the real code, and the faults under which that shows (None: those that the seed draws).
 FAILOVER = ("cut off from redis", "redis fails over")
 BROKEN: dict[str, tuple[type, str, Callable[..., Any], tuple[str, ...] | None]] = {

@@ -16,6 +16,7 @@ from typing import Any
 
 import grpc
 import torch
+from warm_forks import begin_warm
 from worker.driver import Sampled, drafted, no_guess
 
 from orca.v1 import worker_pb2 as pb
@@ -33,7 +34,6 @@ from orca_worker.data_plane.rendezvous import Rendezvous
 from orca_worker.iteration.model import Compute
 from orca_worker.models.families import family_of, modules_of
 from orca_worker.pod.supervisor import RankProcess
-from orca_worker.processes.beginning import begin
 from orca_worker.processes.forks import ForkServer
 from orca_worker.rank.controller import Controller
 from orca_worker.settings import Kernels, RankSettings
@@ -331,7 +331,7 @@ class Process:
 @asynccontextmanager
 async def fork_server(folder: Path) -> AsyncIterator[ForkServer]:
     """A fork server whose ranks are this process's children. It imports what a checkpoint's ranks need, once."""
-    server = ForkServer(begin(), modules_of(read_checkpoint(folder)), "INFO")
+    server = ForkServer(begin_warm(), modules_of(read_checkpoint(folder)), "INFO")
     try:
         yield server
     finally:

@@ -36,14 +36,16 @@ def check_company(
     quantize: str | None = None,
 ) -> None:
     check_any_company(folder, logits, kernels, dtype, requests, quantize=quantize)
-    assert len({tuple(request.made) for request in requests}) > 20, "a model that answers all alike tests nothing"
+    assert len({tuple(request.made) for request in requests}) > len(requests) // 2, (
+        "a model that answers all alike tests nothing"
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kernels", instruction_sets())
 def test_the_same_bits_in_any_company(tmp_path: Path, logits: list[Tensor], kernels: str, dtype: str) -> None:
     folder = make_gpt2(tmp_path, heads=2, layers=2, hidden=64, vocab=VOCABULARY, positions=POSITIONS, seed=1)
-    check_company(folder, logits, kernels, dtype, some_requests(80, seed=2))
+    check_company(folder, logits, kernels, dtype, some_requests(24, seed=2))
 
 
 SHAPES = (
@@ -67,7 +69,7 @@ OTHERS = [
 @pytest.mark.parametrize(("kernels", "dtype", "shape"), OTHERS)
 def test_other_families(tmp_path: Path, logits: list[Tensor], kernels: str, dtype: str, shape: str) -> None:
     """Windows too, which end within tiles and within pieces."""
-    check_company(make_shape(tmp_path, shape), logits, kernels, dtype, some_requests(40, seed=2))
+    check_company(make_shape(tmp_path, shape), logits, kernels, dtype, some_requests(24, seed=2))
 
 
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
@@ -81,4 +83,4 @@ def test_weights_in_codes(tmp_path: Path, logits: list[Tensor], kernels: str, qu
         "num_key_value_heads": 1,
     }
     folder = make_shape(tmp_path, "llama, 2 K/V heads", **sizes)
-    check_company(folder, logits, kernels, "bfloat16", some_requests(40, seed=2), quantize=quantize)
+    check_company(folder, logits, kernels, "bfloat16", some_requests(24, seed=2), quantize=quantize)

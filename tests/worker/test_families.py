@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ from orca_worker.partition import SINGLE
 from orca_worker.sampling.sampling import EndOfModel
 from orca_worker.stage.stage import Stage
 
-KERNELS = pytest.mark.parametrize("kernels", ["auto", "torch"])
+BOTH = ("auto", "torch")  # kernels
 
 
 def greedy(folder: Path, prompt: list[int], new_tokens: int) -> list[int]:
@@ -64,34 +65,30 @@ def requests_for(vocab: int, count: int, seed: int, longest: int = 23, new_token
     ]
 
 
-def check_against_transformers(folder: Path, vocab: int, block_size: int, seed: int, kernels: str) -> TinyEngine:
-    slots = 12 * 48
-    engine = TinyEngine(make_stage(folder, slots, block_size, kernels=kernels), slots, block_size, seed)
-    requests = requests_for(vocab, 10, seed)
-    engine.run(requests)
-    assert len({tuple(request.made) for request in requests}) >= 8, (
-        "a model that answers all prompts alike tests nothing"
-    )
-    reference = Reference(folder)
-    for request in requests:
-        assert request.made == reference.greedy(request.prompt, request.new_tokens)
-    return engine
+def check_against_transformers(
+    folder: Path, vocab: int, block_sizes: Sequence[int], seed: int, kernels: Sequence[str] = BOTH
+) -> list[TinyEngine]:
+    """The engines of all kernels and sizes of a block. transformers makes the tokens of the requests once."""
+    slots, engines, reference = 12 * 48, list[TinyEngine](), Reference(folder)
+    right = [reference.greedy(one.prompt, one.new_tokens) for one in requests_for(vocab, 10, seed)]
+    assert len({*map(tuple, right)}) >= 8, "a model that answers all prompts alike tests nothing"
+    for one, block_size in product(kernels, block_sizes):
+        engine = TinyEngine(make_stage(folder, slots, block_size, kernels=one), slots, block_size, seed)
+        requests = requests_for(vocab, 10, seed)
+        engine.run(requests)
+        assert [request.made for request in requests] == right, (one, block_size)
+        engines.append(engine)
+    return engines
 
 
-@KERNELS
-@pytest.mark.parametrize("block_size", [1, 16])
 @pytest.mark.parametrize(
     ("heads", "layers", "hidden", "vocab"), [(1, 1, 8, 97), (3, 2, 36, 211), (5, 5, 40, 97), (4, 3, 32, 600)]
 )
-def test_tokens_equal_transformers(
-    tmp_path: Path, heads: int, layers: int, hidden: int, vocab: int, block_size: int, kernels: str
-) -> None:
+def test_tokens_equal_transformers(tmp_path: Path, heads: int, layers: int, hidden: int, vocab: int) -> None:
     folder = make_gpt2(tmp_path, heads=heads, layers=layers, hidden=hidden, vocab=vocab, positions=48, seed=heads)
-    engine = check_against_transformers(folder, vocab, block_size, layers, kernels)
-    assert engine.mixed > 2
+    assert all(engine.mixed > 2 for engine in check_against_transformers(folder, vocab, (1, 16), layers))
 
 
-@KERNELS
 @pytest.mark.parametrize(
     "config",
     [
@@ -103,9 +100,9 @@ def test_tokens_equal_transformers(
     ],
     ids=str,
 )
-def test_variants_of_the_family(tmp_path: Path, config: dict[str, Any], kernels: str) -> None:
+def test_variants_of_the_family(tmp_path: Path, config: dict[str, Any]) -> None:
     folder = make_gpt2(tmp_path, heads=3, layers=3, hidden=24, vocab=97, positions=48, seed=5, **config)
-    check_against_transformers(folder, 97, 4, 2, kernels)
+    check_against_transformers(folder, 97, (4,), 2)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "t5", *dict.fromkeys(kind for kind, _ in SHAPES.values())])
@@ -125,14 +122,12 @@ def test_every_norm_has_the_epsilon_of_the_file(tmp_path: Path, kind: str) -> No
     assert {norm.epsilon for norm in norms if norm is not None} == {0.25}
 
 
-@KERNELS
 @pytest.mark.parametrize("shape", SHAPES)
-def test_tokens_of_odd_shapes_equal_transformers(tmp_path: Path, shape: str, kernels: str) -> None:
+def test_tokens_of_odd_shapes_equal_transformers(tmp_path: Path, shape: str) -> None:
     """Of every family; windows are shorter than prompts. Some checkpoints are shards with an index."""
     place = list(SHAPES).index(shape)
     folder = make_shape(tmp_path, shape, shards=place % 3 == 1)
-    engine = check_against_transformers(folder, 211, (16, 5, 1)[place % 3], place, kernels)
-    assert engine.mixed
+    assert all(engine.mixed for engine in check_against_transformers(folder, 211, ((16, 5, 1)[place % 3],), place))
 
 
 OLD = {  # the fields of files that older transformers have written
@@ -598,7 +593,7 @@ def test_pickled_weights_are_refused_with_the_command_that_converts_them(tmp_pat
     assert command.startswith("python -c ")
     subprocess.run(["bash", "-c", command.replace("python", sys.executable, 1)], check=True, timeout=120)
     assert load_file(folder / "model.safetensors").keys() == weights.keys()
-    check_against_transformers(folder, 211, 16, 2, "auto")
+    check_against_transformers(folder, 211, (16,), 2, ("auto",))
 
 
 NEW_FAMILY = {

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from properties import examples
 
 from orca_common.errors import FailedPrecondition, OrcaError
 from orca_worker.data_plane.plane import PeerLost
@@ -216,7 +217,7 @@ class Rank(RuleBasedStateMachine):
 
 TestRank = Rank.TestCase
 TestRank.settings = settings(
-    max_examples=300, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(300), stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 
 

@@ -49,8 +49,16 @@ def test_agrees_with_float64(shape: str, batch: str, dtype: torch.dtype) -> None
         torch.testing.assert_close(result.double(), those.expected(part), rtol=0, atol=max(2 * EPSILON[dtype], 5e-6))
 
 
-@pytest.mark.parametrize("window", [1, 7, 40, 257])
-@pytest.mark.parametrize("batch", BATCHES)
+# In the interpreter the window of one key, and one within a split, are seen in the batch that has all phases.
+WINDOWS = [
+    (window, batch)
+    for window in (1, 7, 40, 257)
+    for batch in BATCHES
+    if not INTERPRETED or window in (7, 257) or batch.startswith("mixed")
+]
+
+
+@pytest.mark.parametrize(("window", "batch"), WINDOWS)
 def test_a_window(batch: str, window: int) -> None:
     """It ends within tiles, within splits, and is longer than all of some requests."""
     parts, those = BATCHES[batch], requests("grouped, odd", torch.float32)

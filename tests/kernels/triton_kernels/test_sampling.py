@@ -1,6 +1,7 @@
 """Greedy and drawn tokens against orca_worker.sampling.sampling, draws bit for bit."""
 
 import math
+from itertools import product
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 from kernels.device_sampled import draws_of, sampled_on_device
-from kernels.triton_device import DEVICE, TYPES
+from kernels.triton_device import DEVICE, INTERPRETED, TYPES
 from worker.borders import tokens_near
 
 from orca_kernels.triton.draws import Draws
@@ -47,8 +48,10 @@ def test_greedy(vocabulary: int, dtype: torch.dtype) -> None:
     torch.testing.assert_close(logprobs.double(), right.gather(1, ids[:, None])[:, 0], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+BAD = [torch.nan, torch.inf]
+
+
+@pytest.mark.parametrize(("bad", "dtype"), list(zip(BAD, TYPES, strict=True) if INTERPRETED else product(BAD, TYPES)))
 @pytest.mark.filterwarnings("ignore:invalid value")  # of the interpreter: infinity - infinity
 def test_a_row_without_a_distribution_has_no_log_probability(bad: float, dtype: torch.dtype) -> None:
     """Greedy or drawn, wherever the bad logit stands. Rows beside it are as before."""

@@ -11,6 +11,7 @@ from scheduler.discovery.manifests import NEW, leaving, pod, statefulset
 
 from orca_common.errors import Unavailable
 from orca_common.service import cancel
+from orca_scheduler.discovery import following, telling
 from orca_scheduler.discovery.candidates import Candidate
 from orca_scheduler.discovery.kubernetes import Bounds, Kubernetes
 from orca_scheduler.discovery.statefulset import StatefulSetDiscovery
@@ -28,6 +29,13 @@ FAULTS = {
 
 
 SHAPE = "tp2-pp2-gpus2"
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has failed is tried again within 0.2 s, not 5."""
+    monkeypatch.setattr(following, "FIRST_RETRY", 0.02)
+    monkeypatch.setattr(following, "LONGEST_RETRY", 0.2)
 
 
 class Watched:
@@ -427,8 +435,11 @@ async def test_the_statefulset_says_how_its_revision_stands(tmp_path: Path) -> N
         )
 
 
-async def test_ranks_that_refuse_to_form_stop_a_revision_until_they_do_not(tmp_path: Path) -> None:
+async def test_ranks_that_refuse_to_form_stop_a_revision_until_they_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The master puts the reason on the pods, where every scheduler and `orca wait` read it."""
+    monkeypatch.setattr(telling, "SAY_AGAIN", 0.5)
     why = "tp 3: 4 heads cannot be shared evenly by 3 tensor ranks"
     async with watched(tmp_path) as world:
         await until(lambda: rollout_of(world).get("rollout") == "Finished")
