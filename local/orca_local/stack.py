@@ -129,6 +129,15 @@ class Stack:
         return read_checkpoint(self._model).tokenizer_file is not None
 
     @property
+    def chats(self) -> bool:
+        """Whether the model has a chat template, which the endpoints read."""
+        folder = read_checkpoint(self._model).folder
+        config = folder / "tokenizer_config.json"
+        return (folder / "chat_template.jinja").exists() or (
+            config.exists() and b'"chat_template"' in config.read_bytes()
+        )
+
+    @property
     def computed_by(self) -> str:
         """Names what computes the model: its type, instruction set and threads, as the first rank's log has it."""
         supervisor = next(child for child in self._children if child.role == "supervisor")
