@@ -554,7 +554,8 @@ def check_ports(settings: StackSettings) -> None:
         ports["ui_port"] = settings.ui_port
     for (one, port), (other, same) in combinations(ports.items(), 2):
         if port and port == same:
-            raise FailedPrecondition(f"{other}: is {port}, and {one} is the same; give each its own")
+            what = "port is gRPC's, http_port the OpenAI API's, ui_port the page's"
+            raise FailedPrecondition(f"{other}: is {port}, and {one} is the same; {what}")
     for name, port in ports.items():
         try:
             check_port(name, settings.host, port)
