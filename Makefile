@@ -30,7 +30,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo check test again examples page alerts hostile test-kubernetes distributed fuzz matrix takeovers links sentinel restart overload soak lint audit docs
-.PHONY: simulate mutations figures clients load-tools bench bench-pool gpu gpu-node rehearse protos locks images push release package publish
+.PHONY: simulate mutations figures clients schemas load-tools bench bench-pool gpu gpu-node rehearse protos locks images push release package publish
 
 help: ## Show this help.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { \
@@ -125,6 +125,7 @@ distributed: $(STAMP) ## Run all of what `make test` samples: tokens of every tp
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --tp 1 --pp 3 --run-ahead 1 --policy balanced,positions=9,prefix=tenant --slots 112
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --tp 1 --pp 2 --dtype bfloat16
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --run-ahead 1 --kernels device-loop
+	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --forms --policy drafts=ngram
 	$(BIN)/pytest -n 3 --dist worksteal -m long tests/worker tests/kernels tests/e2e/test_sweep.py tests/endpoint/test_schemas.py
 
 simulate: $(STAMP) ## Simulate endpoints, schedulers and clients on a pool with faults: SEEDS=300, FIRST=0.
@@ -186,6 +187,11 @@ clients: $(STAMP) ## Run clients of others, unmodified, against an endpoint, and
 	mkdir -p $(CLIENTS) && cp tests/clients/package.json $(CLIENTS)
 	cd $(CLIENTS) && npm install --silent --no-package-lock --no-fund --no-audit
 	cd $(CLIENTS) && ../../$(BIN)/python ../../tests/clients/served.py . ../../docs/clients.md $(ONLY)
+
+schemas: $(STAMP) ## Try the schemas of MCP servers' tools and of types of zod and pydantic, and make their table in docs/clients.md: ONLY=NAMES.
+	mkdir -p $(CLIENTS) && cp tests/clients/package.json $(CLIENTS)
+	cd $(CLIENTS) && npm install --silent --no-package-lock --no-fund --no-audit
+	cd $(CLIENTS) && ../../$(BIN)/python ../../tests/clients/other_schemas.py . ../../docs/clients.md $(ONLY)
 
 # URL: a server of the demo model on a quiet machine, as of `orca serve`.
 load-tools: $(STAMP) ## Load tools of others beside `orca bench serve`, on the same load: URL=http://127.0.0.1:8000.

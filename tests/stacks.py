@@ -61,7 +61,8 @@ class Running:
     ) -> list[int]:
         """Returns a request's tokens, and calls `came` with each. The client library resumes by itself."""
         tokens: list[int] = []
-        async for event in self.client.generate(prompt, max_new_tokens=count, ignore_eos=True, **sampling):
+        sampling = {"ignore_eos": True} | sampling
+        async for event in self.client.generate(prompt, max_new_tokens=count, **sampling):
             if isinstance(event, Token):
                 assert event.index == len(tokens)
                 tokens.append(event.token_id)

@@ -1,4 +1,4 @@
-"""Options of `vllm serve` behind `orca serve`: understood where Orca has them, else answered with the counterpart."""
+"""Options of vLLM's, TGI's and llama.cpp's servers: Orca's own name of each, or the counterpart in a sentence."""
 
 from collections.abc import Sequence
 
@@ -10,12 +10,29 @@ SAME = {  # their option -> ours
     "--data-parallel-size": "--engines",
     "-dp": "--engines",
     "--max-num-seqs": "--max-batch-size",
+    "--model-id": "--model",
+    "--num-shard": "--tp",
+    "--hostname": "--host",
 }
 KEYS = "--api-keys and --api-keys-file have the hashes of keys; `orca key` makes a key and its hash"
 TOOLS = "tools need no option: the model's chat template says how it spells calls"
+CONTEXT = (
+    "the context is the model's own; --slots bounds the tokens that an engine holds, --chat-tokens those of an answer"
+)
+ADAPTERS = "--adapters NAME=FOLDER,.. serves LoRA adapters; a request's model is one's name"
 OTHERS = {
-    "--max-model-len": "the context is the model's own; --slots bounds the tokens that an engine holds, --chat-tokens"
-    " those of an answer",
+    "--max-model-len": CONTEXT,
+    "--max-total-tokens": CONTEXT,
+    "--ctx-size": CONTEXT,
+    "--n-gpu-layers": "a rank computes on one device, which --device names; --tp and --pp share a model among GPUs",
+    "--quantization": "a checkpoint's own format is read as it is; --quantize int8 or int4 makes codes on a CPU",
+    "--enable-lora": ADAPTERS,
+    "--lora-modules": ADAPTERS,
+    "--enable-prefix-caching": "--policy paper,prefix=tenant reuses what was computed of a prompt",
+    "--enable-chunked-prefill": "--policy stall-free runs prompts in parts",
+    "--max-num-batched-tokens": "--policy stall-free,positions=N bounds the positions of an iteration",
+    "--speculative-config": "--policy paper,drafts=ngram verifies drafts from the text itself",
+    "--enforce-eager": "--cuda-graphs, with no- before its name, is off: a GPU then runs the kernels one by one",
     "--gpu-memory-utilization": "keys and values have the memory that is left; --slots bounds them, in tokens",
     "--api-key": KEYS,
     "--enable-auto-tool-choice": TOOLS,

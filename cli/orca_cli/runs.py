@@ -56,7 +56,8 @@ def state_of(folder: Path) -> tuple[Table, bool]:
         ready.append(why is None)
         well = f"yes, policy {said['policy']}" if "policy" in said else "yes"
         here = str(row["pid"] or ""), _age(row["pid"]), str(row.get("restarts", ""))
-        table.add_row(row["name"], *here, row["address"] or "", why or well)
+        address = (row["address"] or "").replace(f"unix://{folder}/", "unix:")  # a socket in the run folder
+        table.add_row(row["name"], *here, address, why or well)
     return table, bool(ready) and all(ready)
 
 

@@ -102,19 +102,25 @@ async def serve(settings: StackSettings, forks: Begun | None = None, scheduler: 
         for address, http in zip(stack.grpc_addresses, stack.http_addresses, strict=True):
             console.print(f"  gRPC {address}   OpenAI API {scheme}://{http}/v1", soft_wrap=True)
         console.print(f"  run folder {folder}", soft_wrap=True)
-        text = stack.reads_text
-        if not text:
+        if not stack.reads_text:
             console.print("  no tokenizer.json: prompts are token ids, and answers have no text", soft_wrap=True)
-        console.print(f"  try: {example(stack.grpc_addresses[0], settings, text=text)}", soft_wrap=True)
+        tried = example(stack.grpc_addresses[0], settings, text=stack.reads_text, chats=stack.chats)
+        console.print(f"  try: {tried}", soft_wrap=True)
         if stack.ui_address is not None:
             console.print(f"  live page {scheme}://{stack.ui_address}", soft_wrap=True)
         await stack.wait()
 
 
-def example(address: str, settings: StackSettings, program: str = sys.argv[0], *, text: bool = True) -> str:
-    """A command that calls the stack, as it can be pasted into the shell that `orca serve` was called from."""
+def example(
+    address: str, settings: StackSettings, program: str = sys.argv[0], *, text: bool = True, chats: bool = False
+) -> str:
+    """A command that calls the stack, as it can be pasted into the shell that `orca serve` was called from.
+
+    text: the model has a tokenizer. chats: and a chat template.
+    """
     called = os.path.abspath(program) if os.access(program, os.X_OK) and "/" in program else "orca"
-    command = [called, "generate", *(["def main("] if text else ["--token-ids", "1,2,3", "--json"])]
+    prompt = ["def main("] if text else ["--token-ids", "1,2,3", "--json"]
+    command = [called, *(["chat"] if text and chats else ["generate", *prompt])]
     if address != USUAL_ADDRESS:  # `orca generate` finds a run by itself, but perhaps another one
         command += ["--address", address]
     if settings.tls_dir is not None:

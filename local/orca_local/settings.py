@@ -53,6 +53,8 @@ class StackSettings(Settings):
     """Pipeline stages: how many share the layers of the model."""
     run_ahead: int | None = Field(default=None, ge=0, le=1)
     """1: a batch's next iteration is issued before its tokens are back; 1 on a GPU and 0 on a CPU if not given."""
+    max_batch_size: int | None = Field(default=None, gt=0)
+    """Requests in a batch; if not given 32, or 8 on a CPU that has no instruction for products of bfloat16."""
     engines: int = Field(default=1, ge=1)
     """Copies of the model, each of tp x pp ranks."""
     schedulers: int = Field(default=1, ge=1)

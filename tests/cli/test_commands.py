@@ -190,6 +190,7 @@ def test_a_command_that_can_be_pasted(tmp_path: Path) -> None:
     assert serving.example("127.0.0.1:50051", ServeSettings.load(), "orca") == "orca generate 'def main('"
     ids = serving.example("127.0.0.1:50051", ServeSettings.load(), "orca", text=False)
     assert ids == "orca generate --token-ids 1,2,3 --json", "a model without a tokenizer refuses text"
+    assert serving.example("127.0.0.1:50051", ServeSettings.load(), "orca", chats=True) == "orca chat"
 
 
 def test_a_command_that_can_be_pasted_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

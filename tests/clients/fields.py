@@ -22,6 +22,19 @@ arguments of a call and schemas. "all" are all clients that call the path.
 """
 
 
+SCHEMAS = """
+## Schemas
+
+`make schemas` makes this table: it sends schemas of others, each as a tool and as a `response_format`, with `strict`
+and without. The servers of MCP are the most used ones of the npm registry, by their downloads of a month, that start
+without a network. Without `strict` each schema is accepted, and a header and a metric name the keywords that are [left
+out](openai.md#schemas); with `strict` the same ones are refused by their places.
+
+| source | version | tools or types | bytes of schemas | keywords left out without `strict` | refused with `strict` |
+| --- | --- | --- | --- | --- | --- |
+"""
+
+
 @dataclass(frozen=True)
 class Exchange:
     """A request of a client, and the answer's status; refusal: the answer's text where it is an error."""
@@ -80,3 +93,8 @@ def page(sent: Mapping[str, Sequence[Exchange]]) -> str:
             who = "all" if clients.keys() == callers[path] else ", ".join(sorted(clients))
             lines.append(f"| `{field}` | {', '.join(f'`{value}`' for value in values)} | {who} |")
     return "\n".join([*lines, ""])
+
+
+def before_schemas(text: str) -> str:
+    """The page without its table of schemas, which stands at the end."""
+    return text.partition(SCHEMAS)[0]

@@ -29,7 +29,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 from endpoint.harness import World, world  # noqa: E402
 from endpoint.test_tool_chats import make_tool_model  # noqa: E402
-from fields import Exchange, page  # noqa: E402
+from fields import Exchange, before_schemas, page  # noqa: E402
 from servers import redis_server  # noqa: E402
 from tool_templates import TEMPLATES  # noqa: E402
 
@@ -75,7 +75,8 @@ async def proxy(target: str, seen: list[Exchange]) -> AsyncIterator[str]:
     async def forward(request: Request) -> StreamingResponse:
         body = await request.body()
         path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-        headers = {name: value for name, value in request.headers.items() if name not in HOP}
+        # h11 sends no value that ends in a space, as an empty key after Bearer
+        headers = {name: value.rstrip() for name, value in request.headers.items() if name not in HOP}
         answer = await client.send(
             client.build_request(request.method, path, headers=headers, content=body), stream=True
         )
@@ -141,7 +142,8 @@ async def main(node: Path, out: Path, names: Sequence[str]) -> int:
                 if passed:
                     sent[lines[-1]] = seen
     if not failed and not names:
-        out.write_text(page(sent))
+        kept = out.read_text()
+        out.write_text(page(sent) + kept.removeprefix(before_schemas(kept)))
     return failed
 
 

@@ -2,10 +2,11 @@
 
     python tests/e2e/kill_rounds.py --rounds 30 [--seed 1] [--tp 2] [--pp 2] [--run-ahead 1] [--dtype bfloat16]
                                     [--family llama] [--policy balanced,positions=9 --slots 160]
+                                    [--forms --policy drafts=ngram]
 
 A round streams requests, sends SIGKILL or SIGSTOP to one rank or to two at once at a random moment, and waits until all
-streams have ended. In float32 the tokens must be those of transformers, in bfloat16 those that the stack itself makes
-of each prompt alone before. It prints the parts of the recovery's time:
+streams have ended. In float32 the tokens must be those of transformers, in bfloat16, and of answers with forms, those
+that the stack itself makes of each prompt alone before. It prints the parts of the recovery's time:
 
 verdict         from the signal to the master's verdict
 re-formation    from the verdict to the engine's next formation. The rank is forked again and its groups form
@@ -21,9 +22,9 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import cycle, islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,11 @@ from stacks import Running, running  # noqa: E402
 from orca_scheduler.master.journal import CoreStep, Heading, LifeStep, Line, Note, read, restored, scheduled  # noqa: E402
 
 VOCAB, REQUESTS, NEW_TOKENS, MAX_BS = 211, 8, 40, 2
+FORMS = (  # longer than the answers, and such that the next tokens are guessed from the last ones; some have none
+    {"regex": "((ab|cd){3} ){20}"},
+    {"json_schema": '{"type": "array", "items": {"const": 7}, "minItems": 30}'},
+    {},
+)
 CLASSES = ("urgent", "normal", "low")  # the higher ones take places of the lower ones
 SIGNALS = (signal.SIGKILL, signal.SIGSTOP)
 
@@ -59,17 +65,24 @@ class Recovery:
         return f"{named}: {parts}"
 
 
-def make_model(folder: Path, heads: int = 6, layers: int = 4) -> Path:
-    return make_gpt2(folder, heads=heads, layers=layers, hidden=heads * 6, vocab=VOCAB, positions=96, seed=7)
+def make_model(folder: Path, heads: int = 6, layers: int = 4, vocab: int = VOCAB, **more: Any) -> Path:
+    return make_gpt2(folder, heads=heads, layers=layers, hidden=heads * 6, vocab=vocab, positions=96, seed=7, **more)
 
 
 class Rounds:
     """Runs rounds on one stack, and asserts what each must show."""
 
     def __init__(
-        self, stack: Running, model: Path, draw: random.Random, dtype: str = "float32", of: type[Reference] = Reference
+        self,
+        stack: Running,
+        model: Path,
+        draw: random.Random,
+        dtype: str = "float32",
+        of: type[Reference] = Reference,
+        forms: Sequence[Mapping[str, str]] = ({},),
     ) -> None:
-        self._stack, self._draw, self._dtype = stack, draw, dtype
+        """forms: of the requests, in turn."""
+        self._stack, self._draw, self._dtype, self._forms = stack, draw, dtype, forms
         self._reference = of(model)
 
     async def round(self, victims: Mapping[int, signal.Signals]) -> Recovery:
@@ -99,13 +112,14 @@ class Rounds:
         stack, draw = self._stack, self._draw
         asked = list(islice(self._reference.random(draw, (1, 20), (NEW_TOKENS, NEW_TOKENS)), REQUESTS))
         prompts, wanted = [prompt for prompt, _ in asked], [tokens for _, tokens in asked]
-        if self._dtype != "float32":
-            wanted = [await stack.tokens(prompt, NEW_TOKENS, lambda _: None) for prompt in prompts]
+        ways = [{**form, "ignore_eos": not form} for _, form in zip(prompts, cycle(self._forms), strict=False)]
+        if self._dtype != "float32" or any(self._forms):
+            wanted = [await stack.tokens(prompt, NEW_TOKENS, **way) for prompt, way in zip(prompts, ways, strict=True)]
         seen: list[int] = []
         moment = draw.randint(1, REQUESTS * NEW_TOKENS // 3)
         streams = [
-            asyncio.create_task(stack.tokens(prompt, NEW_TOKENS, seen.append, priority=draw.choice(CLASSES)))
-            for prompt in prompts
+            asyncio.create_task(stack.tokens(prompt, NEW_TOKENS, seen.append, priority=draw.choice(CLASSES), **way))
+            for prompt, way in zip(prompts, ways, strict=True)
         ]
         await stack.until(lambda: len(seen) >= moment or all(task.done() for task in streams))
         disturb()
@@ -166,7 +180,7 @@ def check_journals(run_dir: Path) -> None:
 
 async def main(
     rounds: int, seed: int, tp: int, pp: int, run_ahead: int, dtype: str, kernels: str, family: str, device: str,
-    graphs_tp: bool, policy: str, slots: int | None,
+    graphs_tp: bool, policy: str, slots: int | None, forms: bool,
 ) -> None:  # fmt: skip
     draw = random.Random(seed)
     done: list[Recovery] = []
@@ -178,12 +192,14 @@ async def main(
             of = Seq2Seq
         elif family == "llama":
             make_shape(model, "llama, 2 K/V heads", num_hidden_layers=4, max_position_embeddings=96)
+        elif forms:
+            make_model(model, vocab=259, tokenizer=True, special=["</s>"], eos_token_id=256)
         else:
             make_model(model)
         numbers: dict[str, Any] = {"tp": tp, "pp": pp, "max_batch_size": MAX_BS, "run_ahead": run_ahead}
         numbers |= {"cuda_graphs_tp": graphs_tp, "policy": policy, "slots": slots}
         async with running(run, model, **numbers, dtype=dtype, kernels=kernels, device=device) as stack:
-            lab = Rounds(stack, model, draw, dtype, of)
+            lab = Rounds(stack, model, draw, dtype, of, FORMS if forms else ({},))
             for n in range(rounds):
                 # Each rank in turn, with SIGKILL and with SIGSTOP; every eighth round hits another rank too.
                 ranks = tp * pp
@@ -192,7 +208,9 @@ async def main(
                     victims[(n + draw.randrange(1, ranks)) % ranks] = draw.choice(SIGNALS)
                 done.append(await lab.round(victims))
                 print(f"round {n + 1}: {done[-1]}", flush=True)
-            preempted = sum(len(batch.preempted) for batch in scheduled(stack.journal()))
+            batches = list(scheduled(stack.journal()))
+            preempted = sum(len(batch.preempted) for batch in batches)
+            drafts = sum(len(member.drafts) for batch in batches for member in batch.members)
         check_journals(run)
     for kind in SIGNALS:
         of_kind = [r for r in done if r.signals == (kind,)]
@@ -203,7 +221,7 @@ async def main(
             )
             print(f"{kind.name} of one rank, {len(of_kind)} rounds, medians:", end=" ")
             print(f"verdict {verdict}, re-formation {formation}, re-initiation {initiation}")
-    print(f"slots given up {preempted} times")
+    print(f"slots given up {preempted} times, {drafts} drafts")
     print(f"{rounds} rounds passed: tokens equal, survivors' pids unchanged, slots reserved 0, journals replay")
 
 
@@ -220,8 +238,9 @@ if __name__ == "__main__":
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--graphs-tp", action="store_true", help="graphs have the all-reduces of tensor ranks, too")
     parser.add_argument("--policy", default="paper")
+    parser.add_argument("--forms", action="store_true", help="two of three requests ask for a form")
     parser.add_argument("--slots", type=int, help="few, so that requests give theirs up")
     given = parser.parse_args()
     numbers = given.rounds, given.seed, given.tp, given.pp, given.run_ahead
     kind = given.dtype, given.kernels, given.family, given.device, given.graphs_tp
-    asyncio.run(main(*numbers, *kind, given.policy, given.slots))
+    asyncio.run(main(*numbers, *kind, given.policy, given.slots, given.forms))

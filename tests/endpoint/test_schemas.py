@@ -272,6 +272,11 @@ REFUSED = {  # a schema, the place of the keyword, and what is said of it
     "not": ('{"properties": {"not": {"not": {}}}}', ".properties.not.not", "cannot be enforced"),
     "an older keyword": ('{"dependencies": {"a": ["b"]}}', ".dependencies", "cannot be enforced"),
     "a union by default": (DEFAULTS, ".oneOf", "write anyOf, or give each schema a property that is in its required"),
+    "a union in a definition": (
+        '{"properties": {"a": {"anyOf": [{"$ref": "#/$defs/u"}, {"type": "null"}]}}, "$defs": {"u": ' + DEFAULTS + "}}",
+        ".$defs.u.oneOf",
+        "write anyOf",
+    ),
     "elsewhere": ('{"$ref": "https://example.org/a"}', ".$ref", "must begin with #"),
     "nowhere": ('{"$ref": "#/$defs/a"}', ".$ref", "which is not there"),
     "a circle": ('{"$ref": "#/$defs/a", "$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}]}}}', ".$defs.a.$ref", "back"),

@@ -1,6 +1,7 @@
 """A sample of `make fuzz`: the corpus and some changes of it, for each parser that takes bytes from outside."""
 
 import asyncio
+import json
 import random
 from collections.abc import Iterator, Mapping
 
@@ -35,3 +36,10 @@ def test_a_sample(name: str, parsers: Mapping[str, Target]) -> None:
         parsers[name](raw)
     for _ in range(COUNT):
         parsers[name](mutated(chance.choice(inputs), inputs, chance))
+
+
+@pytest.mark.parametrize("count", [1000, 3000], ids=["a body for the loop", "one for a thread"])
+def test_many_messages_hold_up_no_loop(parsers: Mapping[str, Target], count: int) -> None:
+    body = {"messages": count * [{"role": "user", "content": "hi"}]}
+    request = {"method": "POST", "target": "/tokenize", "headers": {"Content-Type": "application/json"}, "body": body}
+    parsers["http"](json.dumps(request).encode())

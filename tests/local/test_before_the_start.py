@@ -44,9 +44,10 @@ async def test_a_port_in_use(tmp_path: Path, setting: str, host: str) -> None:
 async def test_two_doors_cannot_have_one_port(tmp_path: Path) -> None:
     """Redis and a supervisor were started before the second door found the port in use."""
     sentence = await refusal(tmp_path, port=50123, http_port=50123)
-    assert sentence == "http_port: is 50123, and port is the same; give each its own"
+    what = "port is gRPC's, http_port the OpenAI API's, ui_port the page's"
+    assert sentence == f"http_port: is 50123, and port is the same; {what}"
     sentence = await refusal(tmp_path, http_port=50123, ui_port=50123)
-    assert sentence == "ui_port: is 50123, and http_port is the same; give each its own"
+    assert sentence == f"ui_port: is 50123, and http_port is the same; {what}"
 
 
 async def test_an_address_of_another_machine(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 from orca_common.api_keys import line_of, new_key
 from orca_local.settings import ServeSettings
 from orca_local.stack import Stack
+from orca_worker import machine
 
 
 def stack_of(folder: Path, **settings: object) -> Stack:
@@ -46,6 +47,26 @@ def test_ranks_share_the_cores(
 )
 def test_the_host_runs_ahead_of_a_gpu(tmp_path: Path, settings: dict[str, object], run_ahead: int) -> None:
     assert stack_of(tmp_path, **settings)._run_ahead() == run_ahead
+
+
+@pytest.mark.parametrize(
+    ("flags", "settings", "batch"),
+    [
+        ("fpu avx2 avx512f avx512_bf16 amx_tile", {}, 32),
+        ("fpu avx512f amx_bf16", {}, 32),
+        ("fpu avx2 avx512f avx512_vnni", {}, 8),
+        ("fpu avx2", {"device": "cuda"}, 32),
+        ("fpu avx2", {"max_batch_size": 5}, 5),
+    ],
+    ids=str,
+)
+def test_a_batch_suits_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str, settings: dict[str, object], batch: int
+) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"processor\t: 0\nflags\t\t: {flags}\nbugs\t\t: none\n")
+    monkeypatch.setattr(machine, "CPUINFO", cpuinfo)
+    assert stack_of(tmp_path / "run", **({"device": "cpu"} | settings))._max_batch_size() == batch
 
 
 async def test_secrets_go_to_those_that_need_them(tmp_path: Path) -> None:

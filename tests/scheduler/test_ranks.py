@@ -372,8 +372,9 @@ async def test_a_rank_that_is_frozen_when_it_is_greeted(monkeypatch: pytest.Monk
 
 
 async def test_a_rank_that_froze_since_it_was_greeted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has answered before, so it is asked for no longer than one that runs."""
+    """It has answered before, so it is asked for as long as a heartbeat may have no answer."""
     monkeypatch.setattr(timers, "DIAL", 600.0)
+    monkeypatch.setattr(timers, "SILENCE", 600.0)
     monkeypatch.setattr(timers, "DOUBT", 0.2)
     async with scripted(1, 2) as engine:
         await formed(engine)
@@ -383,7 +384,7 @@ async def test_a_rank_that_froze_since_it_was_greeted(monkeypatch: pytest.Monkey
         assert pids == []
         lost, pids = await engine.master.verdict()
         assert "stage 1 rank 0" in lost
-        assert "has been silent for 2." in lost
+        assert silence(lost) >= timers.GREETING
         assert pids == fenced_pids(engine) == [101]
         engine.ranks[1].frozen = False
 

@@ -1,11 +1,14 @@
 """Answers that follow a form, on the rank that samples, against all strings of small languages and transformers."""
 
 import json
+import mmap
+import os
 import random
 import re
+import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count, product
@@ -27,7 +30,9 @@ from orca_common.forms import as_grammar
 from orca_scheduler.core.core import Member
 from orca_scheduler.ranks.members import increment, initiation, put_members
 from orca_worker.iteration.model import Output
-from orca_worker.sampling.forms import Answer
+from orca_worker.sampling import follower
+from orca_worker.sampling.follower import LENGTH, QUICK, SAID, Question, place_of
+from orca_worker.sampling.forms import Answer, Form
 
 SLOTS, BLOCK = 2048, 4
 KERNELS = pytest.mark.parametrize("kernels", ["auto", "torch"])
@@ -419,6 +424,74 @@ def test_drafts_that_are_too_much_work_end_no_request(tmp_path: Path) -> None:
     assert not drafted.stuck
     assert stage._masks is not None
     assert not any(form.drafting for form in stage._masks._forms.values())
+
+
+class Played:
+    """The process of a form, of 8 tokens, which the test plays: it allows the token behind the last one."""
+
+    def __init__(self) -> None:
+        self.started = 0
+
+    def fork(self, descriptors: Sequence[int]) -> None:
+        self.started += 1
+        connection, memory = descriptors
+        self.connection, self._masks = socket.socket(fileno=os.dup(connection)), mmap.mmap(memory, 0)
+        self._unread = bytearray()
+
+    def questions(self) -> list[Question]:
+        """The next ones, without the form."""
+        while not (asked := list(follower._questions(self._unread))):
+            self._unread += self.connection.recv(1 << 16)
+            if self._unread.startswith(LENGTH.pack(4) + b"form"):
+                del self._unread[: LENGTH.size + 4]
+        return asked
+
+    def answer(self, *questions: Question) -> None:
+        """The masks that were asked for, without those behind drafts."""
+        for one in questions:
+            self._masks[place_of(one.slot, 0, 1)] = 1 << (one.tokens[-1] + 1)
+            self.connection.sendall(SAID.pack(one.number, QUICK, 0))
+
+    def dies(self) -> None:
+        self.connection.close()
+
+
+def test_a_process_that_ends_amid_drafts_ends_no_answer() -> None:
+    """Both answers have their next masks, one of them in a new process, which is asked for no more drafts. Where that
+    ends in a question, too, the answer that asked first ends."""
+    played = Played()
+    form = Form("form", 8, played.fork)
+    drafted, beside = form.answer(form.collect), form.answer(form.collect)
+
+    def ask(answer: Answer, *tokens: int, drafts: Sequence[int] = ()) -> None:
+        answer.begin(np.array(tokens), np.array(drafts, np.int32))
+        form.flush()
+
+    def allowed(answer: Answer) -> list[int] | None:
+        mask = answer.allowed()
+        return None if mask is None else np.flatnonzero(mask).tolist()
+
+    ask(drafted, 1, drafts=[2, 3])
+    ask(beside, 4)
+    played.answer(*played.questions())
+    assert (allowed(drafted), allowed(beside), drafted.allowed_behind(1)) == ([2], [5], None)
+    ask(beside, 4, 5)
+    played.dies()
+    assert allowed(beside) is None
+    assert (played.started, form.drafting, drafted.drafted) == (2, False, False)
+    (again,) = played.questions()
+    assert (again.read, again.tokens) == (0, [4, 5])
+    played.answer(again)
+    assert allowed(beside) == [6]
+    ask(drafted, 1, 2, drafts=[3])
+    (without,) = played.questions()
+    assert (without.tokens, without.drafts) == ([1, 2], [])
+    ask(beside, 4, 5, 6)
+    played.dies()
+    assert (allowed(drafted), allowed(beside)) == ([], None)
+    played.answer(*played.questions())
+    assert allowed(beside) == [7]
+    played.dies()
 
 
 def test_a_form_begins_again_where_its_processes_were_killed(tmp_path: Path) -> None:

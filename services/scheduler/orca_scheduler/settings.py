@@ -42,7 +42,7 @@ class SchedulerSettings(ServiceSettings, PoolSettings):
     """Pipeline stages: how many share the layers of the model."""
     gpus_per_pod: Positive | None = None
     """Ranks of a pod, all of one stage; tp if not given."""
-    max_batch_size: Positive = 8
+    max_batch_size: Positive = 32
     """Requests in a batch, max_bs of the paper's Algorithm 1: more throughput, longer iterations."""
     block_size: Positive = 16
     """Slots in a block."""

@@ -11,6 +11,7 @@ LOAD = 600.0  # one step of a formation: a rank reads its slice of the model in 
 # Judging ranks
 HEARTBEAT = 0.5
 SILENCE = 2.0  # of a member that answers no heartbeat, until it is suspected
+GREETING = SILENCE - HEARTBEAT  # the same of a process that is greeted again: as long as a heartbeat has no answer
 FORMING_SILENCE = 15.0  # the same while ranks load, when Python's lock is not always free
 LOOK = 0.1  # between looks at the silence of all ranks
 STUCK = 30.0  # without progress, at least, until a device is suspected

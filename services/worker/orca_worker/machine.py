@@ -22,6 +22,7 @@ CPU_SHARE = 1 << 30  # bytes, when no number of slots was asked for: other proce
 GPU_SHARE = 0.9  # of what is free after loading the weights; the rest is for intermediate tensors
 SLOTS_OF_NOTHING = 1 << 20  # slots of a model that keeps nothing for a token
 CGROUP = Path("/sys/fs/cgroup")  # of this container
+CPUINFO = Path("/proc/cpuinfo")
 
 # cgroup v2, then v1. Both files have a line "oom_kill NUMBER".
 COUNTERS = (Path("/sys/fs/cgroup/memory.events"), Path("/sys/fs/cgroup/memory/memory.oom_control"))
@@ -59,6 +60,12 @@ def torch_has_cuda() -> bool:
 def on_gpu(device: str) -> bool:
     """Whether a rank with this setting computes on a GPU."""
     return device == "cuda" or (device == "auto" and gpus() > 0 and torch_has_cuda())
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether this CPU has an instruction for products of bfloat16."""
+    flags = CPUINFO.read_text().partition("flags")[2].partition("\n")[0].split()
+    return not {"amx_bf16", "avx512_bf16"}.isdisjoint(flags)
 
 
 def kernels_needed(device: str, kernels: str) -> bool:

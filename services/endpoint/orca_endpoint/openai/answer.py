@@ -1,11 +1,14 @@
 """The parts of OpenAI's answers that all methods have: choices, usage, ends, and headers."""
 
 import math
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+from starlette.responses import Response
+
 from orca_common.errors import Cancelled
+from orca_common.service import in_thread
 from orca_pool.records import Reason
 
 from ..calls.events import Accepted, Event, Finished, Prompted, PromptToken, Token
@@ -14,6 +17,7 @@ from ..text.tool_calls import CallPart
 
 ID_HEADER, RELAXED_HEADER = "X-Orca-Request", "X-Orca-Relaxed"
 LONGEST_HEADER = 2000  # characters
+SCORES_IN_LOOP = 512  # tokens with logprobs that are written on the event loop
 SPOKEN = "".join(map(chr, range(0x21, 0x7F))).replace("%", "").replace(";", "")  # in headers as it is
 
 Numbered = AsyncIterator[tuple[int, list[Event]]]  # events that are there together, with the number of their choice
@@ -118,6 +122,11 @@ async def gather(
                 check_whole(event, name)
                 choice.end(event)
     return headers
+
+
+async def written(choices: Sequence[Choice], write: Callable[[], Response]) -> Response:
+    """A whole answer, by `write`, which takes 3 us for each token with logprobs; many of them in a thread."""
+    return write() if sum(len(one.tokens) for one in choices) <= SCORES_IN_LOOP else await in_thread(write)
 
 
 def headers_of(name: str, accepted: Accepted) -> dict[str, str]:

@@ -31,16 +31,12 @@ def places_of(placed: Sequence[Placed], name: str) -> Callable[[str], str]:
     return theirs
 
 
-def without(given: Mapping[str, Any], *ignored: Collection[str]) -> dict[str, Any]:
+def without(given: Mapping[str, Any], ignored: Collection[str] = ()) -> dict[str, Any]:
     """The members that are not null, without those that are ignored."""
-    return {
-        name: value
-        for name, value in given.items()
-        if value is not None and not any(name in names for names in ignored)
-    }
+    return {name: value for name, value in given.items() if value is not None and name not in ignored}
 
 
-def content_of(given: Any, field: str, kinds: Mapping[str, str], *ignored: Collection[str]) -> str:
+def content_of(given: Any, field: str, kinds: Mapping[str, str], ignored: Collection[str] = ()) -> str:
     """A text, or the texts of parts, joined by line breaks. kinds: the types that parts may have, each with the name of
     its text. ignored: members of a part. Raises InvalidArgument."""
     if given is None:
@@ -49,10 +45,10 @@ def content_of(given: Any, field: str, kinds: Mapping[str, str], *ignored: Colle
         return text(given, field)
     if not isinstance(given, list):
         raise InvalidArgument(field, "must be a string or a list of parts")
-    return "\n".join(part_of(one, f"{field}[{n}]", kinds, *ignored) for n, one in enumerate(given))
+    return "\n".join(part_of(one, f"{field}[{n}]", kinds, ignored) for n, one in enumerate(given))
 
 
-def part_of(given: Any, field: str, kinds: Mapping[str, str], *ignored: Collection[str]) -> str:
+def part_of(given: Any, field: str, kinds: Mapping[str, str], ignored: Collection[str] = ()) -> str:
     """The text of one part."""
     if not isinstance(given, dict):
         raise InvalidArgument(field, f"must be an object of type {next(iter(kinds))}")
@@ -61,7 +57,7 @@ def part_of(given: Any, field: str, kinds: Mapping[str, str], *ignored: Collecti
         only = " and ".join(map(repr, kinds))
         problem = "is missing" if kind is None else f"is {echo(kind, 20)!r}; only {only} is supported"
         raise InvalidArgument(f"{field}.type", problem)
-    part, name = without(given, *ignored), kinds[kind]
+    part, name = without(given, ignored), kinds[kind]
     check_names(part, {"type", name}, f"{field}.")
     return needed(part, name, field)
 

@@ -128,7 +128,8 @@ def fitted(forms: Forms, schema: Schema, *, loose: bool, bare: bool = False) -> 
                 any_of = True
                 continue
             said = next((ours for theirs, ours in SAID.items() if theirs in str(problem)), str(problem))
-            place = place_of(forms, schema, str(problem), loose) if isinstance(schema, dict) else ""
+            unions = overlapping(schema) if COERCED in str(problem) else []
+            place = unions[0] if unions else place_of(forms, schema, str(problem), loose)
             if not loose:
                 raise SchemaError(place, said)
         if (shorter := without(schema, place)) is None:
@@ -137,6 +138,13 @@ def fitted(forms: Forms, schema: Schema, *, loose: bool, bare: bool = False) -> 
         cut.append(place)
     is_object = isinstance(schema, dict) and schema.get("type") == "object"
     return Fitted({"type": "object"} if is_object else {}, [""])
+
+
+def overlapping(schema: Schema) -> list[str]:
+    """The places of the `oneOf`s of which an answer may fit two schemas. Those in a definition have its place."""
+    places = list[str]()
+    kept(schema, places, any_of=True)
+    return places
 
 
 def without(schema: Any, place: str) -> Any:
@@ -227,8 +235,10 @@ def fitted_function(
     return {**function, "parameters": {"type": "object", **made.schema}}, made.left_out
 
 
-def place_of(forms: Forms, schema: dict[str, Any], problem: str, loose: bool) -> str:
+def place_of(forms: Forms, schema: Schema, problem: str, loose: bool) -> str:
     """The smallest part of a schema that alone has the same problem, and its keyword, as ".properties.name.anyOf"."""
+    if not isinstance(schema, dict):
+        return ""
     shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
     place, left, found = "", PLACES, True
     while found:

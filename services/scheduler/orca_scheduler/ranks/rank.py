@@ -137,7 +137,7 @@ class Rank:
         await self.close()
         self.address = named.address
         if self._met.get(self.index) == named.pid:  # it has no imports left that could hold it up
-            self.last_heard, self.silence = self._now, timers.SILENCE
+            self.last_heard, self.silence = self._now, timers.GREETING
         self._hears.post(Listens(self._now, self._life, self.index, named.address, named.pid))
         self._connection = await connect(self.address, self._transport)
         request = pb.HelloRequest(protocol=PROTOCOL, engine=self._engine, term=self._term)

@@ -15,8 +15,9 @@ from ...requests.chat_renderer import ROLES
 from ..body import check_names, get, text
 from ..content import content_of, without
 
-MEMBERS = {"role", "content", "name"}  # of a message; two roles have one more
-MEMBER_OF = {"tool": "tool_call_id", "assistant": "tool_calls"}
+KNOWN = {role: {"role", "content", "name"} for role in ROLES}  # members of a message, by its role
+KNOWN["tool"] |= {"tool_call_id"}
+KNOWN["assistant"] |= {"tool_calls", "refusal"}
 NO_MEMBERS = {  # of OpenAI's messages
     "audio": "is refused: messages are text alone",
     "function_call": "is refused: it is the older form of tool_calls",
@@ -38,6 +39,7 @@ IGNORED = {
     "a call": {"index": "its place in the chunks of a stream"},
     "a call's function": {"parsed_arguments": "the arguments once more, as an object of the client's"},
 }
+OF_ASSISTANT = CACHED | IGNORED["an assistant's message"]
 
 
 def markdown() -> str:
@@ -55,18 +57,18 @@ def message_of(given: Any, field: str) -> ChatMessage:
         problem = "is missing" if role is None else f"is {echo(role, 20)!r}; the roles are {', '.join(ROLES)}"
         raise InvalidArgument(f"{field}.role", problem)
     of_assistant = role == "assistant"
-    message = without(given, IGNORED["a message"], IGNORED["an assistant's message"] if of_assistant else ())
-    for name, sentence in NO_MEMBERS.items():
-        if message.get(name):  # clients give empty ones back with an answer
-            raise InvalidArgument(f"{field}.{name}", sentence)
-    known = MEMBERS | ({MEMBER_OF[role]} if role in MEMBER_OF else set()) | ({"refusal"} if of_assistant else set())
-    check_names([name for name in message if name not in NO_MEMBERS], known, f"{field}.")
+    kinds, ignored = (ANSWERED, OF_ASSISTANT) if of_assistant else (TEXT, CACHED)
+    message = without(given, ignored)
+    if not KNOWN[role].issuperset(message):
+        for name, sentence in NO_MEMBERS.items():
+            if message.get(name):  # clients give empty ones back with an answer
+                raise InvalidArgument(f"{field}.{name}", sentence)
+        check_names([name for name in message if name not in NO_MEMBERS], KNOWN[role], f"{field}.")
     calls = get(message, "tool_calls", list, "a list", [], f"{field}.tool_calls")
     content, refusal = message.get("content"), member(message, "refusal", field)
-    kinds, more = (ANSWERED, IGNORED["an assistant's message"]) if of_assistant else (TEXT, {})
     said = list[str]()
     if content is not None or not of_assistant:
-        said.append(content_of(content, f"{field}.content", kinds, IGNORED["a part"], more))
+        said.append(content_of(content, f"{field}.content", kinds, ignored))
     return ChatMessage(
         role=role,
         content="\n".join(filter(None, [*said, refusal])),
@@ -87,4 +89,6 @@ def call_of(given: Any) -> Any:
 
 
 def member(message: Mapping[str, Any], name: str, field: str) -> str:
+    if name not in message:
+        return ""
     return text(get(message, name, str, "a string", "", f"{field}.{name}"), f"{field}.{name}")

@@ -4,13 +4,13 @@ import secrets
 from functools import partial
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 
 from ...calls.endpoint import Endpoint
 from ...http.access import caller_in
 from ...http.bodies import body_in, parsed
 from ...http.exchange import Answer, Exchange, deadline_of, ids_in, silence_of, until
-from ..answer import Choice, gather, relaxed_header, usage
+from ..answer import Choice, gather, relaxed_header, usage, written
 from ..generations import calls_of, together
 from ..stream import Stream
 from .answer import ChatChunks, Logprobs, chat_completion
@@ -47,8 +47,12 @@ class Chats(Exchange):
                 await stream.end(counted(choices) if asked.usage_in.end else None)
             else:
                 headers = await gather(events, choices, name, asked.logprobs, more)
-                whole = chat_completion(name, model, choices, usage(*counted(choices)), logprobs)
-                await answer.whole(JSONResponse(whole, headers=headers))
+
+                def write() -> Response:
+                    whole = chat_completion(name, model, choices, usage(*counted(choices)), logprobs)
+                    return JSONResponse(whole, headers=headers)
+
+                await answer.whole(await written(choices, write))
 
 
 def counted(choices: list[Choice]) -> tuple[int, int, int]:

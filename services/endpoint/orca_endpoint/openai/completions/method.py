@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 
 from orca.v1.orca_pb2 import GenerateRequest
 from orca_pool.records import Reason
@@ -15,7 +15,7 @@ from ...calls.events import Event, Finished, Token
 from ...http.access import caller_in
 from ...http.bodies import body_in, parsed
 from ...http.exchange import Answer, Exchange, deadline_of, ids_in, silence_of, until
-from ..answer import Choice, Numbered, gather, relaxed_header, usage
+from ..answer import Choice, Numbered, gather, relaxed_header, usage, written
 from ..generations import calls_of, together
 from ..stream import Stream
 from .answer import CompletionChunks, Logprobs, completion
@@ -55,8 +55,11 @@ class Completions(Exchange):
                 keep = logprobs is not None or asked.each > asked.n
                 headers = await gather(events, choices, name, keep, more)
                 shown, counts = best(choices, asked.n, asked.each), usage(*counted(choices, asked.each))
-                whole = completion(name, model, shown, counts, logprobs)
-                await answer.whole(JSONResponse(whole, headers=headers))
+
+                def write() -> Response:
+                    return JSONResponse(completion(name, model, shown, counts, logprobs), headers=headers)
+
+                await answer.whole(await written(choices, write))
 
     def _text_of(self, request: GenerateRequest) -> str:
         """The text of a prompt: as it was given, or its tokens'."""
