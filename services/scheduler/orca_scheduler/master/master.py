@@ -60,6 +60,7 @@ from ..lifecycle.events import (
     Confirmed,
     Dial,
     EpochGiven,
+    Expect,
     Fence,
     Finished,
     Form,
@@ -519,6 +520,9 @@ class EngineMaster:
                 self._dialed.hang_up()
             case ReplacePods(life):
                 self._spawn(self._replace_pods(life))
+            case Expect(seconds):
+                self._discovery.unfinished(self.engine, seconds)
+                self._spawn(self._ledger.expect(seconds))
             case Release() | Retire():
                 self._spawn(self._release(retire=isinstance(action, Retire)))
             case Say("rank lost", verdict):
