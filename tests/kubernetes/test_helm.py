@@ -76,7 +76,7 @@ async def test_a_number_of_pods_belongs_to_who_scaled_last(chart: Chart) -> None
 
 
 async def test_a_rollback_after_a_scale(chart: Chart) -> None:
-    """Helm 3 sets the number of that revision. Helm 4 stops at the workers, until `--force-conflicts` says whose field it is."""
+    """Helm 3 sets the number of that revision. Helm 4 stops at the workers until it has `--force-conflicts`."""
     await chart.run("install", engine__count="1")
     await chart.run("upgrade", engine__count="1", endpoint__settings__max_waiting="10")
     await chart.scale(3)
