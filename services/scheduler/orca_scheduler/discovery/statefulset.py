@@ -94,8 +94,8 @@ class StatefulSetDiscovery:
         self._teller.replaced(workers, turn, outdated)
 
     def unfinished(self, engine: str, seconds: float) -> None:
-        if self._workers is not None:
-            self._teller.unfinished(self._workers, engine, seconds)
+        assert self._workers is not None, "candidates were told before one of them has lost a pod"
+        self._teller.unfinished(self._workers, engine, seconds)
 
     @property
     def stopped(self) -> bool | None:
