@@ -21,8 +21,8 @@ SECONDS = 15.0  # for a scheduler's answer
 def explanation(request: str, folder: Path | None, schedulers: Sequence[str]) -> dict[str, Any]:
     """Returns the account of a request that leaves the least of its time unseen, as `telling.as_json` makes it.
 
-    request: its id, or the X-Request-Id that it came with. schedulers: their status ports, HOST:PORT; those of the run in `folder` if none are given. Raises NotFound when
-    nothing knows the request.
+    request: its id, or the X-Request-Id that it came with. schedulers: their status ports, HOST:PORT; those of the run
+    in `folder` if none are given. Raises NotFound when nothing knows the request.
     """
     asked = list(schedulers)
     if folder is not None and not asked:

@@ -94,7 +94,7 @@ class StatefulSetDiscovery:
         self._teller.replaced(workers, turn, outdated)
 
     def unfinished(self, engine: str, seconds: float) -> None:
-        assert self._workers is not None, "candidates were told before one of them has lost a pod"
+        assert self._workers is not None, "an engine is known before it loses a pod"
         self._teller.unfinished(self._workers, engine, seconds)
 
     @property
