@@ -296,17 +296,19 @@ def reachable(host: str) -> bool:
     return True
 
 
-async def run_pod(cluster: Cluster, name: str, image: str, *command: str) -> None:
-    """A pod that runs a command once, as the restricted Pod Security Standard wants it."""
+async def run_pod(cluster: Cluster, name: str, image: str, *command: str, claim: str = "") -> None:
+    """A pod that runs a command once, as the restricted Pod Security Standard wants it. claim: mounted at /data."""
     inside = {
         "name": name,
         "image": image,
         "command": list(command),
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         "resources": {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"memory": "512Mi"}},
+        "volumeMounts": [{"name": "data", "mountPath": "/data"}],
     }
     user = {"runAsNonRoot": True, "runAsUser": 10001, "seccompProfile": {"type": "RuntimeDefault"}}
-    spec = {"restartPolicy": "Never", "securityContext": user, "containers": [inside]}
+    data = {"name": "data", **({"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {}})}
+    spec = {"restartPolicy": "Never", "securityContext": user, "containers": [inside], "volumes": [data]}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
     await cluster.kubectl("apply", "--filename", "-", given=json.dumps(pod))
 

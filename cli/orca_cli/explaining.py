@@ -21,8 +21,8 @@ SECONDS = 15.0  # for a scheduler's answer
 def explanation(request: str, folder: Path | None, schedulers: Sequence[str]) -> dict[str, Any]:
     """Returns the account of a request that leaves the least of its time unseen, as `telling.as_json` makes it.
 
-    schedulers: their status ports, HOST:PORT; those of the run in `folder` if none are given. Raises NotFound when
-    nothing knows the request.
+    request: its id, or the X-Request-Id that it came with. schedulers: their status ports, HOST:PORT; those of the run
+    in `folder` if none are given. Raises NotFound when nothing knows the request.
     """
     asked = list(schedulers)
     if folder is not None and not asked:
@@ -42,7 +42,7 @@ def explanation(request: str, folder: Path | None, schedulers: Sequence[str]) ->
             told.append(answer)
     best = clearest(told)
     if folder is not None and (best is None or unseen(best) > 0):
-        best = clearest([*told, *from_journals(request, folder, told)])
+        best = clearest([*told, *from_journals(told[0]["request"] if told else request, folder, told)])
     if best is None:
         where = [f"no journal in {folder} names it"] if folder is not None else []
         raise NotFound(f"{request}: there is no such request: {'; '.join([*where, *trouble])}")

@@ -276,7 +276,7 @@ def timeline(
 
 @app.command("explain", cls=Command)
 def explain_request(
-    request: Annotated[str, typer.Argument(help="Id of the request, as the client or `orca generate` shows it.")],
+    request: Annotated[str, typer.Argument(help="Id of the request as the client shows it, or its X-Request-Id.")],
     run_dir: RunDir = None,
     scheduler: Annotated[
         list[str] | None,

@@ -85,6 +85,12 @@
 {{- if and $external $values.redis.password.generate -}}
 {{- fail "redis.password.generate: the password of a Redis that the release does not install is made there; give secret" -}}
 {{- end -}}
+{{- if and $external $values.redis.exporter.enabled -}}
+{{- fail "redis.exporter: it stands beside a Redis that the release installs; externalUrl or externalUrlSecret names another" -}}
+{{- end -}}
+{{- if and (or $external (include "orca.sentinels" .)) (not $values.redis.evictable) -}}
+{{- fail "redis.evictable: false is for the single Redis of the release; with Sentinels one server may be away" -}}
+{{- end -}}
 {{- if and $values.redis.password.generate $values.redis.password.secret -}}
 {{- fail "redis.password: generate or secret, not both" -}}
 {{- end -}}

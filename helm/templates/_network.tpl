@@ -20,11 +20,11 @@ spec:
       {{- include "orca.selector" . | nindent 6 }}
 {{- end -}}
 
-{{/* Metrics at the status port. */}}
+{{/* Metrics, at one port: (list $ PORT). */}}
 {{- define "orca.fromMetrics" -}}
-{{- with .Values.networkPolicy.metricsClients }}
+{{- with (first .).Values.networkPolicy.metricsClients }}
 - ports:
-    - port: 9090
+    - port: {{ last $ }}
   from:
     {{- toYaml . | nindent 4 }}
 {{- end }}

@@ -171,6 +171,44 @@ livenessProbe:
   failureThreshold: 6
 {{- end -}}
 
+{{/* Redis's own metrics, by redis_exporter. It asks the server beside it, whose certificate is not for localhost. */}}
+{{- define "orca.redisExporter" -}}
+{{- with .Values.redis.exporter }}
+{{- if .enabled }}
+- name: exporter
+  image: {{ .image | quote }}
+  imagePullPolicy: {{ $.Values.image.pullPolicy }}
+  env:
+    - name: REDIS_ADDR
+      value: {{ include "orca.tls" $ | empty | ternary "redis" "rediss" }}://localhost:6379
+    {{- with include "orca.redisPassword" $ }}
+    - name: REDIS_PASSWORD
+      valueFrom:
+        secretKeyRef: {{ . }}
+    {{- end }}
+    {{- if include "orca.tls" $ }}
+    - name: REDIS_EXPORTER_TLS_CA_CERT_FILE
+      value: /etc/orca/tls/ca.crt
+    - name: REDIS_EXPORTER_TLS_CLIENT_CERT_FILE
+      value: /etc/orca/tls/tls.crt
+    - name: REDIS_EXPORTER_TLS_CLIENT_KEY_FILE
+      value: /etc/orca/tls/tls.key
+    - name: REDIS_EXPORTER_SKIP_TLS_VERIFICATION
+      value: "true"
+    {{- end }}
+  ports:
+    - {name: exporter, containerPort: 9121}
+  resources:
+    {{- toYaml .resources | nindent 4 }}
+  {{- include "orca.containerSecurity" (list $ "redis") | indent 2 }}
+  {{- if include "orca.tls" $ }}
+  volumeMounts:
+    - {name: tls, mountPath: /etc/orca/tls, readOnly: true}
+  {{- end }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
 {{/* The volume claim of a server, or of a Sentinel: (list $ "redis" or "sentinel"). */}}
 {{- define "orca.dataClaim" -}}
 {{- $storage := (index (first .).Values (last .)).storage -}}

@@ -1,11 +1,13 @@
 """`orca explain` of a running stack: each way for a request to go, and its time against the pool's and the client's."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -43,6 +45,15 @@ async def stream(stack: Running, request: str, tokens: int, **options: Any) -> f
     async for _ in events:
         pass
     return time.monotonic() - began
+
+
+def complete(stack: Running, exchange: str) -> str:
+    """Completes a prompt over HTTP, with this X-Request-Id. Returns the answer's id."""
+    body = {"model": "model", "prompt": [1, 2, 3], "max_tokens": TOKENS, "ignore_eos": True}
+    headers = {"Content-Type": "application/json", "X-Request-Id": exchange}
+    request = urllib.request.Request(f"http://{stack.http}/v1/completions", json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)["id"]
 
 
 def orca_explain(request: str, run_dir: Path) -> subprocess.CompletedProcess[str]:
@@ -104,6 +115,10 @@ async def test_explanations(tmp_path: Path) -> None:
         assert standing is not None
         assert told["seconds"] == pytest.approx((standing.times.finished - standing.times.submitted) / 1e6)
 
+        name = await asyncio.to_thread(complete, stack, "mine")
+        told = await explained(stack, "mine")
+        assert (told["request"], told["state"], told["tokens"]) == (name, "finished", TOKENS)
+
         long = asyncio.ensure_future(stream(stack, "long", LONG))
         told = await until(stack, "long", "run")
         assert told["state"] == "running"
@@ -135,7 +150,7 @@ async def test_explanations(tmp_path: Path) -> None:
         assert (printed.returncode, printed.stdout.startswith("waits finished after ")) == (0, True), printed.stderr
         with pytest.raises(NotFound, match="stranger: there is no such request: no journal in "):
             await asyncio.to_thread(explanation, "stranger", stack.run_dir, [])
-        live = {request: await explained(stack, request) for request in ("finished", "waits")}
+        live = {request: await explained(stack, request) for request in ("finished", "mine", "waits")}
 
     # The run has ended: its journals say the same, but for the end's way to the pool.
     for request, told in live.items():

@@ -3,8 +3,9 @@
 import json
 from typing import Any
 
+import pytest
 import yaml
-from helm.chart import DEMO, FOLDER, SERVICES, Object, component, main, merged, render, rendered
+from helm.chart import DEMO, FOLDER, OPTIONS, SERVICES, Object, component, main, merged, render, rendered
 
 from orca_common.metrics import TABLE
 
@@ -65,6 +66,29 @@ def test_a_pod_monitor_as_a_platform_wants_it() -> None:
     (scraped,) = monitor["spec"]["podMetricsEndpoints"]
     assert scraped["scrapeTimeout"] == "5s"
     assert scraped["relabelings"][1:] == [more]
+
+
+@pytest.mark.parametrize("option", ["metrics", "Sentinels, Valkey, a password, certificates"])
+def test_redis_has_an_exporter_where_it_is_asked_for(option: str) -> None:
+    clients = {"networkPolicy": {"metricsClients": [PROMETHEUS]}, "metrics": {"podMonitor": {"enabled": True}}}
+    release = render(merged(OPTIONS[option].values, clients, {"redis": {"exporter": {"enabled": True}}}))
+    redis, exporter = release.pods["redis"]["spec"]["containers"]
+    (port,) = exporter["ports"]
+    environment = {entry["name"]: entry.get("value") or entry["valueFrom"] for entry in exporter["env"]}
+    secured = "tls" in OPTIONS[option].values
+    assert environment["REDIS_ADDR"] == ("rediss://localhost:6379" if secured else "redis://localhost:6379")
+    asked = [entry["valueFrom"] for entry in redis.get("env", []) if entry["name"] == "REDISCLI_AUTH"]
+    assert [environment.get("REDIS_PASSWORD")] == (asked or [None])
+    files = {value for name, value in environment.items() if name.endswith("_FILE")}
+    assert files == ({f"/etc/orca/tls/{name}" for name in ("ca.crt", "tls.crt", "tls.key")} if secured else set())
+    mounts = {mount["mountPath"] for mount in exporter.get("volumeMounts", [])}
+    assert mounts == ({"/etc/orca/tls"} if secured else set())
+    assert exporter["securityContext"] == redis["securityContext"]
+    (monitor,) = release.of_kind("PodMonitor")
+    assert [scraped["port"] for scraped in monitor["spec"]["podMetricsEndpoints"]] == ["status", port["name"]]
+    assert "redis" in monitor["spec"]["selector"]["matchExpressions"][0]["values"]
+    (policy,) = [policy for policy in release.of_kind("NetworkPolicy") if component(policy) == "redis"]
+    assert policy["spec"]["ingress"][-1] == {"ports": [{"port": port["containerPort"]}], "from": [PROMETHEUS]}
 
 
 def test_rules_and_dashboard_are_those_of_the_files() -> None:

@@ -348,6 +348,11 @@ def test_budgets_never_block_a_drain() -> None:
     assert {budget["unhealthyPodEvictionPolicy"] for budget in budgets.values()} == {"AlwaysAllow"}
 
 
+def test_the_single_redis_may_be_kept_from_evictions() -> None:
+    budget = render(merged(DEMO, {"redis": {"evictable": False}})).one("PodDisruptionBudget", "orca-redis")["spec"]
+    assert (budget["maxUnavailable"], budget["unhealthyPodEvictionPolicy"]) == (0, "AlwaysAllow")
+
+
 def test_doors_stay_open_during_an_update() -> None:
     release = rendered("nothing but a model")
     for name in ("endpoint", "scheduler"):

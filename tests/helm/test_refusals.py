@@ -65,6 +65,15 @@ HUB = {"name": "openai-community/gpt2"}
             "redis.password: generate or secret, not both",
         ),
         (
+            {"redis": {"externalUrl": "redis://a", "exporter": {"enabled": True}}},
+            "redis.exporter: it stands beside a Redis that the release installs; "
+            "externalUrl or externalUrlSecret names another",
+        ),
+        (
+            {"redis": {"mode": "sentinel", "evictable": False}},
+            "redis.evictable: false is for the single Redis of the release; with Sentinels one server may be away",
+        ),
+        (
             {"jaeger": {"enabled": True}, "tracing": {"otlpEndpoint": "http://a:4317"}},
             "jaeger.enabled, tracing.otlpEndpoint: spans go to one of them, not both",
         ),

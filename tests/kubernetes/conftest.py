@@ -35,6 +35,7 @@ ORDER = [
     "install",
     "network",
     "faults",
+    "restore",
     "chaos",
     "node",
     "scale",

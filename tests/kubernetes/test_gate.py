@@ -17,6 +17,21 @@ GATED = CHECKED | {"check.enabled": False, "wait.enabled": True, "wait.patienceS
 LITTLE = {f"worker.resources.{kind}.memory": "100Mi" for kind in ("requests", "limits")}
 NO_IMAGE = {"worker.image": f"{REGISTRY}/orca-worker:none"}
 NO_FOLDER = {"model.path": "/opt/orca/none"}
+FEW = "orca-test-few"  # a priority of which a quota allows no pod
+QUOTA = {  # for workers alone: one for all pods would refuse the gate's own
+    "worker.pod.priorityClassName": FEW,
+    "extraObjects[0].apiVersion": "scheduling.k8s.io/v1",
+    "extraObjects[0].kind": "PriorityClass",
+    "extraObjects[0].metadata.name": FEW,
+    "extraObjects[0].value": 1,
+    "extraObjects[1].apiVersion": "v1",
+    "extraObjects[1].kind": "ResourceQuota",
+    "extraObjects[1].metadata.name": FEW,
+    "extraObjects[1].spec.hard.pods": 0,
+    "extraObjects[1].spec.scopeSelector.matchExpressions[0].scopeName": "PriorityClass",
+    "extraObjects[1].spec.scopeSelector.matchExpressions[0].operator": "In",
+    "extraObjects[1].spec.scopeSelector.matchExpressions[0].values[0]": FEW,
+}
 REFUSED = {  # values, and what Helm says
     "heads that tp does not divide": (
         {"engine.tp": 4, "model.numHeads": 12},
@@ -33,6 +48,7 @@ STOPPED = {  # values, and what Helm says, when one engine has been replaced
     "a wrong image": (NO_IMAGE, "not found"),
     "a wrong model path": (NO_FOLDER, "/opt/orca/none: there is no such folder"),
     "more memory than a node has": ({"worker.memory.rank": 900000}, "Insufficient memory"),
+    "a quota for workers": (QUOTA, f"exceeded quota: {FEW}"),
     # The kernel ends the container (OOMKilled), or, where kubelet wants it, one process: then the worker ends itself.
     "too little memory for its ranks": (LITTLE, "engine-0 of "),
 }

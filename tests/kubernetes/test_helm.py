@@ -75,6 +75,23 @@ async def test_a_number_of_pods_belongs_to_who_scaled_last(chart: Chart) -> None
         assert await chart.replicas() == int(count)
 
 
+async def test_a_rollback_after_a_scale(chart: Chart) -> None:
+    """Helm 3 sets the number of that revision. Helm 4 stops at the workers until it has `--force-conflicts`."""
+    await chart.run("install", engine__count="1")
+    await chart.run("upgrade", engine__count="1", endpoint__settings__max_waiting="10")
+    await chart.scale(3)
+    if (await chart.helm("version", "--short")).startswith("v3"):
+        await chart.helm("rollback", chart.name)
+    else:
+        with pytest.raises(Failed, match=r"conflict with .*\.spec\.replicas"):
+            await chart.helm("rollback", chart.name)
+        assert await chart.replicas() == 3
+        await chart.helm("rollback", chart.name, "1", "--force-conflicts")
+    assert await chart.replicas() == 1
+    await chart.run("upgrade", engine__count="1", endpoint__settings__max_waiting="10")
+    assert await chart.replicas() == 1
+
+
 async def test_the_number_of_an_autoscaler_stays(chart: Chart) -> None:
     await chart.run("install", engine__count="2")
     await chart.run("upgrade", engine__autoscale__enabled="true")

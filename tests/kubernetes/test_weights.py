@@ -17,6 +17,7 @@ from orca_chaos.streams import Streams
 from orca_client import AsyncOrcaClient, Finished, FinishReason, Token
 from orca_client.errors import Aborted
 from orca_local.stack import DEMO_MODEL
+from orca_pool.keys import Keys
 from release import REGISTRY, TWO_PODS, Release, Releases
 
 ROUNDS = int(os.environ.get("ROUNDS", "1"))  # to the other model, and back
@@ -118,6 +119,37 @@ async def test_kills_during_updates(
     ends = await updated(orca, models, pauses, "a rank and a new pod killed", killed_twice)
     assert ends["old"]
     assert ends["new"]
+
+
+async def test_a_pod_that_is_lost_while_the_only_engine_finishes(
+    releases: Releases, models: list[tuple[Known, Known]], pauses: Pauses
+) -> None:
+    """It comes back with the new model. What has tokens of the old one waits, and a rollback lets it go on."""
+    orca = await releases.get(TWO_PODS | OTHER | {"engine.count": 1})
+    key = f"{Keys(f'{orca.cluster.namespace}.{orca.name}').prefix}engine:engine-0"
+
+    async def finishes() -> str | None:
+        return None if (await orca.redis("hget", key, "finishing")).strip() == "1" else "it does not finish yet"
+
+    title = "a pod deleted, grace 0, while the only engine finishes before other weights, and helm rollback"
+    async with (
+        orca.client(0) as by_service,
+        orca.client(1) as by_pod,
+        OfTwoModels([by_service, by_pod], models) as load,
+    ):
+        async with load.disturbed(title) as seen:
+            await orca.upgrade({"model.path": PATHS[1]}, wait=False)
+            await until(finishes)
+            await orca.cluster.kubectl("delete", "pod", orca.worker(0), "--grace-period=0", "--force")
+            await orca.healed(600)
+            await orca.rollback()
+            await orca.healed(600)
+        pauses(seen)
+    print(f"{title}: {dict(load.ends)}")
+    assert not load.ends["MODEL_CHANGED"]
+    assert load.ends["old"]
+    said = await orca.events(f"{orca.name}-worker")
+    assert any("before it had finished with the model" in message for message in said), said
 
 
 async def updated(

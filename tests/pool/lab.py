@@ -225,6 +225,7 @@ class Lab:
             "renewals",
             "asking",
             "yielding",
+            "expected",
             "leases",
             "sizes",
             "ended",
@@ -241,7 +242,7 @@ class Lab:
                     single["waiting"] = [i.decode() for i in content[::2]]
                 case "claimed":
                     found["claimed"][name] = [i.decode() for i in content[::2]]
-                case "due" | "schedulers" | "asking" | "yielding" | "ended":
+                case "due" | "schedulers" | "asking" | "yielding" | "expected" | "ended":
                     single[kind] = {k.decode(): int(v) for k, v in _pairs(content)}
                 case "endpoints":
                     single["renewals"] = {k.decode(): int(v) for k, v in _pairs(content)}

@@ -132,6 +132,7 @@ class Model:
         self.arrival = self.last_claim = self.registration = self.largest = self.swept = self.reserved = 0
         self.orphaned_calls = False
         self.shrunk = False  # requests may wait that no engine can go on with
+        self.expected: dict[str, int] = {}  # weights that may come back, and until when requests wait for them
         self.asking: dict[str, int] = {}  # engines that found nothing to claim, and their free slots
         self.prefixes: dict[
             bytes, tuple[bool, str]
@@ -437,6 +438,8 @@ class Model:
         sizes = [engine.slots for engine in self.engines.values()]
         if sizes and min(sizes) > 0 and max(sizes) < self.largest:
             self.largest, self.shrunk = max(sizes), True
+        self.shrunk |= any(until <= due for until in self.expected.values())
+        self.expected = {weights: until for weights, until in self.expected.items() if until > due}
         if self.shrunk:
             for r in self._queue():
                 if r.max_tokens > (self.largest or r.max_tokens):
@@ -450,7 +453,7 @@ class Model:
         """Whether no engine can go on with a request that has tokens. Where none has formed, it waits for one."""
         formed = [g for g in self.engines.values() if g.slots]
         able = [g for g in formed if g.weights == r.tied and g.slots >= r.max_tokens]
-        return bool(r.tied and formed and not able)
+        return bool(r.tied and formed and not able and r.tied not in self.expected)
 
     def leave_scheduler(self, scheduler: str) -> None:
         self.schedulers.pop(scheduler, None)
@@ -587,6 +590,10 @@ class Model:
         self.asking[engine] = slots
         return taken, 0, None
 
+    def expect(self, engine: str, owner: str, term: int, seconds: float) -> None:
+        if not self._fenced(engine, owner, term) and self.engines[engine].weights:
+            self.expected[self.engines[engine].weights] = self.now + round(seconds * 1e6)
+
     def commit(self, engine: str, owner: str, term: int, rows: Sequence[CommitRow]) -> CommitAnswer | None:
         if self._fenced(engine, owner, term):
             return None
@@ -664,6 +671,7 @@ class Model:
             },
             "asking": self.asking,
             "yielding": {e: g.yields for e, g in engines if g.yields},
+            "expected": self.expected,
             "prefixes": {key.decode(): "+1"[alone] + i for key, (alone, i) in self.prefixes.items()},
             "endpoints": {name: {"number": e.number} for name, e in self.endpoints.items()},
             "renewals": {name: e.renewed for name, e in self.endpoints.items()},

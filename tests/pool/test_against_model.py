@@ -277,6 +277,10 @@ class SideBySide(RuleBasedStateMachine):
     def release_or_retire(self, engine: str, right: bool, which: int, verb: str) -> None:
         self.do(verb, *self.lease(engine, right, which))
 
+    @rule(engine=ENGINES, right=USUALLY, which=st.integers(0, 9), seconds=st.sampled_from([0.5, 3.0]))
+    def expect(self, engine: str, right: bool, which: int, seconds: float) -> None:
+        self.do("expect", *self.lease(engine, right, which), seconds)
+
     @rule(
         engine=ENGINES,
         right=USUALLY,

@@ -313,6 +313,42 @@ async def the_end_of_an_engine_is_noticed(lab: Lab) -> None:
     assert (await lab.record("a"))["reason"] == Reason.MODEL_CHANGED
 
 
+async def expected(lab: Lab) -> None:
+    """Engine g has lost its weights, which requests wait for, and is of others."""
+    await lab.lose("a", await of_two_weights(lab))
+    await lab.pool.expect("g", *lab.terms["g"], 30.0)
+    await with_weights(lab, "g", "new")
+    await lab.live(1, "e")
+
+
+@rule(
+    "expected",
+    "prelude",
+    "for _, weights in ipairs(found and call('ZRANGE', EXPECTED, 0, -1) or {}) do",
+    "for _ in ipairs({}) do",
+)
+async def weights_may_come_back(lab: Lab) -> None:
+    await expected(lab)
+    assert (await lab.record("a"))["state"] == "waiting"
+    await with_weights(lab, "g", "old")
+    assert list(await lab.claim("g")) == ["a"]
+
+
+@rule("expected, bounded", "renew_scheduler", "call('ZREMRANGEBYSCORE', EXPECTED, '-inf', int(due)) > 0", "false")
+async def weights_are_not_waited_for_for_ever(lab: Lab) -> None:
+    await expected(lab)
+    await lab.live(31, "e")
+    assert (await lab.record("a"))["reason"] == Reason.MODEL_CHANGED
+
+
+@rule("expected, fenced", "expect", "not fenced(engine, owner, term) and ", "")
+async def an_old_master_expects_nothing(lab: Lab) -> None:
+    await lab.lose("a", await of_two_weights(lab))
+    owner, term = lab.terms["g"]
+    await lab.pool.expect("g", owner, term - 1, 30.0)
+    assert not (await lab.dump())["expected"]
+
+
 @rule("finishing", "prelude", "(weights == '' and not finishing)", "weights == ''")
 async def an_engine_that_finishes_begins_nothing(lab: Lab) -> None:
     await lab.lose("a", await of_two_weights(lab))

@@ -126,6 +126,15 @@ REPLACED: tuple[LifeEvent, ...] = (  # the pods are of an old revision, and made
     *greeting(2.1, 2, EMPTY)[:2],
     LeaseLost(3.0, "another scheduler took the engine"),
 )
+UNFINISHED: tuple[LifeEvent, ...] = (  # a pod is lost before the engine has finished with its old model
+    Opened(0.0, FORMED.epoch, (7,), True),
+    *greeting(0.1, 1, FORMED),
+    Recorded(0.1, 1, 40),
+    CandidateChanged(0.2, PODS, replace=True, other_model=True),
+    CandidateChanged(1.0, ("pod-0:7000", ""), "orca-worker-1 does not exist yet", replace=True),
+    Rested(1.1, 1),
+    LeaseLost(3.0, "another scheduler took the engine"),
+)
 RETIRED: tuple[LifeEvent, ...] = (  # a short term: the engine is not wanted any more
     Opened(0.0, 3, (7,), False),
     *greeting(0.1, 1, EMPTY)[:2],

@@ -28,6 +28,7 @@ from orca_scheduler.lifecycle.events import (
     Dial,
     Entry,
     EpochGiven,
+    Expect,
     Fence,
     Fenced,
     Finished,
@@ -360,6 +361,8 @@ class Term:
                 assert life.replace, "pods are replaced that shall stay"
                 assert not life.unadmitted, "requests wait for new pods"
                 assert not self.core.requests
+            case Expect(seconds):
+                assert 0 < seconds < life.finish_seconds + 1
             case Release():
                 assert self.world.leaving or self.world.candidate is not None or mine is False
             case Retire():
@@ -484,7 +487,7 @@ class Term:
             case Release() | Retire():
                 retire = isinstance(action, Retire)
                 self.call("release", None, lambda: self._release(retire))
-            case Say():
+            case Say() | Expect():
                 pass
             case Stop():
                 self.stopped = True

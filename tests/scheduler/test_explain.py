@@ -378,6 +378,31 @@ def test_an_id_that_came_twice_means_the_last_request() -> None:
     assert story.submitted == micros(0.25) * 1000
 
 
+def test_an_x_request_id_means_the_request_that_ended_last() -> None:
+    one = Told(max_bs=1, slots=64)
+    one.world.form(64)
+    one.world.arrive(Asked(2, 1), Asked(2, 1))
+    one.world.back(WORD)
+    one.world.back(WORD)
+    one.submitted = {1: micros(0), 2: micros(0)}
+    times = [n / 10 for n in range(len(one.world.record))]
+    lines = [
+        Note({**line.values, "exchanges": dict.fromkeys(line.values["claims"], "mine")})
+        if isinstance(line, Note)
+        else line
+        for line in journal(one.world, times, one.submitted)
+    ]
+    history = History("engine-0")
+    history.take(lines)
+    story = explain("mine", [history], None, wall(1))
+    assert story is not None
+    assert (story.request, story.state) == (name_of(2), "finished")
+    assert explain("another", [history], None, wall(1)) is None
+    first = explain(name_of(1), [history], None, wall(1))
+    assert first is not None
+    assert first.request == name_of(1)
+
+
 def test_another_scheduler_takes_the_engine_over() -> None:
     """The second term's journal goes on with the same claim."""
     one = one_that_runs(tokens=3)

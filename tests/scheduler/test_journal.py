@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from properties import examples
-from scheduler.life_script import REPLACED, RETIRED, SCRIPT, fresh_lifecycle
+from scheduler.life_script import REPLACED, RETIRED, SCRIPT, UNFINISHED, fresh_lifecycle
 from scheduler.world import EOS, WORD, Asked, World, storm
 
 from orca_scheduler.core.core import (
@@ -510,7 +510,9 @@ def test_events_and_actions_come_through_json_unchanged(value: Event | Action) -
     assert hash(decode(through_json(encode(value)))) == hash(value)
 
 
-SCRIPTS = pytest.mark.parametrize("script", [SCRIPT, REPLACED, RETIRED], ids=["script", "replaced", "retired"])
+SCRIPTS = pytest.mark.parametrize(
+    "script", [SCRIPT, REPLACED, UNFINISHED, RETIRED], ids=["script", "replaced", "unfinished", "retired"]
+)
 
 
 def test_every_kind_is_tried() -> None:
@@ -518,7 +520,7 @@ def test_every_kind_is_tried() -> None:
     assert {type(event) for event in EVENTS} == set(get_args(Event))
     assert {type(action) for action in ACTIONS} == set(get_args(Action))
     events, actions, states = set[type[Any]](), set[type[Any]](), set[type[Any]]()
-    for script in (SCRIPT, REPLACED, RETIRED):
+    for script in (SCRIPT, REPLACED, UNFINISHED, RETIRED):
         life = fresh_lifecycle()
         for event in script:
             states.add(type(life.state))

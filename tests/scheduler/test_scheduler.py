@@ -43,6 +43,9 @@ class Told:
     async def replace(self, engine: str) -> None:
         raise AssertionError(f"{engine} is not to be replaced")
 
+    def unfinished(self, engine: str, seconds: float) -> None:
+        raise AssertionError(f"{engine} has no pods to lose")
+
     async def close(self) -> None:
         pass
 

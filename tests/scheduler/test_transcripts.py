@@ -30,6 +30,7 @@ from orca_scheduler.lifecycle.events import (
     Dial,
     Entry,
     EpochGiven,
+    Expect,
     Fence,
     Fenced,
     Finished,
@@ -286,6 +287,8 @@ def told(action: LifeAction) -> str:
             return "hang up"
         case ReplacePods():
             return "replace the pods"
+        case Expect(seconds):
+            return f"its requests wait for its weights, for {seconds:g} s"
         case Release():
             return "release"
         case Retire():

@@ -33,6 +33,9 @@ class ToldDiscovery:
     async def replace(self, engine: str) -> None:
         print(json.dumps({"replace": engine}), flush=True)
 
+    def unfinished(self, engine: str, seconds: float) -> None:
+        print(json.dumps({"unfinished": engine}), flush=True)
+
 
 if __name__ == "__main__":
     app.discovery_of = lambda settings, refused: (ToldDiscovery(), None)

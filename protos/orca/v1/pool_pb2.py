@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from orca.v1 import sampling_pb2 as orca_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12orca/v1/pool.proto\x12\x07orca.v1\x1a\x16orca/v1/sampling.proto\"\xe9\x02\n\x0bPoolRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nprompt_ids\x18\x02 \x03(\r\x12\x16\n\x0emax_new_tokens\x18\x03 \x01(\r\x12)\n\x08sampling\x18\x04 \x01(\x0b\x32\x17.orca.v1.SamplingParams\x12\x15\n\rend_token_ids\x18\x05 \x03(\r\x12\x16\n\x0estop_token_ids\x18\x06 \x03(\r\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x14\n\x0c\x64\x65tach_grace\x18\x08 \x01(\x01\x12.\n\x05trace\x18\t \x03(\x0b\x32\x1f.orca.v1.PoolRequest.TraceEntry\x12\x13\n\x0btool_syntax\x18\n \x01(\t\x12\x1b\n\x13show_special_tokens\x18\x0c \x01(\x08\x12\x0c\n\x04kept\x18\x0b \x01(\x0c\x1a,\n\nTraceEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42>\n\x0fserving.orca.v1P\x01Z\x1forca.serving/gen/orca/v1;orcav1\xaa\x02\x07Orca.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12orca/v1/pool.proto\x12\x07orca.v1\x1a\x16orca/v1/sampling.proto\"\xfb\x02\n\x0bPoolRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nprompt_ids\x18\x02 \x03(\r\x12\x16\n\x0emax_new_tokens\x18\x03 \x01(\r\x12)\n\x08sampling\x18\x04 \x01(\x0b\x32\x17.orca.v1.SamplingParams\x12\x15\n\rend_token_ids\x18\x05 \x03(\r\x12\x16\n\x0estop_token_ids\x18\x06 \x03(\r\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x14\n\x0c\x64\x65tach_grace\x18\x08 \x01(\x01\x12.\n\x05trace\x18\t \x03(\x0b\x32\x1f.orca.v1.PoolRequest.TraceEntry\x12\x13\n\x0btool_syntax\x18\n \x01(\t\x12\x1b\n\x13show_special_tokens\x18\x0c \x01(\x08\x12\x0c\n\x04kept\x18\x0b \x01(\x0c\x12\x10\n\x08\x65xchange\x18\r \x01(\t\x1a,\n\nTraceEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42>\n\x0fserving.orca.v1P\x01Z\x1forca.serving/gen/orca/v1;orcav1\xaa\x02\x07Orca.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,7 +36,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_POOLREQUEST_TRACEENTRY']._loaded_options = None
   _globals['_POOLREQUEST_TRACEENTRY']._serialized_options = b'8\001'
   _globals['_POOLREQUEST']._serialized_start=56
-  _globals['_POOLREQUEST']._serialized_end=417
-  _globals['_POOLREQUEST_TRACEENTRY']._serialized_start=373
-  _globals['_POOLREQUEST_TRACEENTRY']._serialized_end=417
+  _globals['_POOLREQUEST']._serialized_end=435
+  _globals['_POOLREQUEST_TRACEENTRY']._serialized_start=391
+  _globals['_POOLREQUEST_TRACEENTRY']._serialized_end=435
 # @@protoc_insertion_point(module_scope)

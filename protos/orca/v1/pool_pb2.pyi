@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PoolRequest(_message.Message):
-    __slots__ = ("request_id", "prompt_ids", "max_new_tokens", "sampling", "end_token_ids", "stop_token_ids", "stop", "detach_grace", "trace", "tool_syntax", "show_special_tokens", "kept")
+    __slots__ = ("request_id", "prompt_ids", "max_new_tokens", "sampling", "end_token_ids", "stop_token_ids", "stop", "detach_grace", "trace", "tool_syntax", "show_special_tokens", "kept", "exchange")
     class TraceEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +28,7 @@ class PoolRequest(_message.Message):
     TOOL_SYNTAX_FIELD_NUMBER: _ClassVar[int]
     SHOW_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
+    EXCHANGE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
     max_new_tokens: int
@@ -40,4 +41,5 @@ class PoolRequest(_message.Message):
     tool_syntax: str
     show_special_tokens: bool
     kept: bytes
-    def __init__(self, request_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., max_new_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., end_token_ids: _Optional[_Iterable[int]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., stop: _Optional[_Iterable[str]] = ..., detach_grace: _Optional[float] = ..., trace: _Optional[_Mapping[str, str]] = ..., tool_syntax: _Optional[str] = ..., show_special_tokens: _Optional[bool] = ..., kept: _Optional[bytes] = ...) -> None: ...
+    exchange: str
+    def __init__(self, request_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., max_new_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., end_token_ids: _Optional[_Iterable[int]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., stop: _Optional[_Iterable[str]] = ..., detach_grace: _Optional[float] = ..., trace: _Optional[_Mapping[str, str]] = ..., tool_syntax: _Optional[str] = ..., show_special_tokens: _Optional[bool] = ..., kept: _Optional[bytes] = ..., exchange: _Optional[str] = ...) -> None: ...

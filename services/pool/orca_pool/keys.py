@@ -55,6 +55,8 @@ tables into docs/pool.md, "Keys".
 |                       |            | listeners, tp, pp, weights, policy, load, finishing        |                    |
 | leases                | hash       | `COUNTER TERM OWNER` of all engines                        | the release        |
 | engines               | sorted set | all engines by their slots; 0: never formed                | the release        |
+| expected              | sorted set | weights that an engine has lost before it had finished, by | until that moment  |
+|                       |            | the moment until which their requests wait for them        |                    |
 | endpoint:ID           | hash       | registration number, whether it is leaving                 | until swept        |
 | calls:ENDPOINT        | set        | ids of live requests whose call is there: those to detach  | with its requests  |
 |                       |            | when it dies                                               |                    |

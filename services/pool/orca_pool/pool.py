@@ -457,6 +457,10 @@ class Pool:
         self._listeners.pop(engine, None)
         await self._run("release", engine, owner, term)
 
+    async def expect(self, engine: str, owner: str, term: int, seconds: float) -> None:
+        """Has requests with tokens of the engine's weights wait for these, even when it has formed with others."""
+        await self._run("expect", engine, owner, term, _microseconds(seconds))
+
     async def retire(self, engine: str, owner: str, term: int) -> None:
         """Deletes an engine that has no ranks any more. Does nothing while it has claims: give them back first."""
         self._listeners.pop(engine, None)

@@ -147,12 +147,18 @@ class Scheduler:
     async def explain(self, request: str) -> tuple[Explanation | None, Standing | None]:
         """Explains a request, as far as the pool knows it, or it was on an engine of this scheduler.
 
-        Also returns the pool's word. Raises Unavailable while the pool is away."""
+        request: its id; or the X-Request-Id that it came with, once an engine has had it. Also returns the pool's word.
+        Raises Unavailable while the pool is away.
+        """
         async with self._explains:  # one at a time: the ranks wait for this process
             standing = await self._pool.look_up(request)
             since = standing.times.submitted * 1000 if standing is not None else 0
             lines = self._recent.lines(since)
             story = await in_thread(lambda: explanation_of(request, lines, standing, time.time_ns()))
+            if story is not None and story.request != request:  # that was an X-Request-Id
+                request = story.request
+                standing = await self._pool.look_up(request)
+                story = await in_thread(lambda: explanation_of(request, lines, standing, time.time_ns()))
             return story, standing
 
     async def run(self) -> None:

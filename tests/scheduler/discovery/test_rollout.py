@@ -1,6 +1,7 @@
 """The rule of updates: one engine after the other, and none after one that does not come up."""
 
 import random
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -270,6 +271,14 @@ def test_another_model_is_told_by_an_annotation(before: str | None, after: str |
         one["metadata"] |= marked(before if one["metadata"]["name"] > "orca-worker-1" else after)
     found = engines(workers, [read for read in (worker_pod(one, workers) for one in pods) if read is not None], 2)
     assert [gets_other_model(engine, workers) for engine in found] == [False, other]
+
+
+@pytest.mark.parametrize(("text", "other"), [("OO", True), ("dO", False), (".O", False), ("Od", False), ("nO", False)])
+def test_an_engine_that_has_lost_a_pod_cannot_finish(text: str, other: bool) -> None:
+    """Its pod comes back with the new model. Two models in one engine refused each other until the time was over."""
+    seen = view(text)
+    workers = replace(seen.workers, model="b")
+    assert [gets_other_model(engine, workers) for engine in seen.engines] == [other]
 
 
 def test_an_events_message_is_as_long_as_kubernetes_takes_it() -> None:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from scheduler.discovery.api_server import ApiServer, Fault, api_server, refuses, says, silence
@@ -324,6 +325,30 @@ async def test_replace_deletes_only_the_pod_that_it_means(tmp_path: Path) -> Non
         await world.discovery.replace("engine-0")
         assert "deletionTimestamp" not in world.server.objects["pods"]["orca-worker-0"]["metadata"]
         assert "deletionTimestamp" in world.server.objects["pods"]["orca-worker-1"]["metadata"]
+
+
+async def test_an_engine_that_lost_a_pod_before_it_had_finished_is_said(tmp_path: Path) -> None:
+    async with watched(tmp_path) as world:
+        await until(lambda: world.addresses == ENGINE_0)
+        world.discovery.unfinished("engine-0", 280.4)
+        await until(lambda: "UnfinishedWaits" in [e["reason"] for e in world.server.objects["events"].values()])
+        (event,) = [e for e in world.server.objects["events"].values() if e["reason"] == "UnfinishedWaits"]
+        assert (event["type"], event["involvedObject"]["name"]) == ("Warning", "orca-worker")
+        assert "engine-0 has lost a pod" in event["message"]
+        assert "waits 280 s" in event["message"]
+
+
+@pytest.mark.parametrize("theirs", [{"labels": {"app": "another"}}, {"ownerReferences": []}], ids=["labels", "owner"])
+async def test_replace_leaves_the_pods_of_others(tmp_path: Path, theirs: dict[str, Any]) -> None:
+    """The right to delete holds for all pods of a namespace: labels and owner are looked at right before."""
+    async with watched(tmp_path) as world:
+        world.server.put("statefulsets", statefulset(2, NEW))
+        await until(lambda: world.replacing == ["engine-0"])
+        other = pod(1)
+        other["metadata"] |= theirs
+        world.server.put("pods", other)
+        await world.discovery.replace("engine-0")
+        assert [request.name for request in world.server.asked("delete pods")] == ["orca-worker-0"]
 
 
 @pytest.mark.parametrize("what", ["list pods", "list statefulsets", "delete pods"])

@@ -175,6 +175,7 @@ class Endpoint:
         encoded: Sequence[int] | None = None,
         loose: Collection[str] = (),
         kept: bytes = b"",
+        exchange: str = "",
     ) -> Call:
         """A call that will submit the request.
 
@@ -182,7 +183,8 @@ class Endpoint:
         of the request's fields (see `validation`). tenant: whose key the caller sent; empty without keys. host: the
         caller's. encoded: the tokens of its prompt, where they are known. loose: fields with schemas of which the
         answer need only follow what can be enforced. kept: what is kept beside the request, as long
-        as the pool keeps it. Raises what the validation raises, and when no call is admitted.
+        as the pool keeps it. exchange: the id of the HTTP request that it came with. Raises what the validation raises,
+        and when no call is admitted.
         """
         operation = "chat" if request.WhichOneof("prompt") == "chat" else "text_completion"
         model = request.model if request.model in self.adapters else self.name
@@ -200,7 +202,7 @@ class Endpoint:
         if span is not None:
             span.validated(work.record)
         work.record.trace.update(trace_of(span, carrier))
-        work.record.kept = kept
+        work.record.kept, work.record.exchange = kept, exchange
         for part in work.left_out:
             self.metrics.relaxed(part.keyword, part.function)
         return Call(

@@ -5,6 +5,8 @@ It names the exchange, for logs of the caller and proxies. What names a completi
 
 import re
 import secrets
+from collections.abc import Mapping
+from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -27,6 +29,7 @@ class RequestIds:
         given = Headers(scope=scope).get(HEADER)
         usable = given is not None and GIVEN.fullmatch(given) is not None
         name = given if given is not None and usable else f"req_{secrets.token_hex(12)}"
+        scope["orca.exchange"] = name
 
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -38,6 +41,11 @@ class RequestIds:
             await refused(error)(scope, receive, send_named)
         else:
             await self._app(scope, receive, send_named)
+
+
+def exchange_in(scope: Mapping[str, Any]) -> str:
+    """The id of a request that RequestIds let pass."""
+    return scope["orca.exchange"]
 
 
 def labels_in(scope: Scope) -> dict[str, str | list[str]]:

@@ -10,7 +10,7 @@ from ..calls.call import Call
 from ..calls.endpoint import Endpoint
 from ..calls.events import Event
 from ..http.access import peer_of, tenant_in
-from ..http.request_ids import labels_in
+from ..http.request_ids import exchange_in, labels_in
 from ..requests.limits import Held
 from ..requests.validation import MAX_INTERVAL
 from .answer import Numbered
@@ -46,6 +46,7 @@ async def calls_of(asked: Asked, name: str, endpoint: Endpoint, request: Request
                 encoded=encoded,
                 loose=asked.loose,
                 kept=sample.kept,
+                exchange=exchange_in(request.scope),
             )
             call.label({**labels_in(request.scope), **asked.labels})
             calls.append(call)

@@ -16,6 +16,7 @@ local ENGINE, ENDPOINT, CALLS = PREFIX .. 'engine:', PREFIX .. 'endpoint:', PREF
 local LISTENERS = PREFIX .. 'listeners:'
 local DELIVERY, CONTROL = PREFIX .. 'delivery:', PREFIX .. 'control:'
 local LOAD, TAGS, PREFIXES, YIELDING = PREFIX .. 'load', PREFIX .. 'tags', PREFIX .. 'prefixes', PREFIX .. 'yielding'
+local EXPECTED = PREFIX .. 'expected'
 
 -- Another version of these scripts may still serve the release. Both must not write the same keys.
 do
@@ -142,12 +143,16 @@ local function suits(weights, mine, finishing)
   return weights == mine and mine ~= '' or (weights == '' and not finishing)
 end
 
--- For the weights of all engines that have formed the slots of the largest one; nil where none has formed.
+-- For the weights of all engines that have formed the slots of the largest one, and room for all where they are expected
+-- back; nil where no engine has formed.
 local function weights_there()
   local formed, found = call('ZRANGE', ENGINES, 1, '+inf', 'BYSCORE', 'WITHSCORES'), nil
   for i = 1, #formed, 2 do
     found = found or {}
     found[taste(formed[i])] = tonumber(formed[i + 1]) -- the larger ones come later
+  end
+  for _, weights in ipairs(found and call('ZRANGE', EXPECTED, 0, -1) or {}) do
+    found[weights] = math.huge
   end
   return found
 end

@@ -36,9 +36,12 @@ local function detach_orphans(time, floor)
   end
 end
 
--- Follows the engines. When the largest one shrinks, or one gets other weights, requests may wait that no engine can go on
--- with: they end, a page of the queue at each sweep. Without any engine they wait for one.
-local function end_what_no_engine_can()
+-- Follows the engines. When the largest one shrinks, or one gets other weights that are expected back no longer, requests may
+-- wait that no engine can go on with: they end, a page of the queue at each sweep. Without any engine they wait for one.
+local function end_what_no_engine_can(due)
+  if call('ZREMRANGEBYSCORE', EXPECTED, '-inf', int(due)) > 0 then
+    call('HSET', POOL, 'shrunk', 0)
+  end
   local largest = tonumber(call('ZRANGE', ENGINES, 0, 0, 'REV', 'WITHSCORES')[2])
   -- An engine that has never formed may turn out to be the largest.
   if largest and call('ZCOUNT', ENGINES, 0, 0) == 0 and largest < (tonumber(call('HGET', POOL, 'slots')) or 0) then
@@ -149,7 +152,7 @@ local function sweep(time, floor, due)
       call('ZREM', DUE, id) -- Redis has evicted the record
     end
   end
-  end_what_no_engine_can()
+  end_what_no_engine_can(due)
   forget_oldest(time, SWEEP_AT_ONCE)
   check_some(time, floor)
   check_prefixes()

@@ -15,7 +15,7 @@ class Candidate:
     pods: tuple[str, ...]  # addresses in ordinal order; "" for a pod that has none
     absent: str = ""  # why pods have no address, as a sentence; "" when all have one
     replace: bool = False  # the pods are of an old revision, and it is this engine's turn to get new ones
-    other_model: bool = False  # .. and the new ones have another model, as far as the manifests say
+    other_model: bool = False  # .. and the new ones have another model; none is lost or new yet
     ending: bool = False  # it is to be taken away soon: it finishes what it began, and begins nothing
 
 
@@ -43,6 +43,13 @@ class Discovery(Protocol):
         """Has the pods of an engine that are of an old revision made anew. The caller has brought the engine to rest.
 
         May be called again. Raises Unavailable when that cannot be asked for now.
+        """
+        ...
+
+    def unfinished(self, engine: str, seconds: float) -> None:
+        """Says that the engine has lost pods before it had finished with its old model.
+
+        What it had begun waits so long for pods of that model.
         """
         ...
 

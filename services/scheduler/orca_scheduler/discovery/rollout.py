@@ -48,8 +48,12 @@ def outdated_pods(engine: Engine, workers: WorkerSet) -> list[WorkerPod]:
 
 
 def gets_other_model(engine: Engine, workers: WorkerSet) -> bool:
-    """Whether its outdated pods have another model than those that follow them."""
-    return any(pod.model != workers.model for pod in outdated_pods(engine, workers))
+    """Whether all its pods are outdated, and have another model than those that follow them.
+
+    An engine that has lost one cannot go on: a StatefulSet makes it anew with the new model.
+    """
+    outdated = outdated_pods(engine, workers)
+    return len(outdated) == len(engine.pods) and any(pod.model != workers.model for pod in outdated)
 
 
 def progress(state: Rollout) -> str:

@@ -93,6 +93,10 @@ class StatefulSetDiscovery:
             self._look()
         self._teller.replaced(workers, turn, outdated)
 
+    def unfinished(self, engine: str, seconds: float) -> None:
+        assert self._workers is not None, "an engine is known before it loses a pod"
+        self._teller.unfinished(self._workers, engine, seconds)
+
     @property
     def stopped(self) -> bool | None:
         """Whether an update of the workers has stopped; None before that is known."""

@@ -40,5 +40,8 @@ class StaticDiscovery:
     async def replace(self, engine: str) -> None:
         raise AssertionError("a static candidate never asks to be replaced")
 
+    def unfinished(self, engine: str, seconds: float) -> None:
+        raise AssertionError("a static candidate never asks to be replaced")
+
     async def close(self) -> None:
         pass

@@ -153,6 +153,14 @@ class Teller:
         message = f"{engine.name}: {names} deleted, to come back with {workers.revision}"
         self._happened(set_event(workers, "EngineReplaced", message, f"{workers.revision} {engine.name}"))
 
+    def unfinished(self, workers: WorkerSet, engine: str, seconds: float) -> None:
+        """An engine has lost pods of the old model before it had finished."""
+        message = (
+            f"{engine} has lost a pod before it had finished with the model of the revision before: what it had begun "
+            f"waits {seconds:.0f} s for pods of that model, as a rollback brings them, and ends with MODEL_CHANGED then"
+        )
+        self._happened(set_event(workers, "UnfinishedWaits", message, f"{workers.revision} {engine}", warning=True))
+
     def scaled(self, workers: WorkerSet, seen: Size, pods: int, why: str) -> None:
         """The number of pods was changed, because of the load."""
         message = f"scaled from {seen.pods} to {pods} pods: {why}"

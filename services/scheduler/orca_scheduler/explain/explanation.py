@@ -5,6 +5,7 @@ for it, and in how many iterations of the engine. The parts add up to the reques
 where the one before ended; moments of several machines agree as well as their clocks do.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -91,9 +92,20 @@ class Explanation:
 def explain(request: str, histories: Iterable[History], standing: Standing | None, now: int) -> Explanation | None:
     """Explains a request from its engines' histories and the pool's word. None: neither knows it.
 
-    now: ns of the wall clock, the end of a request that lives.
+    request: its id, or the X-Request-Id that it came with; of several of these the one that ended last. now: ns of the
+    wall clock, the end of a request that lives.
     """
-    return _Story(request, list(histories), standing, now).told()
+    found = list(histories)
+    return _Story(request if standing is not None else _id_of(request, found), found, standing, now).told()
+
+
+def _id_of(name: str, histories: Iterable[History]) -> str:
+    """The id of the request that has this id, or came with this X-Request-Id."""
+    stays = [stay for history in histories for stay in history.stays]
+    came = [stay for stay in stays if stay.exchange == name]
+    if not came or any(stay.request == name for stay in stays):
+        return name
+    return max(came, key=lambda stay: math.inf if stay.left is None else stay.left).request
 
 
 class _Story:

@@ -65,6 +65,7 @@ class Stay:
 
     claim: int
     request: str
+    exchange: str = ""  # X-Request-Id of the HTTP request that it came with
     submitted: int | None = None  # by the pool's clock
     claimed: int = 0
     arrival: int = 0  # its place in the queue
@@ -231,8 +232,8 @@ class History:
     def _claim(self, claim: int, at: int) -> Stay:
         named = self._names.get(claim)
         stay = Stay(claim, named.request if named else f"claim {claim}", claimed=at)
-        if named is not None and named.submitted:
-            stay.submitted = named.submitted * 1000
+        if named is not None:
+            stay.exchange, stay.submitted = named.exchange, named.submitted * 1000 or None
         self._live[claim] = self._known[claim] = stay
         self.stays.append(stay)
         return stay
@@ -242,7 +243,7 @@ class History:
             case {"claims": claims, "submitted": submitted, "now": now}:
                 for text, name in claims.items():
                     claim = int(text)
-                    self._names[claim] = Named(name, submitted[text])
+                    self._names[claim] = Named(name, submitted[text], values.get("exchanges", {}).get(text, ""))
                     if claim not in self._known:
                         stay = self._claim(claim, self._wall(now))
                         stay.prefix_at, stay.overtaken = values.get("prefix_at", {}).get(text, ("", 0))

@@ -454,6 +454,13 @@ class ReplacePods:
 
 
 @dataclass(frozen=True, slots=True)
+class Expect:
+    """Pods are lost before the engine has finished: those requests wait this long for an engine of its weights."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Release:
     """Commit all tokens, then release the lease: another scheduler may take the engine."""
 
@@ -492,6 +499,7 @@ LifeAction = (
     | Fence
     | HangUp
     | ReplacePods
+    | Expect
     | Release
     | Retire
     | Say

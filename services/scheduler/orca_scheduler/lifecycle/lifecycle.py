@@ -48,6 +48,7 @@ from .events import (
     Dial,
     Entry,
     EpochGiven,
+    Expect,
     Fence,
     Fenced,
     Finished,
@@ -688,7 +689,10 @@ class Lifecycle:
         )
         if self.pods is None:
             return self._wanted_no_more(now, "the engine is no longer discovered")
-        self._let_finish(now)
+        return [*self._let_finish(now, changed), *self._follow_candidate(now, changed, finished_before)]
+
+    def _follow_candidate(self, now: float, changed: bool, finished_before: bool) -> list[LifeAction]:
+        """Does what the new candidate asks for. changed: its pods are others. finished_before: the engine did so."""
         match self.state:
             case Running() if self._replaces(now):
                 return self._drain(now, "its pods are of an old revision")
@@ -696,7 +700,7 @@ class Lifecycle:
                 return [Say("engine finishes", "its pods are of an old revision, and the new one has another model")]
             case Running() if self.finishing and not finished_before:
                 return [Say("engine finishes", "it is to be taken away")]
-            case Running() if finished_before and not self.finishing:
+            case Running() if finished_before and not self.finishing and not changed:
                 return [Say("engine begins requests again", "it stays")]
             case Greeting() | Forming() | Recording() if changed or self._replaces(now):
                 return [*self._close_life(), *self._next_life(now)]
@@ -748,12 +752,18 @@ class Lifecycle:
 
     # -- replacing pods
 
-    def _let_finish(self, now: float) -> None:
-        """Gives the engine its time to finish, when the new pods will have another model and something was begun."""
-        if not (self.replace and self.other_model):
-            self.finish_by = None
-        elif self.finish_by is None and (self.formed or self.unadmitted):
-            self.finish_by = now + self.finish_seconds
+    def _let_finish(self, now: float, changed: bool = False) -> list[LifeAction]:
+        """Gives the engine its time to finish, when the new pods will have another model and something was begun.
+
+        changed: its pods are others. Where one is lost, the rest of the time is for requests to wait: an update that
+        is taken back brings pods of their model.
+        """
+        if self.replace and self.other_model:
+            if self.finish_by is None and (self.formed or self.unadmitted):
+                self.finish_by = now + self.finish_seconds
+            return []
+        left, self.finish_by = 0.0 if self.finish_by is None else self.finish_by - now, None
+        return [Expect(left)] if changed and left > 0 else []
 
     def _replaces(self, now: float) -> bool:
         """Whether the pods are made anew before anything else. An engine that lacks a pod cannot finish."""

@@ -64,6 +64,7 @@ class Named(NamedTuple):
 
     request: str
     submitted: int  # Redis's TIME in microseconds
+    exchange: str = ""  # X-Request-Id of the HTTP request that it came with
 
 
 class Journal:

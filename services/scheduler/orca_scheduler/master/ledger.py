@@ -149,6 +149,10 @@ class Ledger:
         Deposed."""
         await reached(self._renew)
 
+    async def expect(self, seconds: float) -> None:
+        """Has what is tied to the engine's weights wait for these, whatever weights it forms with next."""
+        await reached(lambda: self._pool.expect(self._engine, self._owner, self._term, seconds))
+
     def admitted(self) -> None:
         """The core knows what was claimed last, or it was given back."""
         self._admitted.set()

@@ -60,6 +60,7 @@ from ..lifecycle.events import (
     Confirmed,
     Dial,
     EpochGiven,
+    Expect,
     Fence,
     Finished,
     Form,
@@ -519,6 +520,9 @@ class EngineMaster:
                 self._dialed.hang_up()
             case ReplacePods(life):
                 self._spawn(self._replace_pods(life))
+            case Expect(seconds):
+                self._discovery.unfinished(self.engine, seconds)
+                self._spawn(self._ledger.expect(seconds))
             case Release() | Retire():
                 self._spawn(self._release(retire=isinstance(action, Retire)))
             case Say("rank lost", verdict):
@@ -728,18 +732,22 @@ class EngineMaster:
 
     def _names(self) -> dict[int, Named]:
         """The requests that the engine holds, by claim number."""
-        claimed = (held.claimed for held in self._ledger.outputs.held.values())
-        return {one.claim: Named(one.request_id, one.submitted) for one in claimed}
+        return {claim: named_in(held) for claim, held in self._ledger.outputs.held.items()}
 
     def _note_claims(self, now: float, claims: tuple[int, ...]) -> None:
         """The queue has given this engine requests, or had given them to the term before."""
-        claimed = [held.claimed for held in self._ledger.outputs.of(claims)]
-        awaited = [one for one in claimed if one.prefix_at]
+        held = self._ledger.outputs.of(claims)
+        named = {one.claimed.claim: named_in(one) for one in held}
+        exchanges = {claim: name.exchange for claim, name in named.items() if name.exchange}
+        awaited = {
+            one.claimed.claim: (one.claimed.prefix_at, one.claimed.overtaken) for one in held if one.claimed.prefix_at
+        }
         self._journal.note(
             now=now,
-            claims={one.claim: one.request_id for one in claimed},
-            submitted={one.claim: one.submitted for one in claimed},
-            **({"prefix_at": {one.claim: (one.prefix_at, one.overtaken) for one in awaited}} if awaited else {}),
+            claims={claim: name.request for claim, name in named.items()},
+            submitted={claim: name.submitted for claim, name in named.items()},
+            **({"exchanges": exchanges} if exchanges else {}),
+            **({"prefix_at": awaited} if awaited else {}),
         )
 
     def _check_invariants(self) -> None:
@@ -789,6 +797,11 @@ def check_needs(policy: Policy, can: Collection[str]) -> None:
     if lacking := sorted(policy.needs.difference(can)):
         needs = " and ".join(lacking)
         raise FailedPrecondition(f"policy: {policy.name} needs {needs}, which ranks of this model cannot do")
+
+
+def named_in(held: Held) -> Named:
+    """A claimed request as journals name it."""
+    return Named(held.claimed.request_id, held.claimed.submitted, held.record.exchange)
 
 
 def arrival(held: Held, root: str, block_size: int) -> Arrival:
