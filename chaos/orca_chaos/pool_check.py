@@ -9,7 +9,7 @@ from orca_pool.link import Link
 SETTLED = 30.0  # seconds: what is due by then is swept, and dead processes are forgotten
 PATIENCE = 30.0  # seconds for an answer of Redis: a busy machine is nothing that is left
 SINGLE = {
-    *("pool", "read", "waiting", "asking", "due", "ended", "leases"),
+    *("pool", "read", "waiting", "handed", "asking", "due", "ended", "leases"),
     *("engines", "orphans", "endpoints", "schedulers"),
 }
 
@@ -29,7 +29,7 @@ async def leftovers(redis_url: str, pool: str, engines: int, endpoints: int) -> 
 async def _look(link: Link, prefix: str, engines: int, endpoints: int) -> list[str]:
     names = [name.removeprefix(prefix) for name in await _names(link, prefix)]
     found = []
-    for queue in ("waiting", "due"):
+    for queue in ("waiting", "handed", "due"):
         if count := await link.command("ZCARD", prefix + queue):
             found.append(f"{count} requests are in `{queue}`")
     known_engines = {name.decode() for name in await link.command("ZRANGE", f"{prefix}engines", 0, -1)}

@@ -8,7 +8,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from orca_common.errors import FailedPrecondition, NotFound
-from orca_scheduler.core.core import Arrived, BatchReturned, Cancelled, Commit, GiveBack, ScheduleBatch
+from orca_scheduler.core.core import (
+    Arrived,
+    BatchReturned,
+    Cancelled,
+    Commit,
+    GiveBack,
+    HandOver,
+    LetGo,
+    Pull,
+    Pulled,
+    ScheduleBatch,
+)
 from orca_scheduler.lifecycle.events import Admit, Claimed, Gone, Opened, Orphaned
 from orca_scheduler.master.journal import CoreStep, Heading, LifeStep, Line, Note, files_in, named_in, parse
 
@@ -130,6 +141,12 @@ def claims_of(line: Line) -> frozenset[int]:
                         found |= {outcome.claim for outcome in value.outcomes}
                     case GiveBack():
                         found |= {claim for claim, _ in value.requests}
+                    case HandOver():
+                        found |= {one.claim for one in value.requests}
+                    case Pull() | Pulled():
+                        found.add(value.claim)
+                    case LetGo():
+                        found |= set(value.claims)
                     case _:
                         pass
     return frozenset(found)
@@ -167,6 +184,14 @@ def value_words(value: Any, names: dict[int, str]) -> str:
             return f"iteration {value.iteration} returned, {sum(map(len, value.made))} tokens"
         case Cancelled(_, claims):
             return f"ended elsewhere: {named(claims)}"
+        case HandOver(requests):
+            return f"handed over: {named(one.claim for one in requests)}"
+        case Pull():
+            return f"pull {value.positions} positions of {named([value.claim])}"
+        case Pulled():
+            return f"pulled{'' if value.done else ' in vain'}: {named([value.claim])}"
+        case LetGo(_, claims):
+            return f"let go: {named(claims)}"
         case ScheduleBatch():
             parts = [f"{names.get(m.claim, m.claim)} {m.phase} {m.count}" for m in value.members]
             return f"iteration {value.iteration}: {listed(parts)} ({value.reserved} slots; {value.stop})"

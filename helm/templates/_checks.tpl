@@ -56,6 +56,18 @@
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- with $values.scheduler.settings.roles -}}
+{{- if ne . "mixed" -}}
+{{- $engines := 0 -}}
+{{- range regexFindAll "[0-9]+" . -1 }}{{ $engines = add $engines (int .) }}{{ end -}}
+{{- if $engine.autoscale.enabled -}}
+{{- fail (printf "scheduler.settings.roles: %s is a fixed number of engines, and engine.autoscale changes it" .) -}}
+{{- end -}}
+{{- if ne (int $engine.count) (int $engines) -}}
+{{- fail (printf "scheduler.settings.roles: %s is %d engines, and engine.count is %d" . (int $engines) (int $engine.count)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- if mod $tp $perPod -}}
 {{- fail (printf "engine.gpusPerPod: %d is no divisor of tp, %d" $perPod $tp) -}}
 {{- end -}}

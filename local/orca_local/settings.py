@@ -2,15 +2,16 @@
 
 import os
 import tempfile
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import Field, create_model, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from orca_common.settings import Settings
 from orca_endpoint.settings import EndpointSettings
-from orca_scheduler.settings import SchedulerSettings, check_slots
+from orca_scheduler.settings import SchedulerSettings, check_roles, check_slots
 from orca_ui.settings import UiSettings
 from orca_worker.settings import Kernels, SupervisorSettings
 
@@ -57,6 +58,8 @@ class StackSettings(Settings):
     """Requests in a batch; if not given 32, or 8 on a CPU that has no instruction for products of bfloat16."""
     engines: int = Field(default=1, ge=1)
     """Copies of the model, each of tp x pp ranks."""
+    roles: str = "mixed"
+    """prefill=N,decode=M: the first N engines compute prompts, M others go on; mixed: each engine does both."""
     schedulers: int = Field(default=1, ge=1)
     """Scheduler processes; each engine is driven by one of them."""
     endpoints: int = Field(default=1, ge=1)
@@ -93,6 +96,24 @@ class StackSettings(Settings):
     """Bound of the orderly end, in seconds; what has not ended 10 s later is killed."""
     start_timeout: float = Field(default=600.0, gt=0)
     """Bound of the start, in seconds, without the download of a model; then it is given up."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _engines_of_roles(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Where their number is not given, there are as many engines as have a role."""
+        if "engines" in values:
+            return values
+        with suppress(ValueError):  # which the validator below tells
+            if engines := check_roles(str(values.get("roles", "")), 0):
+                return values | {"engines": engines}
+        return values
+
+    @model_validator(mode="after")
+    def _roles_have_engines(self) -> Self:
+        engines = check_roles(self.roles, self.run_ahead or 0)
+        if engines not in (0, self.engines):
+            raise ValueError(f"roles: {self.roles} are {engines} engines, and engines is {self.engines}")
+        return self
 
 
 class StateSettings(BaseSettings):

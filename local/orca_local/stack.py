@@ -465,6 +465,8 @@ class Stack:
         settings = self._settings
         if settings.run_ahead is not None:
             return settings.run_ahead
+        if settings.roles not in ("", "mixed"):
+            return 0  # requests change engines with all their tokens known
         return int(on_gpu(settings.device) or settings.kernels == "device-loop")
 
     def _max_batch_size(self) -> int:

@@ -107,13 +107,13 @@ class Lab:
         assert await self.pool.renew_endpoint(name, register=True)
         return name
 
-    async def engine(self, name: str = "g", slots: int = 64, owner: str = "s") -> str:
+    async def engine(self, name: str = "g", slots: int = 64, owner: str = "s", role: str = "") -> str:
         """An engine that `owner` has acquired and, unless it has no slots, formed."""
         term = await self.pool.acquire(name, owner, None)
         assert term is not None
         self.terms[name], self.heard[name] = (owner, term), 0
         if slots:
-            await self.pool.renew(name, owner, term, form=EngineInfo(name, 1, 1, slots, 0))
+            await self.pool.renew(name, owner, term, form=EngineInfo(name, 1, 1, slots, 0, role=role))
         return name
 
     async def submit(
@@ -154,12 +154,19 @@ class Lab:
         return {held.request_id: held.claim for held in answer.requests}
 
     async def commit(
-        self, request_id: str, claim: int, base: int, count: int, finish: Reason | None = None, engine: str = "g"
+        self,
+        request_id: str,
+        claim: int,
+        base: int,
+        count: int,
+        finish: Reason | None = None,
+        engine: str = "g",
+        handed: bytes = b"",
     ) -> int:
         answer = await self.pool.commit(
             engine,
             *self.terms[engine],
-            [CommitRow(request_id, claim, base, pack_tokens(tokens_of(base, count)), finish)],
+            [CommitRow(request_id, claim, base, pack_tokens(tokens_of(base, count)), finish, handed=handed)],
         )
         assert answer is not None
         return answer.rows[0]
@@ -234,12 +241,12 @@ class Lab:
             "prefixes",
         )
         load: dict[str, int] = {}
-        single: dict[str, Any] = {name: {} for name in names} | {"waiting": []}
+        single: dict[str, Any] = {name: {} for name in names} | {"waiting": [], "handed": []}
         for raw_key, content in await self.redis("EVAL", DUMP, 1, self.keys.pool, self.keys.prefix):
             kind, _, name = raw_key.decode()[len(self.keys.prefix) :].partition(":")
             match kind:
-                case "waiting":
-                    single["waiting"] = [i.decode() for i in content[::2]]
+                case "waiting" | "handed":
+                    single[kind] = [i.decode() for i in content[::2]]
                 case "claimed":
                     found["claimed"][name] = [i.decode() for i in content[::2]]
                 case "due" | "schedulers" | "asking" | "yielding" | "expected" | "ended":

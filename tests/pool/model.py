@@ -52,7 +52,7 @@ class Request:
     deadline: int | None
     endpoint: str | None
     attempt: int
-    state: str = "waiting"  # waiting, claimed, ended
+    state: str = "waiting"  # waiting, claimed, handed, ended
     claim: int | None = None
     engine: str | None = None
     closed: bool = False
@@ -66,6 +66,10 @@ class Request:
     place: tuple[str, int, int] | None = None  # engine, term and epoch of its last claim
     prefix_at: tuple[str, int, int] | None = None  # that of the request that it goes on from
     overtaken: int = 0
+    handed_at: tuple[str, int, int] | None = None  # who keeps its keys and values for another engine
+    handed_claim: int | None = None  # .. by its claim there
+    handed: bytes = b""  # .. and where
+    was_handed: bool = False  # ever
     reason: Reason | None = None
     final: int = 0
     queued_at: int = 0
@@ -104,6 +108,7 @@ class Engine:
     pp: int = 0
     weights: str = ""
     policy: str = ""
+    role: str = ""
     finishing: int = 0  # 1: it begins nothing
     yields: int = 0  # the lowest class of requests that give way
     free: int = 0  # slots, as its master told
@@ -149,6 +154,28 @@ class Model:
     def _queue(self) -> list[Request]:
         return sorted((r for r in self.requests.values() if r.state == "waiting"), key=place)
 
+    def _handed(self) -> list[Request]:
+        return sorted((r for r in self.requests.values() if r.state == "handed"), key=place)
+
+    def _queue_of(self, engine: str) -> list[Request]:
+        return self._handed() if self.engines[engine].role == "decode" else self._queue()
+
+    def _let_go(self, r: Request) -> None:
+        """Who keeps the request's keys and values may forget them."""
+        if r.handed_at is not None and r.handed_at[0] in self.engines:
+            self._hint(r.handed_at[0], f"/{r.handed_claim}")
+        r.handed_at, r.handed_claim, r.handed = None, None, b""
+
+    def _kept(self, r: Request) -> bool:
+        assert r.handed_at is not None
+        return self._place(r.handed_at[0]) == r.handed_at and self.now - r.queued_at < self.constants.keep * 1e6
+
+    def _begin_again(self, r: Request) -> None:
+        """A request that was handed over in vain."""
+        self._let_go(r)
+        r.state, r.queued_at = "waiting", self.now
+        self._hint_waiting(r.upfront, r)
+
     def _held(self, engine: str) -> list[Request]:
         return sorted((r for r in self.requests.values() if r.engine == engine), key=place)
 
@@ -171,7 +198,12 @@ class Model:
     def _others(self, engine: str, r: Request) -> bool:
         """Whether the request waits for another engine, which has its prefix."""
         at, wait = r.prefix_at, self.constants.prefix_wait * 1e6
-        if at is None or r.overtaken >= self.constants.overtakings or self.now - r.queued_at >= wait:
+        if (
+            r.state == "handed"
+            or at is None
+            or r.overtaken >= self.constants.overtakings
+            or self.now - r.queued_at >= wait
+        ):
             return False
         return at[0] != engine and self._stands(at)
 
@@ -182,7 +214,8 @@ class Model:
 
     def _hint_waiting(self, slots: int, r: Request) -> bool:
         asking = [e for e, room in self.asking.items() if room >= slots and not self._others(e, r)]
-        suited = [e for e in asking if self.engines[e].suits(r)]
+        handed = r.state == "handed"
+        suited = [e for e in asking if self.engines[e].suits(r) and (self.engines[e].role == "decode") == handed]
         if suited:
             emptiest = max(suited, key=lambda engine: (self.asking[engine], engine))
             del self.asking[emptiest]
@@ -201,7 +234,7 @@ class Model:
     def _needs(self, engine: str) -> int:
         g = self.engines[engine]
         total = g.slots
-        mine = (r for r in self._queue()[:16] if not self._others(engine, r))
+        mine = (r for r in self._queue_of(engine)[:16] if not self._others(engine, r))
         fitting = (r for r in mine if r.max_tokens <= total and g.suits(r))
         first = next(fitting, None)
         return 0 if first is None else total if first.losses >= 2 else first.upfront
@@ -215,6 +248,7 @@ class Model:
 
     def _close(self, r: Request, reason: Reason, final: int) -> None:
         r.state, r.reason, r.final, r.finished, r.claim, r.engine = "ended", reason, final, self.now, None, None
+        self._let_go(r)
         self._forget(2)
 
     def _forget(self, most: int) -> None:
@@ -258,7 +292,7 @@ class Model:
         left = None if r.deadline is None else (r.deadline - self.now) / 1e6
         at = r.prefix_at[0] if r.prefix_at else ""
         about = (r.losses, left, r.submitted, r.queued_at, r.taken_at, r.weights, at, r.overtaken)
-        return Claimed(r.request_id, r.claim, r.order, r.priority, r.record, list(r.tokens), *about)
+        return Claimed(r.request_id, r.claim, r.order, r.priority, r.record, list(r.tokens), *about, r.handed)
 
     # -- endpoints
     def renew_endpoint(
@@ -435,6 +469,9 @@ class Model:
         for r in sorted((r for r in live if r.due is not None), key=lambda r: (r.due, r.request_id)):
             if r.due is not None and r.due <= due and (reason := self._overdue(r)):
                 self._end(r, reason)
+        for r in self._handed():
+            if not self._kept(r):
+                self._begin_again(r)
         sizes = [engine.slots for engine in self.engines.values()]
         if sizes and min(sizes) > 0 and max(sizes) < self.largest:
             self.largest, self.shrunk = max(sizes), True
@@ -494,6 +531,7 @@ class Model:
         g.epoch, g.reserved = max(g.epoch, epoch or 0), max(g.reserved, reserve or 0)
         if form is not None:
             g.slots, g.tp, g.pp, g.policy = form.slots, form.tensor_parallel, form.pipeline_parallel, form.policy
+            g.role = form.role
             self.largest = max(self.largest, g.slots)
         self.shrunk |= form is not None or weights not in ("", g.weights)
         g.weights = weights or g.weights
@@ -550,11 +588,15 @@ class Model:
         """What is taken, the slots that the engine must have free to claim again, the request that waits for them."""
         taken: list[Request] = []
         passed: list[Request] = []  # they wait for another engine
-        for r in self._queue():
+        g = self.engines[engine]
+        decodes = g.role == "decode"
+        for r in self._queue_of(engine):
             if reason := self._overdue(r):
                 self._end(r, reason)
                 continue
-            g = self.engines[engine]
+            if decodes and not self._kept(r):
+                self._begin_again(r)
+                continue
             if r.max_tokens > total or not g.suits(r):
                 continue
             if self._others(engine, r):
@@ -575,7 +617,7 @@ class Model:
             r.state, r.claim, r.engine, r.weights = "claimed", g.last_claim, engine, g.weights
             r.taken_at, r.claimed_at = self.now, r.claimed_at or self.now
             r.engines = [line for line in r.engines if line[0] != len(r.tokens)] + [(len(r.tokens), engine)]
-            if r.keys:
+            if r.keys and not decodes:
                 r.place = self._place(engine)
             slots -= r.upfront
             taken.append(r)
@@ -599,6 +641,7 @@ class Model:
             return None
         answers: list[int] = []
         packets: dict[str, list[Packet]] = {}
+        handed: list[tuple[Request, int, bytes]] = []
         for row in rows:
             r = self.requests.get(row.request_id)
             if r is None or r.claim != row.claim or r.engine != engine:
@@ -617,11 +660,25 @@ class Model:
                 packet = Packet(row.request_id, r.attempt, row.base, engine, tokens, r.finish)
                 packets.setdefault(r.endpoint, []).append(packet)
             answers.append(Committed.OK)
+            if row.handed and row.finish is None:
+                handed.append((r, row.claim, row.handed))
+        for r, claim, where in handed:
+            if r.state == "ended":
+                continue
+            r.state, r.claim, r.engine, r.queued_at = "handed", None, None, self.now
+            r.handed_at, r.handed_claim, r.handed, r.was_handed = self._place(engine), claim, where, True
+            self._hint_waiting(r.upfront, r)
         for endpoint, parts in packets.items():
             self._deliver(endpoint, parts)
         needs = self._needs(engine)
-        ended = any(row.finish is not None and said == Committed.OK for row, said in zip(rows, answers, strict=True))
+        left = (row.finish is not None or row.handed for row in rows)
+        ended = any(gone and said == Committed.OK for gone, said in zip(left, answers, strict=True))
         return CommitAnswer(answers, 0 if self.asking.get(engine, 0) >= needs else needs, self.now if ended else 0)
+
+    def pulled(self, engine: str, owner: str, term: int, request_id: str, claim: int) -> None:
+        r = self.requests.get(request_id)
+        if not self._fenced(engine, owner, term) and r is not None and (r.claim, r.engine) == (claim, engine):
+            self._let_go(r)
 
     def give_back(self, engine: str, owner: str, term: int, rows: Mapping[str, tuple[int, bool]]) -> int | None:
         if self._fenced(engine, owner, term):
@@ -636,6 +693,7 @@ class Model:
             if r.losses >= 3:
                 self._end(r, Reason.INTERNAL)
             else:
+                self._let_go(r)
                 r.state, r.claim, r.engine, r.queued_at = "waiting", None, None, self.now
                 self._hint_waiting(r.upfront, r)
                 self.shrunk |= r.max_tokens > self.largest or self._stranded(r)
@@ -655,6 +713,7 @@ class Model:
         }
         return {
             "waiting": [r.request_id for r in self._queue()],
+            "handed": [r.request_id for r in self._handed()],
             "claimed": {e: [r.request_id for r in self._held(e)] for e in self.engines if self._held(e)},
             "requests": {i: _request_fields(r) for i, r in self.requests.items()},
             "tokens": {i: r.tokens for i, r in self.requests.items() if r.tokens},
@@ -690,44 +749,55 @@ def _request_fields(r: Request) -> dict[str, Any]:
     def text(value: Any) -> Any:
         return "" if value is None else value
 
-    return {
-        "record": r.record.decode(),
-        "digest": r.digest,
-        "max_tokens": r.max_tokens,
-        "upfront": r.upfront,
-        "order": r.order,
-        "class": r.priority,
-        "grace": r.grace,
-        "state": r.state,
-        "claim": text(r.claim),
-        "engine": text(r.engine),
-        "endpoint": text(r.endpoint),
-        "attempt": r.attempt,
-        "closed": int(r.closed),
-        "losses": r.losses,
-        "loss_at": r.loss_at,
-        "reason": int(r.reason or 0),
-        "final": r.final,
-        "deadline": text(r.deadline),
-        "detach_at": text(r.detach_at),
-        "engines": "".join(f"{index} {engine}\n" for index, engine in r.engines),
-        "submitted": r.submitted,
-        "queued_at": r.queued_at,
-        "taken_at": r.taken_at,
-        "claimed_at": r.claimed_at,
-        "first_token": r.first_token,
-        "finished": r.finished,
-        "weights": r.weights,
-    } | (
-        {}
-        if not r.keys
-        else {
-            "mark": r.keys[-1].decode(),
-            "prefix_at": _spelled(r.prefix_at),
-            "overtaken": r.overtaken,
-            **({"place": _spelled(r.place)} if r.place else {}),
+    return (
+        {
+            "record": r.record.decode(),
+            "digest": r.digest,
+            "max_tokens": r.max_tokens,
+            "upfront": r.upfront,
+            "order": r.order,
+            "class": r.priority,
+            "grace": r.grace,
+            "state": r.state,
+            "claim": text(r.claim),
+            "engine": text(r.engine),
+            "endpoint": text(r.endpoint),
+            "attempt": r.attempt,
+            "closed": int(r.closed),
+            "losses": r.losses,
+            "loss_at": r.loss_at,
+            "reason": int(r.reason or 0),
+            "final": r.final,
+            "deadline": text(r.deadline),
+            "detach_at": text(r.detach_at),
+            "engines": "".join(f"{index} {engine}\n" for index, engine in r.engines),
+            "submitted": r.submitted,
+            "queued_at": r.queued_at,
+            "taken_at": r.taken_at,
+            "claimed_at": r.claimed_at,
+            "first_token": r.first_token,
+            "finished": r.finished,
+            "weights": r.weights,
         }
+        | (
+            {}
+            if not r.keys
+            else {
+                "mark": r.keys[-1].decode(),
+                "prefix_at": _spelled(r.prefix_at),
+                "overtaken": r.overtaken,
+                **({"place": _spelled(r.place)} if r.place else {}),
+            }
+        )
+        | _handed_fields(r)
     )
+
+
+def _handed_fields(r: Request) -> dict[str, Any]:
+    if not r.was_handed:
+        return {}
+    claim = "" if r.handed_claim is None else r.handed_claim
+    return {"handed_at": _spelled(r.handed_at), "handed_claim": claim, "handed": r.handed.decode()}
 
 
 def _spelled(place: tuple[str, int, int] | None) -> str:

@@ -52,6 +52,7 @@ class SideBySide(RuleBasedStateMachine):
         self.committed: dict[tuple[str, int], list[CommittedToken]] = {}
         self.snapshot: tuple[list[bytes], Model] | None = None
         self.now = self.lab.now
+        self.roles: dict[str, str] = {}
         self.runner.run(self.lab.__aenter__())
         self.model.now = self.lab.now
 
@@ -81,13 +82,19 @@ class SideBySide(RuleBasedStateMachine):
         return max(0, (r.attempt if r else 1) + shift)
 
     # -- a pool that works
-    @initialize(formed=USUALLY, sizes=st.lists(SIZES, max_size=3))
-    def begin(self, formed: bool, sizes: list[int]) -> None:
+    @initialize(formed=USUALLY, sizes=st.lists(SIZES, max_size=3), split=st.booleans())
+    def begin(self, formed: bool, sizes: list[int], split: bool) -> None:
+        self.roles = {"g0": "prefill", "g1": "decode", "g2": "prefill"} if split else {}
         self.do("renew_endpoint", "e0", register=True)
         self.do("renew_endpoint", "e1", register=True)
         self.leases.append(("g0", "s0", self.do("acquire", "g0", "s0", None)))
         if formed:
-            self.do("renew", *self.leases[0], form=EngineInfo("g0", 1, 1, 32, 0), weights="w")
+            self.do(
+                "renew", *self.leases[0], form=EngineInfo("g0", 1, 1, 32, 0, role=self.roles.get("g0", "")), weights="w"
+            )
+            if split:
+                self.leases.append(("g1", "s1", self.do("acquire", "g1", "s1", None)))
+                self.do("renew", *self.leases[1], form=EngineInfo("g1", 1, 1, 32, 0, role="decode"), weights="w")
             for i, max_tokens in enumerate(sizes):
                 self.submit(f"r{i}", False, max_tokens, max_tokens, None, 1.0, "e0", 1, True)
             self.an_iteration("g0", 32, 2, None)
@@ -261,7 +268,7 @@ class SideBySide(RuleBasedStateMachine):
         yields: int,
         again: bool,
     ) -> None:
-        form = None if slots is None else EngineInfo(engine, 2, 1, slots, 0)
+        form = None if slots is None else EngineInfo(engine, 2, 1, slots, 0, role=self.roles.get(engine, ""))
         lease = self.lease(engine, right, which)
         known = self.versions.get(engine, "") if again else ""
         load = NO_LOAD._replace(rows=1, free=8, finishing=finishing, yields=yields)
@@ -321,16 +328,19 @@ class SideBySide(RuleBasedStateMachine):
         tokens = [CommittedToken(len(self.sent) * 100 + i, -0.25, len(self.sent)) for i in range(count)]
         ends = [finish, *[None] * len(held)]
         rows = [(r.request_id, r.claim or 0, len(r.tokens), end) for r, end in zip(held, ends, strict=False)]
-        self.do("commit", *lease, [CommitRow(i, claim, base, pack_tokens(tokens), end) for i, claim, base, end in rows])
+        handed = b"row 7" if g.role == "prefill" else b""
+        batch = [CommitRow(i, claim, base, pack_tokens(tokens), end, handed=handed) for i, claim, base, end in rows]
+        self.do("commit", *lease, batch)
 
     @rule(
         engine=ENGINES,
         right=USUALLY,
         which=st.integers(0, 9),
         rows=st.lists(st.tuples(REQUESTS, USUALLY, st.sampled_from([0, 0, 0, -1, 1]), st.integers(0, 3), ENDS)),
+        handed=st.sampled_from([b"", b"", b"row 8"]),
     )
     def commit(
-        self, engine: str, right: bool, which: int, rows: list[tuple[str, bool, int, int, Reason | None]]
+        self, engine: str, right: bool, which: int, rows: list[tuple[str, bool, int, int, Reason | None]], handed: bytes
     ) -> None:
         batch = []
         for request_id, claimed, shift, count, finish in rows:
@@ -338,7 +348,7 @@ class SideBySide(RuleBasedStateMachine):
             claim = r.claim if r and r.claim is not None and claimed else 12345
             base = max(0, (len(r.tokens) if r else 0) + shift)
             tokens = [CommittedToken(len(self.sent) * 100 + i, -0.25, len(self.sent)) for i in range(count)]
-            batch.append(CommitRow(request_id, claim, base, pack_tokens(tokens), finish))
+            batch.append(CommitRow(request_id, claim, base, pack_tokens(tokens), finish, handed=handed))
         self.do("commit", *self.lease(engine, right, which), batch)
 
     @rule(
@@ -353,6 +363,13 @@ class SideBySide(RuleBasedStateMachine):
             r = self.request(request_id)
             claims[request_id] = (r.claim if r and r.claim is not None and claimed else 12345, lost)
         self.do("give_back", *self.lease(engine, right, which), claims)
+
+    @rule(request_id=REQUESTS, engine=ENGINES, right=USUALLY, which=st.integers(0, 9), claimed=USUALLY)
+    def pulled(self, request_id: str, engine: str, right: bool, which: int, claimed: bool) -> None:
+        r = self.request(request_id)
+        engine = r.engine if r and r.engine else engine
+        claim = r.claim if r and r.claim is not None and claimed else 12345
+        self.do("pulled", *self.lease(engine, right, which), request_id, claim)
 
     @rule(engine=ENGINES, times=st.integers(1, 3), total=st.sampled_from([16, 32]))
     def ranks_are_lost(self, engine: str, times: int, total: int) -> None:
@@ -379,7 +396,7 @@ class SideBySide(RuleBasedStateMachine):
         self.check(state)
 
     def check(self, state: dict[str, Any]) -> None:
-        places = [*state["waiting"], *(i for ids in state["claimed"].values() for i in ids)]
+        places = [*state["waiting"], *state["handed"], *(i for ids in state["claimed"].values() for i in ids)]
         ended = [i for i, r in state["requests"].items() if r["state"] == "ended"]
         assert sorted([*places, *ended]) == sorted(state["requests"]), "each request is in one place"
         arrivals = [state["requests"][i]["order"] for i in state["waiting"]]

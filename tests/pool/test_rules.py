@@ -63,6 +63,86 @@ async def ready(lab: Lab) -> None:
     await lab.engine()
 
 
+# -- engines with roles
+async def handed_over(lab: Lab) -> None:
+    """The request "a", which g has handed over; h decodes."""
+    await lab.endpoint()
+    await lab.engine("g", role="prefill")
+    await lab.engine("h", role="decode")
+    claim = await lab.claimed("a")
+    assert await lab.commit("a", claim, 0, 1, handed=b"row 1") == -1
+
+
+async def let_go(lab: Lab) -> int:
+    """How often g was told that nobody needs what it keeps."""
+    return sum(hint.startswith("/") for hint in (await lab.dump())["control"].get("g", []))
+
+
+@rule("handed", "claim", "decodes and HANDED or WAITING", "WAITING")
+async def an_engine_that_decodes_takes_what_was_handed_over_alone(lab: Lab) -> None:
+    await handed_over(lab)
+    await lab.submit("b")
+    assert list(await lab.claim("h")) == ["a"]
+    assert list(await lab.claim("g")) == ["b"]
+
+
+@rule("handed, kept", "claim", "decodes and not kept(request.handed_at, request.queued_at, time)", "false")
+async def what_a_lost_engine_has_handed_over_begins_again(lab: Lab) -> None:
+    await handed_over(lab)
+    await lab.pool.renew("g", *lab.terms["g"], epoch=9)
+    assert await lab.claim("h") == {}
+    assert list(await lab.claim("g")) == ["a"]
+
+
+@rule("handed, in vain", "renew_scheduler", "  queue_what_was_handed_in_vain(time)\n  end", "  end")
+async def what_no_engine_takes_in_time_begins_again(lab: Lab) -> None:
+    await handed_over(lab)
+    await lab.live(31, "e")
+    assert (await lab.dump())["waiting"] == ["a"]
+
+
+@rule("handed, once", "commit", "unclaim(id, claims[row], engine)\n    call", "call")
+async def a_commit_that_comes_again_hands_nothing_over(lab: Lab) -> None:
+    await handed_over(lab)
+    assert (await lab.dump())["claimed"] == {}
+    [claim] = (await lab.claim("h")).values()
+    assert await lab.commit("a", claim - 1, 1, 1, handed=b"row 1") == -2
+    assert (await lab.dump())["claimed"] == {"h": ["a"]}
+
+
+@rule("let_go", "pulled", "\n  let_go(id)\n", "\n")
+async def an_engine_learns_that_its_keys_and_values_were_pulled(lab: Lab) -> None:
+    await handed_over(lab)
+    [claim] = (await lab.claim("h")).values()
+    for _ in range(2):
+        await lab.pool.pulled("h", *lab.terms["h"], "a", claim)
+    assert await let_go(lab) == 1
+
+
+@rule("let_go, claim", "pulled", "claim_now == claim and holder == engine", "true")
+async def only_who_has_a_request_says_that_it_was_pulled(lab: Lab) -> None:
+    await handed_over(lab)
+    [claim] = (await lab.claim("h")).values()
+    await lab.pool.pulled("h", *lab.terms["h"], "a", claim - 1)
+    assert (await lab.dump())["control"] == {}
+
+
+@rule("let_go, end", "prelude", "  let_go(id)\n  add_load('requests:'", "  add_load('requests:'")
+async def an_engine_learns_that_what_it_keeps_has_ended(lab: Lab) -> None:
+    await handed_over(lab)
+    await lab.pool.cancel("a")
+    assert await let_go(lab) == 1
+
+
+@rule("let_go, again", "give_back", "      let_go(id)\n", "")
+async def an_engine_learns_that_what_it_keeps_begins_again(lab: Lab) -> None:
+    await handed_over(lab)
+    [claim] = (await lab.claim("h")).values()
+    await lab.pool.give_back("h", *lab.terms["h"], {"a": (claim, False)})
+    assert await let_go(lab) == 1
+    assert list(await lab.claim("g")) == ["a"]
+
+
 # -- claiming
 @rule("claim_cas", "claim", "if heard < last then", "if false then")
 async def a_claim_whose_answer_was_lost_takes_nothing_more(lab: Lab) -> None:
@@ -361,7 +441,7 @@ async def an_engine_that_finishes_begins_nothing(lab: Lab) -> None:
     assert list(await lab.claim("h")) == ["b"]
 
 
-@rule("same_weights, hinted", "prelude", " and suits(weights, taste(engine)) then", " then")
+@rule("same_weights, hinted", "prelude", " and suits(weights, mine, finishing) and decodes", " and decodes")
 async def the_hint_goes_to_an_engine_that_may_take_it(lab: Lab) -> None:
     claim = await of_two_weights(lab)
     assert list(await lab.claim("g", slots=40)) == []
@@ -398,7 +478,7 @@ async def no_engine_is_told_what_does_not_fit(lab: Lab) -> None:
     assert answer.needs == 48
 
 
-@rule("hint, next head", "claim", "    hint_waiting(needs, waits, only) -- another engine may have room for it\n")
+@rule("hint, next head", "claim", "hint_waiting(needs, waits, only, decodes) -- another engine may have room for it")
 async def what_one_engine_leaves_is_told_to_another(lab: Lab) -> None:
     await asking(lab, g=32, h=24)
     await lab.submit("large", 48)
@@ -439,7 +519,7 @@ async def a_claim_that_its_engine_cannot_know_is_queued_again(lab: Lab) -> None:
     assert list(await lab.claim()) == ["a"]
 
 
-@rule("restore, record", "claim", "call('ZREM', WAITING, id) -- Redis has evicted the record")
+@rule("restore, record", "claim", "call('ZREM', QUEUE, id) -- Redis has evicted the record")
 async def a_queue_goes_on_past_a_lost_record(lab: Lab) -> None:
     await ready(lab)
     await lab.submit("a")

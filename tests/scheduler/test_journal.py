@@ -28,9 +28,14 @@ from orca_scheduler.core.core import (
     EngineReady,
     Event,
     GiveBack,
+    HandedOver,
+    HandOver,
+    LetGo,
     Measured,
     Member,
     Outcome,
+    Pull,
+    Pulled,
     ScheduleBatch,
     Tick,
 )
@@ -479,6 +484,8 @@ EVENTS: list[Event] = [
     Drain(0.25),
     Tick(0.25),
     Measured(0.25, 300),
+    Pulled(0.25, 7, False),
+    LetGo(0.25, (1 << 50, 7)),
 ]
 MEMBERS = (
     Member(1 << 50, 3, 4, 9, outputs=0, new_blocks=(5, 6), token=None, shared=1),
@@ -490,6 +497,8 @@ ACTIONS: list[Action] = [
     Commit(None, (Outcome(1, 0, None, Reason.DEADLINE),)),
     Commit(7, (Outcome(1, 0, 5, None), Outcome(2, 3, 0, Reason.EOS))),
     GiveBack(((1, True), (2, False))),
+    HandOver((HandedOver(1 << 50, 3, 17), HandedOver(2, 0, 1))),
+    Pull(8, 7, 1, 17, (5, 6), (2,)),
 ]
 
 

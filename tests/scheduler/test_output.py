@@ -28,7 +28,7 @@ def test_scores_go_with_their_tokens() -> None:
     (row,) = outputs.take()
     assert (row.base, len(row.tokens) // TOKEN.size, row.tops) == (2, 2, TOP.pack(2, -2) + TOP.pack(3, -3))
     assert row.prompt == b"", "the pool has it since token 0"
-    assert outputs.answered([row], [3]) == ([], [])  # the pool has the first of them
+    assert outputs.answered([row], [3]) == ([], [], [])  # the pool has the first of them
     (row,) = outputs.take()
     assert (row.base, row.tops) == (3, TOP.pack(3, -3))
 
@@ -52,12 +52,12 @@ def test_tokens_that_the_pool_lost_have_lost_their_scores() -> None:
     outputs.append(1, TOKEN.pack(2, -1.0, 2), None, TOP.pack(2, -2) + TOP.pack(9, -9))
     outputs.append(1, TOKEN.pack(3, -1.0, 3), Reason.LENGTH, TOP.pack(3, -3) + TOP.pack(8, -8))
     (row,) = outputs.take()
-    assert outputs.answered([row], [1]) == ([], []), "its end is to be sent again"
+    assert outputs.answered([row], [1]) == ([], [], []), "its end is to be sent again"
     (row,) = outputs.take()
     assert (row.base, len(row.tokens) // TOKEN.size, row.finish) == (1, 3, Reason.LENGTH)
     assert row.tops.startswith(NOTHING * 2)
     assert unpack_tops(row.tops, 2) == [(), ((2, -2.0), (9, -9.0)), ((3, -3.0), (8, -8.0))]
-    assert outputs.answered([row], [Committed.OK]) == ([], [1])
+    assert outputs.answered([row], [Committed.OK]) == ([], [1], [])
     assert math.isnan(TOP.unpack(NOTHING)[1])
 
 
@@ -73,7 +73,7 @@ def test_only_what_was_sent_counts_as_committed() -> None:
     outputs.append(1, TOKEN.pack(5, -1.0, 1), None)
     rows = outputs.take()
     outputs.append(1, TOKEN.pack(6, -1.0, 2), None)  # while the commit is under way
-    assert outputs.answered(rows, [Committed.OK]) == ([], [])
+    assert outputs.answered(rows, [Committed.OK]) == ([], [], [])
     (row,) = outputs.take()
     assert (row.base, row.tokens) == (1, TOKEN.pack(6, -1.0, 2))
 

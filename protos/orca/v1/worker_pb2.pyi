@@ -18,7 +18,7 @@ class HelloRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., engine: _Optional[str] = ..., term: _Optional[int] = ...) -> None: ...
 
 class HelloResponse(_message.Message):
-    __slots__ = ("protocol", "incarnation", "host", "pid", "epoch", "iteration", "slots", "rows", "model_digest", "max_positions", "vocab_size", "formation", "weights", "can")
+    __slots__ = ("protocol", "incarnation", "host", "pid", "epoch", "iteration", "slots", "rows", "model_digest", "max_positions", "vocab_size", "formation", "weights", "can", "blocks")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
@@ -33,6 +33,7 @@ class HelloResponse(_message.Message):
     FORMATION_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     CAN_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     incarnation: str
     host: str
@@ -47,7 +48,8 @@ class HelloResponse(_message.Message):
     formation: Formation
     weights: str
     can: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, protocol: _Optional[int] = ..., incarnation: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., epoch: _Optional[int] = ..., iteration: _Optional[int] = ..., slots: _Optional[int] = ..., rows: _Optional[_Iterable[_Union[HeldRow, _Mapping]]] = ..., model_digest: _Optional[str] = ..., max_positions: _Optional[int] = ..., vocab_size: _Optional[int] = ..., formation: _Optional[_Union[Formation, _Mapping]] = ..., weights: _Optional[str] = ..., can: _Optional[_Iterable[str]] = ...) -> None: ...
+    blocks: BlockSource
+    def __init__(self, protocol: _Optional[int] = ..., incarnation: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., epoch: _Optional[int] = ..., iteration: _Optional[int] = ..., slots: _Optional[int] = ..., rows: _Optional[_Iterable[_Union[HeldRow, _Mapping]]] = ..., model_digest: _Optional[str] = ..., max_positions: _Optional[int] = ..., vocab_size: _Optional[int] = ..., formation: _Optional[_Union[Formation, _Mapping]] = ..., weights: _Optional[str] = ..., can: _Optional[_Iterable[str]] = ..., blocks: _Optional[_Union[BlockSource, _Mapping]] = ...) -> None: ...
 
 class HeldRow(_message.Message):
     __slots__ = ("row", "claim", "length")
@@ -78,20 +80,22 @@ class RelayResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class Formation(_message.Message):
-    __slots__ = ("tensor_parallel", "pipeline_parallel", "stage", "tensor_rank", "block_size", "return_tokens")
+    __slots__ = ("tensor_parallel", "pipeline_parallel", "stage", "tensor_rank", "block_size", "return_tokens", "hands_over")
     TENSOR_PARALLEL_FIELD_NUMBER: _ClassVar[int]
     PIPELINE_PARALLEL_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     TENSOR_RANK_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     RETURN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    HANDS_OVER_FIELD_NUMBER: _ClassVar[int]
     tensor_parallel: int
     pipeline_parallel: int
     stage: int
     tensor_rank: int
     block_size: int
     return_tokens: bool
-    def __init__(self, tensor_parallel: _Optional[int] = ..., pipeline_parallel: _Optional[int] = ..., stage: _Optional[int] = ..., tensor_rank: _Optional[int] = ..., block_size: _Optional[int] = ..., return_tokens: _Optional[bool] = ...) -> None: ...
+    hands_over: bool
+    def __init__(self, tensor_parallel: _Optional[int] = ..., pipeline_parallel: _Optional[int] = ..., stage: _Optional[int] = ..., tensor_rank: _Optional[int] = ..., block_size: _Optional[int] = ..., return_tokens: _Optional[bool] = ..., hands_over: _Optional[bool] = ...) -> None: ...
 
 class FormRequest(_message.Message):
     __slots__ = ("term", "epoch", "formation", "store", "controllers")
@@ -128,8 +132,18 @@ class AllocateRequest(_message.Message):
     def __init__(self, term: _Optional[int] = ..., epoch: _Optional[int] = ..., slots: _Optional[int] = ...) -> None: ...
 
 class AllocateResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("blocks",)
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    blocks: BlockSource
+    def __init__(self, blocks: _Optional[_Union[BlockSource, _Mapping]] = ...) -> None: ...
+
+class BlockSource(_message.Message):
+    __slots__ = ("address", "secret")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    secret: bytes
+    def __init__(self, address: _Optional[str] = ..., secret: _Optional[bytes] = ...) -> None: ...
 
 class ControlMessage(_message.Message):
     __slots__ = ("iteration", "heartbeat")
@@ -140,7 +154,7 @@ class ControlMessage(_message.Message):
     def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
 class Iteration(_message.Message):
-    __slots__ = ("term", "epoch", "number", "free_rows", "admissions", "rows", "starts", "counts", "outputs", "tokens", "growths", "drafts", "trace")
+    __slots__ = ("term", "epoch", "number", "free_rows", "admissions", "rows", "starts", "counts", "outputs", "tokens", "growths", "drafts", "pull", "trace")
     class TraceEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -160,6 +174,7 @@ class Iteration(_message.Message):
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     GROWTHS_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    PULL_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
     term: int
     epoch: int
@@ -173,8 +188,9 @@ class Iteration(_message.Message):
     tokens: _containers.RepeatedScalarFieldContainer[int]
     growths: _containers.RepeatedCompositeFieldContainer[Growth]
     drafts: _containers.RepeatedScalarFieldContainer[int]
+    pull: Pull
     trace: _containers.ScalarMap[str, str]
-    def __init__(self, term: _Optional[int] = ..., epoch: _Optional[int] = ..., number: _Optional[int] = ..., free_rows: _Optional[_Iterable[int]] = ..., admissions: _Optional[_Iterable[_Union[Admission, _Mapping]]] = ..., rows: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[int]] = ..., counts: _Optional[_Iterable[int]] = ..., outputs: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., growths: _Optional[_Iterable[_Union[Growth, _Mapping]]] = ..., drafts: _Optional[_Iterable[int]] = ..., trace: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    def __init__(self, term: _Optional[int] = ..., epoch: _Optional[int] = ..., number: _Optional[int] = ..., free_rows: _Optional[_Iterable[int]] = ..., admissions: _Optional[_Iterable[_Union[Admission, _Mapping]]] = ..., rows: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[int]] = ..., counts: _Optional[_Iterable[int]] = ..., outputs: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., growths: _Optional[_Iterable[_Union[Growth, _Mapping]]] = ..., drafts: _Optional[_Iterable[int]] = ..., pull: _Optional[_Union[Pull, _Mapping]] = ..., trace: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Admission(_message.Message):
     __slots__ = ("row", "claim", "token_ids", "generated", "sampling", "computed", "root")
@@ -194,6 +210,32 @@ class Admission(_message.Message):
     root: bytes
     def __init__(self, row: _Optional[int] = ..., claim: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., generated: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., computed: _Optional[int] = ..., root: _Optional[bytes] = ...) -> None: ...
 
+class Pull(_message.Message):
+    __slots__ = ("admission", "blocks", "handed")
+    ADMISSION_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    HANDED_FIELD_NUMBER: _ClassVar[int]
+    admission: Admission
+    blocks: _containers.RepeatedScalarFieldContainer[int]
+    handed: Handed
+    def __init__(self, admission: _Optional[_Union[Admission, _Mapping]] = ..., blocks: _Optional[_Iterable[int]] = ..., handed: _Optional[_Union[Handed, _Mapping]] = ...) -> None: ...
+
+class Handed(_message.Message):
+    __slots__ = ("engine", "epoch", "claim", "row", "positions", "sources")
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    CLAIM_FIELD_NUMBER: _ClassVar[int]
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    engine: str
+    epoch: int
+    claim: int
+    row: int
+    positions: int
+    sources: _containers.RepeatedCompositeFieldContainer[BlockSource]
+    def __init__(self, engine: _Optional[str] = ..., epoch: _Optional[int] = ..., claim: _Optional[int] = ..., row: _Optional[int] = ..., positions: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[BlockSource, _Mapping]]] = ...) -> None: ...
+
 class Growth(_message.Message):
     __slots__ = ("row", "blocks", "shared")
     ROW_FIELD_NUMBER: _ClassVar[int]
@@ -205,16 +247,28 @@ class Growth(_message.Message):
     def __init__(self, row: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ..., shared: _Optional[int] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("iteration", "heartbeat", "times", "leaving")
+    __slots__ = ("iteration", "heartbeat", "times", "leaving", "pulled")
     ITERATION_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     TIMES_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
+    PULLED_FIELD_NUMBER: _ClassVar[int]
     iteration: IterationReport
     heartbeat: Heartbeat
     times: Times
     leaving: Leaving
-    def __init__(self, iteration: _Optional[_Union[IterationReport, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., times: _Optional[_Union[Times, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ...) -> None: ...
+    pulled: Pulled
+    def __init__(self, iteration: _Optional[_Union[IterationReport, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., times: _Optional[_Union[Times, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., pulled: _Optional[_Union[Pulled, _Mapping]] = ...) -> None: ...
+
+class Pulled(_message.Message):
+    __slots__ = ("number", "bytes", "error")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    bytes: int
+    error: str
+    def __init__(self, number: _Optional[int] = ..., bytes: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
 
 class Leaving(_message.Message):
     __slots__ = ()

@@ -236,6 +236,35 @@ TABLE = (
         {"engine": ENGINE},
     ),
     Row(
+        "orca_handed_over_total",
+        "counter",
+        AT_SCHEDULER,
+        "Requests that an engine of the role prefill has handed over with their first token.",
+        {"engine": ENGINE},
+    ),
+    Row(
+        "orca_pulls_total",
+        "counter",
+        AT_SCHEDULER,
+        "Requests whose keys and values an engine of the role decode has pulled, or could not: those begin again.",
+        {"engine": ENGINE, "outcome": ("done", "failed")},
+    ),
+    Row(
+        "orca_pulled_bytes_total",
+        "counter",
+        AT_SCHEDULER,
+        "Keys and values that all ranks of an engine have pulled, in whole blocks.",
+        {"engine": ENGINE},
+    ),
+    Row(
+        "orca_decode_initiations_total",
+        "counter",
+        AT_SCHEDULER,
+        "Initiations at an engine of the role decode: of requests that were preempted, or that it had when its master "
+        "changed.",
+        {"engine": ENGINE},
+    ),
+    Row(
         "orca_iteration_seconds",
         "histogram",
         AT_SCHEDULER,

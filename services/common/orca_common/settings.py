@@ -44,7 +44,7 @@ max_body_bytes max_calls max_connections max_detach_grace max_engines max_header
 max_peer_connections max_prompt_bytes max_prompts max_stop_bytes max_stop_strings max_stop_token_ids max_streams
 max_viewers max_waiting max_waiting_bytes min_engines model order other_models policy pool pool_patience port
 ports_kept pp quantize rank_port ranks redis_password redis_replicas redis_url retain_bytes retain_requests retention
-run_ahead run_dir scale_down_seconds scale_queue_seconds scale_up_seconds scheduler_status schedulers
+roles run_ahead run_dir scale_down_seconds scale_queue_seconds scale_up_seconds scheduler_status schedulers
 served_model_name show_prompts slots start_timeout status_port tenant_requests tenant_waiting_tokens threads tls_dir
 tp trace_share trace_slow trusted_proxies ui ui_port worker_namespace worker_port worker_statefulset workers
 write_timeout

@@ -16,6 +16,9 @@ tables into docs/pool.md, "Keys".
 |                       |            | bytes that wait, and its requests that live                |                    |
 | waiting               | sorted set | ids in the queue by their order: position = rank           | until claimed or   |
 |                       |            |                                                            | ended              |
+| handed                | sorted set | ids that an engine of the role prefill has handed over, by | until claimed,     |
+|                       |            | their order                                                | ended or queued    |
+|                       |            |                                                            | again              |
 | tags                  | sorted set | where shares are fair: tenants by the order of their next  | until all that     |
 |                       |            | request, at most 65,536                                    | runs is behind it  |
 | claimed:ENGINE        | sorted set | ids that an engine has claimed, by their order             | until finished or  |
@@ -48,11 +51,12 @@ tables into docs/pool.md, "Keys".
 |                       |            | engine, p: packets                                         |                    |
 | read                  | string     | the last reader, with `redis_replicas`: WAITAOF waits for  | the release        |
 |                       |            | it, and so for all that was read                           |                    |
-| control:ENGINE        | stream     | hints for a master, at most 256; h: '' (requests wait), or | until retired      |
-|                       |            | the id of one that ended early. The answer to the next     |                    |
-|                       |            | commit is the truth                                        |                    |
+| control:ENGINE        | stream     | hints for a master, at most 256; h: '' (requests wait),    | until retired      |
+|                       |            | the id of one that ended early, or /CLAIM: nobody needs    |                    |
+|                       |            | what was handed over. The answer to the next commit is     |                    |
+|                       |            | the truth                                                  |                    |
 | engine:ID             | hash       | epoch, reserved iterations, last claim, number of its      | until retired      |
-|                       |            | listeners, tp, pp, weights, policy, load, finishing        |                    |
+|                       |            | listeners, tp, pp, weights, policy, role, load, finishing  |                    |
 | leases                | hash       | `COUNTER TERM OWNER` of all engines                        | the release        |
 | engines               | sorted set | all engines by their slots; 0: never formed                | the release        |
 | expected              | sorted set | weights that an engine has lost before it had finished, by | until that moment  |
@@ -72,7 +76,7 @@ The fields of `request:ID`, '' where a field has no value:
 |                                                | in microseconds, the tenant who pays                                |
 | upfront, order, class                          | slots that must be free for it to begin; its sort key in the queue; |
 |                                                | its class, 0 where shares are fair                                  |
-| state                                          | waiting, claimed or ended                                           |
+| state                                          | waiting, claimed, handed or ended                                   |
 | claim, engine                                  | claim number and engine while claimed                               |
 | engines                                        | lines `INDEX ENGINE`, one for each claim: the first token's index   |
 | weights                                        | of the engine that claimed it last: with tokens, no other weights   |
@@ -82,12 +86,15 @@ The fields of `request:ID`, '' where a field has no value:
 | prefix_at, overtaken                           | there, too: the `place` of the request whose prompt is the longest  |
 |                                                | beginning of its own; how many were taken before it as it waited    |
 |                                                | for that engine                                                     |
+| handed_at, handed_claim, handed                | of one that was handed over, until its keys and values are pulled:  |
+|                                                | term, epoch and name of the engine that has them, its claim number  |
+|                                                | there, and where they are (Handed of worker.proto)                  |
 | endpoint, attempt, closed                      | the listening call; closed: 1 when this attempt detached            |
 | losses, loss_at                                | losses since the last token; tokens at the last loss                |
 | deadline, detach_at                            | moments at which the request ends                                   |
 | reason, final                                  | why it ended (0: not yet), and its number of tokens                 |
 | submitted, claimed_at, first_token, finished   | moments of its life (0: not yet)                                    |
-| queued_at, taken_at                            | moments at which it was queued and claimed last                     |
+| queued_at, taken_at                            | moments at which it was queued, or handed over, and claimed last    |
 
 Moments are Redis's TIME in microseconds. The scripts (lua/prelude.lua) make the same names from the first key.
 """

@@ -14,6 +14,8 @@ master of an engine holds one on the engine. See docs/design.md, "The request po
 |                      |                                       | and the pool answered them.                          |
 | DETACH_FLOOR_SECONDS | the sweep, endpoints                  | A client needs some seconds to notice that its       |
 |                      |                                       | endpoint is gone, and to find another one.           |
+| KEEP_SECONDS         | `claim` and the sweep, for requests   | Longer than an engine that decodes is full, as a     |
+|                      | that were handed over                 | rule: computing a prompt again is dear.              |
 """
 
 # Time from one renewal of a lease to the next.
@@ -30,3 +32,7 @@ GAP_SECONDS = 0.75
 
 # A request lives on at least so long when its endpoint ended the call (it died, drained, or its own loop was late).
 DETACH_FLOOR_SECONDS = 30.0
+
+# So long a request that was handed over waits for an engine that decodes, and its keys and values are kept. Then it
+# begins again.
+KEEP_SECONDS = 30.0

@@ -58,10 +58,10 @@ class Listeners:
         packed: list[bytes] = []
         packets: dict[bytes, list[bytes]] = {}
         for place, row in enumerate(rows):
-            _, claim, base, tokens, finish, tops, prompt, _ = row
+            _, claim, base, tokens, finish, tops, prompt, _, handed = row
             listener = known.get(claim) if len(ready) < MOST_READY else None
             # The first token is noted in the record, and an end has its times from there.
-            if listener is None or not base or not tokens or finish is not None or tops or prompt:
+            if listener is None or not base or not tokens or finish is not None or tops or prompt or handed:
                 others.append(place)
                 continue
             ready.append(place)
@@ -79,8 +79,9 @@ class Listeners:
         for row in rest:
             args += (row.request_id, row.tokens)
         for n, row in enumerate(rest, len(ready) + 1):
-            if row.finish is not None or row.tops or row.prompt or row.cached:
-                args += (n, "" if row.finish is None else int(row.finish), row.tops, row.prompt, row.cached)
+            if row.finish is not None or row.tops or row.prompt or row.cached or row.handed:
+                reason = "" if row.finish is None else int(row.finish)
+                args += (n, reason, row.tops, row.prompt, row.cached, row.handed)
         return args, order
 
     def answered(
@@ -101,7 +102,7 @@ class Listeners:
         for n, said in zip(others[::2], others[1::2], strict=True):
             answers[order[n - 1]] = said
         for row, said in zip(rows, answers, strict=True):
-            if row.finish is not None or said == gone:
+            if row.finish is not None or row.handed or said == gone:
                 self.known.pop(row.claim, None)
         return CommitAnswer(answers, needs, int(ended_at or 0))
 

@@ -55,6 +55,7 @@ DEFAULTS = Constants()
 TOLD = frozenset(["submit", "submit_known", "attach", "cancel", "finish_at"])  # a client hears of what these did
 SCHEMA_ERROR = "SCHEMA "
 EXACT = 2**53  # Lua has doubles only: integers below this are exact
+LET_GO = "/"  # before a claim number in a hint: no id begins so
 
 
 class Pool:
@@ -199,8 +200,17 @@ class Pool:
         """The engines that have formed, by name."""
         answer = await self._run("engine_infos")
         infos = (
-            EngineInfo(engine.decode(), int(tp), int(pp), int(slots), int(epoch), weights.decode(), policy.decode())
-            for engine, tp, pp, slots, epoch, weights, policy in answer
+            EngineInfo(
+                engine.decode(),
+                int(tp),
+                int(pp),
+                int(slots),
+                int(epoch),
+                weights.decode(),
+                policy.decode(),
+                role=role.decode(),
+            )
+            for engine, tp, pp, slots, epoch, weights, policy, role in answer
         )
         return sorted(infos, key=lambda info: info.engine)
 
@@ -421,7 +431,7 @@ class Pool:
         begins anything.
         """
         numbers = ("" if epoch is None else epoch, "" if reserve is None else reserve)
-        sizes: Sequence[Argument] = [""] * 7
+        sizes: Sequence[Argument] = [""] * 8
         if form is not None:
             rule = form.reservation
             sizes = (
@@ -432,6 +442,7 @@ class Pool:
                 rule.block_size,
                 int(rule.output),
                 form.prefix,
+                form.role,
             )
         told = (load.rows, load.free, _microseconds(load.pace), _microseconds(load.room_in))
         answer = await self._renew(
@@ -508,6 +519,10 @@ class Pool:
             return None
         return listeners.answered(rows, order, answer)
 
+    async def pulled(self, engine: str, owner: str, term: int, request_id: str, claim: int) -> None:
+        """Notes that the engine has the keys and values of a request that it has claimed: who kept them may let go."""
+        await self._run("pulled", engine, owner, term, request_id, claim)
+
     async def give_back(self, engine: str, owner: str, term: int, rows: Mapping[str, tuple[int, bool]]) -> int | None:
         """Returns claimed requests to the queue, each to its old place.
 
@@ -525,8 +540,9 @@ class Pool:
     async def hints(self, engine: str, cursor: bytes | None, *, wait: float) -> tuple[bytes, list[str]]:
         """The hints for an engine's master after `cursor` (None: from the oldest that is kept), each once.
 
-        A hint is the id of a request that ended early, or '': requests wait in the queue. Also returns the cursor to go
-        on from. Waits like `read`.
+        A hint is the id of a request that ended early; or '': requests wait in the queue; or LET_GO and a claim number:
+        nobody needs the keys and values that the engine keeps of it. Also returns the cursor to go on from. Waits like
+        `read`.
         """
         entries = await self._read_stream(self._keys.control(engine), cursor, wait)
         last = entries[-1][0] if entries else cursor or b"0"
@@ -609,6 +625,7 @@ def _claimed(
     weights: bytes,
     prefix_at: bytes,
     overtaken: bytes,
+    handed: bytes,
 ) -> Claimed:
     return Claimed(
         request_id.decode(),
@@ -625,4 +642,5 @@ def _claimed(
         weights.decode(),
         prefix_at.decode(),
         int(overtaken),
+        handed,
     )

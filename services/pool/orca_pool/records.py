@@ -193,6 +193,7 @@ class Claimed:
     weights: str = ""  # fingerprint of those that are to make its tokens
     prefix_at: str = ""  # the engine that had its prefix as it was submitted; "" for none
     overtaken: int = 0  # how many were taken before it as it waited for that engine
+    handed: bytes = b""  # where its keys and values are, as in CommitRow; empty: they are to be computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +265,9 @@ class CommitRow(NamedTuple):
     tops: bytes = b""
     prompt: bytes = b""
     cached: int = 0  # tokens of the prompt that were not computed, as the pool keeps it with token 0
+    handed: bytes = (
+        b""  # where its keys and values are (Handed of worker.proto): an engine that decodes goes on with it
+    )
 
 
 class CommitAnswer(NamedTuple):
@@ -312,3 +316,4 @@ class EngineInfo:
     policy: str = ""  # by which its batches are chosen
     reservation: Reservation = ONE_BY_ONE  # of that policy; `Pool.engine_infos` does not tell it, nor the next
     prefix: str = "off"  # whose keys and values a request may begin with: off, tenant or shared
+    role: str = ""  # prefill: it hands over what it has begun; decode: it goes on with that alone; "": it does both

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from .leases import GAP_SECONDS, LEASE_SECONDS, RENEW_SECONDS
+from .leases import GAP_SECONDS, KEEP_SECONDS, LEASE_SECONDS, RENEW_SECONDS
 from .records import Committed, Reason, Refusal
 from .wire import ADDRESS, CONTENT, FINISH, KEY_SIZE, READY, RECORD_OVERHEAD, TOKEN, TOKEN_ID
 
@@ -48,6 +48,7 @@ class Constants:
     control_length: hints that an engine's stream keeps.
     overtakings, prefix_wait: requests that may overtake one which waits for the engine that has its prefix, and seconds
     for which it may wait; then any engine takes it.
+    keep: seconds for which a request that was handed over waits for an engine that decodes; then it begins again.
     """
 
     lease: float = LEASE_SECONDS
@@ -59,6 +60,7 @@ class Constants:
     control_length: int = 256
     overtakings: int = 8
     prefix_wait: float = 0.5
+    keep: float = KEEP_SECONDS
 
 
 def shared_numbers(constants: Constants) -> str:
@@ -67,7 +69,7 @@ def shared_numbers(constants: Constants) -> str:
         [
             "-- microseconds",
             f"local LEASE, SWEEP_GAP = {constants.lease * 1e6:.0f}, {constants.sweep_gap * 1e6:.0f}",
-            f"local PREFIX_WAIT = {constants.prefix_wait * 1e6:.0f}",
+            f"local PREFIX_WAIT, KEEP = {constants.prefix_wait * 1e6:.0f}, {constants.keep * 1e6:.0f}",
             f"local RENEWAL = {RENEW_SECONDS * 1e6:.0f}",
             f"local RETENTION = {constants.retention * 1e6:.0f}",
             "-- ended requests, and bytes; what a request takes beside its record and tokens",

@@ -22,7 +22,7 @@ MOST_KEYS = 512  # of one prompt: a turn of a conversation adds fewer blocks
 committed_token: Callable[[tuple[int, float, int]], CommittedToken] = partial(cast(Any, tuple).__new__, CommittedToken)
 packet: Callable[[tuple[str, int, int, str, list[CommittedToken], Finish | None, bytes]], Packet]
 packet = partial(cast(Any, tuple).__new__, Packet)
-commit_row: Callable[[tuple[str, int, int, bytes, Reason | None, bytes, bytes, int]], CommitRow]
+commit_row: Callable[[tuple[str, int, int, bytes, Reason | None, bytes, bytes, int, bytes]], CommitRow]
 commit_row = partial(cast(Any, tuple).__new__, CommitRow)
 
 # Bytes that a request takes in Redis beside its record and its tokens: 25 fields, two keys, its places in indexes

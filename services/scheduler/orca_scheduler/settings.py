@@ -10,6 +10,7 @@ from orca_common.settings import PoolSettings, ServiceSettings
 from . import timers
 from .core.core import Core
 from .core.policy import limits_of
+from .core.roles import Role, Roles
 from .core.sets import PAPER, policy_named
 from .lifecycle.places import Shape
 
@@ -20,6 +21,14 @@ def check_slots(slots: int | None, block_size: int) -> None:
     """Raises ValueError when there is not even one block."""
     if slots is not None and slots < block_size:
         raise ValueError(f"slots: {slots} are less than a block, which has {block_size} (block_size)")
+
+
+def check_roles(roles: str, run_ahead: int) -> int:
+    """How many engines the roles are for; 0: any number. Raises ValueError for roles that cannot be."""
+    engines = Roles.parse(roles).engines
+    if engines and run_ahead:
+        raise ValueError(f"roles: {roles} needs run_ahead=0: a request changes engines with all its tokens known")
+    return engines
 
 
 class SchedulerSettings(ServiceSettings, PoolSettings):
@@ -52,6 +61,9 @@ class SchedulerSettings(ServiceSettings, PoolSettings):
     """How batches are chosen: paper (Algorithm 1), even, stall-free, split-fuse, balanced, and parts that differ."""
     run_ahead: Annotated[int, Field(ge=0, le=1)] = 0
     """1: a batch's next iteration is issued before its tokens are back, and an end is found one iteration late."""
+
+    roles: str = "mixed"
+    """prefill=N,decode=M: the first N engines compute prompts, M others go on; mixed: each engine does both."""
 
     finish_seconds: Annotated[float, Field(ge=0)] = timers.FINISH
     """Seconds for which an engine may finish what it began, before its pods are replaced by those of another model."""
@@ -110,15 +122,27 @@ class SchedulerSettings(ServiceSettings, PoolSettings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _roles_can_be(self) -> Self:
+        if check_roles(self.roles, self.run_ahead) and self.max_engines is not None:
+            raise ValueError(f"roles: {self.roles} is a fixed number of engines, and max_engines scales them")
+        return self
+
     @property
     def ranks_per_pod(self) -> int:
         return self.gpus_per_pod or self.tp
 
-    def core(self) -> Core:
-        """The core of an engine under these settings."""
-        return Core(self.max_batch_size, self.pp, self.block_size, self.run_ahead, policy_named(self.policy))
+    def core(self, role: Role | None = Role.MIXED) -> Core:
+        """The core of an engine under these settings. role: None: of one that will not form."""
+        policy = policy_named(self.policy)
+        return Core(self.max_batch_size, self.pp, self.block_size, self.run_ahead, policy, role or Role.MIXED)
 
     @property
     def shape(self) -> Shape:
         """How an engine is to be formed."""
-        return Shape(self.tp, self.pp, self.ranks_per_pod, self.block_size, self.slots, self.run_ahead)
+        return self.shape_of(Role.MIXED)
+
+    def shape_of(self, role: Role | None) -> Shape:
+        """How an engine of this role is to be formed."""
+        sizes = self.tp, self.pp, self.ranks_per_pod, self.block_size, self.slots, self.run_ahead
+        return Shape(*sizes, hands_over=role is Role.PREFILL)

@@ -28,6 +28,9 @@ KEEP_CLAIMS = 2.0  # how long a greeting keeps the requests of an earlier master
 REFORM = 0.2  # between the end of one life and the next
 LONGEST_REFORM = 5.0  # the same after refusals, which double it
 
+# Requests that change engines
+KEEP = 45.0  # for a row that was handed over: until nobody may claim it any more (KEEP_SECONDS), and a pull has ended
+
 # Changing the model
 FINISH = 300.0  # for what was begun on the old one; `finish_seconds` is the setting
 

@@ -266,8 +266,12 @@ class Picture:
                             self._made(engine, action["outcomes"], at)
                         case "GiveBack":
                             self._back(engine, action["requests"])
-                        case _:
+                        case "HandOver":
+                            self._back(engine, [(claim, False) for claim, *_ in action["requests"]])
+                        case "ScheduleBatch":
                             self._batch(engine, action, at)
+                        case _:
+                            pass  # nothing of it is shown
             case _:
                 pass
 

@@ -24,7 +24,7 @@ if not owner_now then
   -- An engine of this name may have been retired: iteration numbers go on above those it had reserved.
   local reserved = call('HGET', POOL, 'reserved') or 0
   call('HSET', ENGINE .. engine, 'epoch', 0, 'reserved', reserved, 'last_claim', 0, 'tp', 0, 'pp', 0,
-    'free', 0, 'pace', 0, 'room_at', 0, 'weights', '', 'policy', '', 'finishing', 0, 'listeners', int(number(0)))
+    'free', 0, 'pace', 0, 'room_at', 0, 'weights', '', 'policy', '', 'role', '', 'finishing', 0, 'listeners', int(number(0)))
   call('ZADD', ENGINES, 0, engine)
 end
 call('HSET', ENGINE .. engine, 'rows', 0) -- it runs nothing before its ranks are known to stand

@@ -1,5 +1,5 @@
 -- Takes the first requests of the queue that fit into an engine, and passes by those that wait for another engine, which has
--- their prefix.
+-- their prefix. An engine that decodes takes the first of those that were handed over, instead of the queue.
 --
 -- KEYS: the pool hash.
 -- ARGV: engine, owner, term, the last claim number that the master heard of, how many requests to take at most, free
@@ -13,7 +13,7 @@
 -- An engine that took all there is, and has room left, asks for more (`asking`), and gets a hint.
 local PAGE = 16 -- ids read from the queue at once
 local ABOUT = { 'max_tokens', 'upfront', 'new', 'tenant', 'losses', 'deadline', 'detach_at', 'engines', 'submitted', 'queued_at',
-  'claimed_at', 'attempt', 'endpoint', 'weights', 'mark', 'prefix_at', 'overtaken', 'class' } -- what is asked of a request in the queue
+  'claimed_at', 'attempt', 'endpoint', 'weights', 'mark', 'prefix_at', 'overtaken', 'class', 'handed_at', 'handed' } -- what is asked of a request in the queue
 local engine, owner, term, heard, count, slots, total, last_ones = unpack(ARGV)
 heard, count, slots, total = tonumber(heard), tonumber(count), tonumber(slots), tonumber(total)
 if fenced(engine, owner, term) then
@@ -21,7 +21,8 @@ if fenced(engine, owner, term) then
 end
 local held_key, time, reply = CLAIMED .. engine, now(), {}
 local last, listeners = fields(ENGINE .. engine, 'last_claim', 'listeners')
-local mine, finishing = taste(engine)
+local mine, finishing, decodes = taste(engine)
+local QUEUE = decodes and HANDED or WAITING
 last = tonumber(last)
 local taken = { tokens = 0, slots = 0, bytes = 0, tenants = {} } -- what waits no more
 
@@ -43,12 +44,14 @@ local function take(id, order, request)
   local key, claim = REQUEST .. id, int(last)
   local record, tokens = call('HGET', key, 'record'), call('GET', TOKENS .. id) or ''
   local from = #tokens / TOKEN_SIZE
-  call('ZREM', WAITING, id)
-  taken.tokens, taken.slots = taken.tokens + math.max(request.new - from, 0), taken.slots + request.upfront
-  taken.bytes = taken.bytes + #record
-  local of_tenant = taken.tenants[request.tenant] or { slots = 0, requests = 0, bytes = 0 }
-  of_tenant.slots, of_tenant.requests = of_tenant.slots + request.max_tokens, of_tenant.requests + 1
-  of_tenant.bytes, taken.tenants[request.tenant] = of_tenant.bytes + #record, of_tenant
+  call('ZREM', QUEUE, id)
+  if not decodes then -- else it waits for no place: `load` knows nothing of it
+    taken.tokens, taken.slots = taken.tokens + math.max(request.new - from, 0), taken.slots + request.upfront
+    taken.bytes = taken.bytes + #record
+    local of_tenant = taken.tenants[request.tenant] or { slots = 0, requests = 0, bytes = 0 }
+    of_tenant.slots, of_tenant.requests = of_tenant.slots + request.max_tokens, of_tenant.requests + 1
+    of_tenant.bytes, taken.tenants[request.tenant] = of_tenant.bytes + #record, of_tenant
+  end
   call('ZADD', held_key, order, id)
   -- `engines` has a line '<index of the first token> <engine>' for each claim. A claim that brought no token has the
   -- same index as the next one, and its line is replaced.
@@ -57,13 +60,13 @@ local function take(id, order, request)
   local first = request.claimed_at == '0' and int(time) or request.claimed_at
   call('HSET', key, 'state', 'claimed', 'claim', claim, 'engine', engine, 'engines', engines, 'claimed_at', first, 'taken_at', int(time),
     'weights', mine)
-  if request.mark then
+  if request.mark and not decodes then
     call('HSET', key, 'place', place_at(engine)) -- where those that begin alike find what it computes
   end
   call('HSET', LISTENERS .. engine, claim, listener_of(id, request.attempt, request.endpoint))
   reply[#reply + 1] =
     held_entry(id, claim, order, request.class, record, tokens, request.losses, request.deadline, request.submitted,
-      request.queued_at, int(time), mine, request.prefix_at, request.overtaken, time)
+      request.queued_at, int(time), mine, request.prefix_at, request.overtaken, request.handed, time)
 end
 
 -- Notes what was taken: the last claim number, and what waits no more.
@@ -119,8 +122,8 @@ end
 -- it is tied to, and the engine that it waits for.
 local function walk_queue()
   -- While more wait than have room on all engines, nothing is begun that cannot end in time: its place is another's.
-  local waiting, crowded = call('ZCARD', WAITING), false
-  if waiting > count then
+  local waiting, crowded = call('ZCARD', QUEUE), false
+  if waiting > count and not decodes then
     local mean = (tonumber(call('HGET', LOAD, 'slots')) or waiting) / waiting
     crowded = waiting > recent_capacity(mean, time)
   end
@@ -129,16 +132,16 @@ local function walk_queue()
   local held = call('ZRANGE', held_key, 0, 1)
   -- A suspect runs alone, so where the engine holds one it holds nothing else.
   local alone = #held == 1 and (tonumber(call('HGET', REQUEST .. held[1], 'losses')) or 0) >= SUSPECT_LOSSES
-  local empty, kept, passed = #held == 0, 0, {} -- kept: how many were looked at and stay in the queue
+  local empty, stay, passed = #held == 0, 0, {} -- stay: how many were looked at and stay in the queue
   while true do
-    local page = call('ZRANGE', WAITING, kept, kept + PAGE - 1, 'WITHSCORES') -- by rank: two may have one order
+    local page = call('ZRANGE', QUEUE, stay, stay + PAGE - 1, 'WITHSCORES') -- by rank: two may have one order
     for i = 1, #page, 2 do
       local id, order = page[i], page[i + 1]
-      kept = kept + 1
+      stay = stay + 1
       local request = named(REQUEST .. id, ABOUT)
       if not request.max_tokens then
-        call('ZREM', WAITING, id) -- Redis has evicted the record
-        kept = kept - 1
+        call('ZREM', QUEUE, id) -- Redis has evicted the record
+        stay = stay - 1
         request.max_tokens, request.upfront, request.losses = math.huge, 0, 0
       end
       local size, upfront = tonumber(request.max_tokens), tonumber(request.upfront)
@@ -147,10 +150,13 @@ local function walk_queue()
         or (request.new and too_late(id, request.deadline, request.new, pace, length) and REASON.DEADLINE)
       if reason then
         end_early(id, reason, committed(id))
-        kept = kept - 1
+        stay = stay - 1
+      elseif decodes and not kept(request.handed_at, request.queued_at, time) then
+        begin_again(id)
+        stay = stay - 1
       -- A larger request is left to a larger engine, and one with tokens to an engine of the weights that made them.
       elseif size <= total and suits(tied_to(id, request.weights), mine, finishing) then
-        local only = awaited(request.prefix_at, request.overtaken, request.queued_at)
+        local only = not decodes and awaited(request.prefix_at, request.overtaken, request.queued_at)
         if only and only ~= engine then
           passed[#passed + 1] = { id = id, upfront = upfront, tied = tied_to(id, request.weights) }
         elseif alone or (suspect and not empty) then
@@ -159,7 +165,7 @@ local function walk_queue()
           return upfront, tied_to(id, request.weights), only
         else
           take(id, order, request)
-          count, slots, alone, empty, kept = math.max(count - 1, 0), slots - upfront, suspect, false, kept - 1
+          count, slots, alone, empty, stay = math.max(count - 1, 0), slots - upfront, suspect, false, stay - 1
           local first = overtake(passed)
           if first then
             return first.upfront, first.tied
@@ -186,7 +192,7 @@ else
   needs, waits, only = walk_queue()
   note_taken()
   if waits then
-    hint_waiting(needs, waits, only) -- another engine may have room for it
+    hint_waiting(needs, waits, only, decodes) -- another engine may have room for it
   end
 end
 local moved = #reply > 0 and call('HGET', ENGINE .. engine, 'listeners') or listeners

@@ -5,9 +5,9 @@
 -- ARGV: engine, owner, term, the number of the engine's listeners that the master knows, number of rows, how many of them
 --   are ready, number of ready packets, claim numbers of all rows (doubles), bases of all rows but the ready ones (the index
 --   of the first token, i32), the ready rows (wire.READY). Then two for each endpoint of the ready rows: endpoint, their
---   packets. Then two for each other row: request id, tokens in their binary form. Then five for each row that has more to
---   say: number of the row, reason of the request's end or '', tops of its tokens, logprobs of its prompt or '', and how many
---   of its prompt's tokens were not computed (with token 0).
+--   packets. Then two for each other row: request id, tokens in their binary form. Then six for each row that has more to
+--   say: number of the row, reason of the request's end or '', tops of its tokens, logprobs of its prompt or '', how many of its
+--   prompt's tokens were not computed (with token 0), and where its keys and values are, which hands it over, or ''.
 -- Returns {slots that the head of the queue needs or 0, number of the listeners before, and after, listeners of the last
 --   rows (all but the ready ones, where their packets went out), the moment at which requests ended or '', then two for each row that is not COMMITTED.OK: number of
 --   the row, and COMMITTED.GONE, or how many tokens the pool has when that is not the base}; nil when the master has lost
@@ -67,8 +67,8 @@ if first > rows then
 end
 -- head
 
-local OTHERS_AT, NOTHING = ENDPOINTS_AT + 2 * endpoints, { reason = '', tops = '', prompt = '', cached = '0' }
-local packets, ended, ending, more, pack = {}, {}, {}, {}, struct.pack
+local OTHERS_AT, NOTHING = ENDPOINTS_AT + 2 * endpoints, { reason = '', tops = '', prompt = '', cached = '0', handed = '' }
+local packets, ended, ending, more, handing, pack = {}, {}, {}, {}, {}, struct.pack
 local bases, claims = { struct.unpack('<' .. ('i4'):rep(rows - ready), ARGV[9]) }, {}
 for row, claim in ipairs({ struct.unpack('<' .. ('d'):rep(rows), ARGV[8]) }) do
   claims[row] = row >= first and int(claim)
@@ -79,8 +79,9 @@ if first > ready then
     packets[ARGV[i]] = { ARGV[i + 1] }
   end
 end
-for i = OTHERS_AT + 2 * (rows - ready) + 1, #ARGV, 5 do
-  more[tonumber(ARGV[i])] = { reason = ARGV[i + 1], tops = ARGV[i + 2], prompt = ARGV[i + 3], cached = ARGV[i + 4] }
+for i = OTHERS_AT + 2 * (rows - ready) + 1, #ARGV, 6 do
+  more[tonumber(ARGV[i])] = { reason = ARGV[i + 1], tops = ARGV[i + 2], prompt = ARGV[i + 3], cached = ARGV[i + 4],
+    handed = ARGV[i + 5] }
 end
 local answer = { 0, before, before, listeners, '' }
 
@@ -145,6 +146,9 @@ for row = first, rows do
       ended[id], ending[#ending + 1] = true, row
     else
       add_packet(listener, id, base, tokens, '', said.tops)
+      if said.handed ~= '' then
+        handing[#handing + 1] = row
+      end
     end
   end
 end
@@ -158,7 +162,7 @@ local function delivered()
   return answer
 end
 
-if #ending == 0 then
+if #ending + #handing == 0 then
   return delivered()
 end
 -- head
@@ -168,5 +172,17 @@ for _, row in ipairs(ending) do
   local finish = end_record(id, more[row].reason, base + #tokens / TOKEN_SIZE)
   add_packet(listeners[row - first + 1], id, base, tokens, finish, more[row].tops)
 end
-answer[3], answer[5] = call('HGET', ENGINE .. engine, 'listeners') or '', int(now())
+for _, row in ipairs(handing) do
+  local id, time = content_of(row), int(now())
+  if not ended[id] then
+    local order, upfront, weights = fields(REQUEST .. id, 'order', 'upfront', 'weights')
+    unclaim(id, claims[row], engine)
+    call('HSET', REQUEST .. id, 'state', 'handed', 'claim', '', 'engine', '', 'queued_at', time, 'handed_at', place_at(engine),
+      'handed_claim', claims[row], 'handed', more[row].handed)
+    call('ZADD', HANDED, order, id)
+    hint_waiting(upfront, tied_to(id, weights), nil, true)
+  end
+end
+answer[3] = call('HGET', ENGINE .. engine, 'listeners') or ''
+answer[5] = int(now())
 return delivered()

@@ -5,7 +5,8 @@
 --   engine lost its ranks.
 -- Returns the moment at which it did; nil when the master has lost the lease, and nothing was changed.
 --
--- A request that was RUNNING counts the loss. The count starts again when a token was committed since the last loss.
+-- A request that was RUNNING counts the loss. The count starts again when a token was committed since the last loss. One that was
+-- handed over begins again: whoever has its keys and values may let go of them.
 local engine, owner, term = ARGV[1], ARGV[2], ARGV[3]
 if fenced(engine, owner, term) then
   return false
@@ -27,6 +28,7 @@ for i = 4, #ARGV, 3 do
       end_early(id, REASON.INTERNAL, committed(id))
     else
       unclaim(id, claim, engine)
+      let_go(id)
       enqueue(id, order)
       call('HSET', key, 'state', 'waiting', 'claim', '', 'engine', '', 'queued_at', time)
       local tied = tied_to(id, weights)

@@ -17,6 +17,7 @@ local LISTENERS = PREFIX .. 'listeners:'
 local DELIVERY, CONTROL = PREFIX .. 'delivery:', PREFIX .. 'control:'
 local LOAD, TAGS, PREFIXES, YIELDING = PREFIX .. 'load', PREFIX .. 'tags', PREFIX .. 'prefixes', PREFIX .. 'yielding'
 local EXPECTED = PREFIX .. 'expected'
+local HANDED = PREFIX .. 'handed'
 
 -- Another version of these scripts may still serve the release. Both must not write the same keys.
 do
@@ -33,6 +34,9 @@ local SUSPECT_LOSSES, FATAL_LOSSES = 2, 3
 
 -- So many requests of the queue are looked at for one that fits into an engine.
 local LOOKED_AT = 16
+
+-- Before a claim number in a hint. No id begins so (orca_pool/keys.py).
+local LET_GO = '/'
 
 -- Over how many ended requests the mean of `length` goes: the part of its new tokens that a request really made.
 local LENGTH_MEMORY = 32
@@ -121,7 +125,8 @@ local function overdue(deadline, detach_at, time)
   return time >= (tonumber(detach_at) or math.huge) and REASON.DETACHED or nil
 end
 
--- Tells an engine's master the id of a request that ended early, or '': requests wait in the queue.
+-- Tells an engine's master the id of a request that ended early; or '': requests wait in the queue; or LET_GO and a claim number: nobody
+-- needs the keys and values any more that it keeps of that one.
 local function hint(engine, text)
   call('XADD', CONTROL .. engine, 'MAXLEN', CONTROL_LENGTH, '*', 'h', text)
 end
@@ -132,10 +137,11 @@ local function tied_to(id, weights)
   return (weights or '') ~= '' and committed(id) > 0 and weights or ''
 end
 
--- What an engine may take: its weights, and whether it finishes, that is, begins nothing.
+-- What an engine may take: its weights, whether it finishes, that is, begins nothing, and whether it decodes: then it takes
+-- what another engine has handed over, and no other engine does.
 local function taste(engine)
-  local weights, finishing = fields(ENGINE .. engine, 'weights', 'finishing')
-  return weights or '', finishing == '1'
+  local weights, finishing, role = fields(ENGINE .. engine, 'weights', 'finishing', 'role')
+  return weights or '', finishing == '1', role == 'decode'
 end
 
 -- Whether an engine with this taste may take a request that is tied to `weights`, or to none ('').
@@ -191,12 +197,13 @@ local function stranded(tied, slots, there)
 end
 
 -- Tells one engine's master that a request waits which needs so many slots, and is tied to `weights`: the emptiest of
--- those that asked and found nothing, or the one that is `awaited`. Where none of them has room, an engine learns it from
--- the answer to its next commit, or renewal.
-local function hint_waiting(slots, weights, only)
+-- those that asked and found nothing, or the one that is `awaited`. `handed`: the request is one that was handed over. Where
+-- none of them has room, an engine learns it from the answer to its next commit, or renewal.
+local function hint_waiting(slots, weights, only, handed)
   local asking = call('ZRANGE', ASKING, '+inf', slots, 'BYSCORE', 'REV')
   for _, engine in ipairs(asking) do
-    if (not only or engine == only) and suits(weights, taste(engine)) then
+    local mine, finishing, decodes = taste(engine)
+    if (not only or engine == only) and suits(weights, mine, finishing) and decodes == (handed or false) then
       call('ZREM', ASKING, engine)
       hint(engine, '')
       return true
@@ -221,12 +228,12 @@ end
 
 -- The slots that the first request of the queue needs which fits into an engine; 0 when none is near the head.
 local function head_needs(engine)
-  local mine, finishing = taste(engine)
-  for _, id in ipairs(call('ZRANGE', WAITING, 0, LOOKED_AT - 1)) do
+  local mine, finishing, decodes = taste(engine)
+  for _, id in ipairs(call('ZRANGE', decodes and HANDED or WAITING, 0, LOOKED_AT - 1)) do
     local size, upfront, losses, weights, prefix_at, overtaken, queued_at = fields(REQUEST .. id, 'max_tokens', 'upfront',
       'losses', 'weights', 'prefix_at', 'overtaken', 'queued_at')
     local total = tonumber(call('ZSCORE', ENGINES, engine))
-    local only = awaited(prefix_at, overtaken, queued_at)
+    local only = not decodes and awaited(prefix_at, overtaken, queued_at)
     if size and tonumber(size) <= total and suits(tied_to(id, weights), mine, finishing)
       and (not only or only == engine) then -- else it is another engine's
       return tonumber(losses) >= SUSPECT_LOSSES and total or tonumber(upfront) -- a suspect runs alone
@@ -282,10 +289,43 @@ local function enqueue(id, order)
   end
 end
 
--- Takes a request out of the queue.
+-- Takes a request out of the queue, or from those that were handed over.
 local function dequeue(id)
   if call('ZREM', WAITING, id) == 1 then
     weigh(id, -1)
+  end
+  call('ZREM', HANDED, id)
+end
+
+-- Tells the engine that has handed a request over that it may let go of its keys and values: another one has them, or nobody
+-- wants them. Does nothing for other requests.
+local function let_go(id)
+  local place, claim = fields(REQUEST .. id, 'handed_at', 'handed_claim')
+  if (place or '') ~= '' then
+    call('HSET', REQUEST .. id, 'handed_at', '', 'handed_claim', '', 'handed', '')
+    if call('EXISTS', ENGINE .. engine_of(place)) == 1 then -- a stream that is made for one that is gone would stay
+      hint(engine_of(place), LET_GO .. claim)
+    end
+  end
+end
+
+-- Whether a request that was handed over can still be taken: the engine that did it stands where it stood, and the time is not
+-- over for which it keeps keys and values. The arguments are the request's fields.
+local function kept(handed_at, queued_at, time)
+  local engine = engine_of(handed_at)
+  return engine and place_at(engine) == handed_at and time - queued_at < KEEP
+end
+
+-- Puts a request that was handed over back into the queue, at its place: it begins again, with all its tokens.
+local function begin_again(id)
+  local order, upfront, weights, prefix_at, overtaken =
+    fields(REQUEST .. id, 'order', 'upfront', 'weights', 'prefix_at', 'overtaken')
+  let_go(id)
+  call('ZREM', HANDED, id)
+  if order then -- else Redis has evicted the record
+    enqueue(id, order)
+    call('HSET', REQUEST .. id, 'state', 'waiting', 'queued_at', int(now()))
+    hint_waiting(upfront, tied_to(id, weights), awaited(prefix_at, overtaken, now()))
   end
 end
 
@@ -293,21 +333,21 @@ end
 -- made, by how many requests at a time, and when the first of them makes room.
 --
 -- An engine runs as many requests at a time as it has rows, and as its slots hold. Each of them gets a token in each
--- `pace`.
+-- `pace`. Where engines have roles, requests begin on those that prefill, and those that decode make the tokens.
 local function capacity(mean)
   local room, rate, width, first = 0, 0, 0, math.huge
   local engines = call('ZRANGE', ENGINES, 0, -1, 'WITHSCORES')
   for i = 1, #engines, 2 do
     local engine, slots = engines[i], engines[i + 1]
-    local rows, free, pace, room_at = fields(ENGINE .. engine, 'rows', 'free', 'pace', 'room_at')
+    local rows, free, pace, room_at, role = fields(ENGINE .. engine, 'rows', 'free', 'pace', 'room_at', 'role')
     if rows and tonumber(rows) > 0 then
       local running = call('ZCARD', CLAIMED .. engine)
       if running == 0 then
         free = slots -- its master tells so with the next renewal only
       end
       local open = math.min(rows - running, math.floor(free / mean))
-      room = room + math.max(open, 0)
-      if tonumber(pace) > 0 then
+      room = room + (role ~= 'decode' and math.max(open, 0) or 0)
+      if tonumber(pace) > 0 and role ~= 'prefill' then
         local wide = math.max(running + open, 1)
         rate, width, first = rate + wide / pace, width + wide, math.min(first, room_at)
       end
@@ -446,6 +486,7 @@ local function end_record(id, reason, final)
   if endpoint ~= '' then
     call('SREM', CALLS .. endpoint, id)
   end
+  let_go(id)
   add_load('requests:' .. tenant, -1)
   if tonumber(reason) <= REASON.STOP then -- the request said itself when it was done
     local length = tonumber(call('HGET', POOL, 'length')) or 1
@@ -592,22 +633,22 @@ end
 -- A claimed request as its master hears of it:
 -- {id, claim, order, class, record, tokens, losses, microseconds to its deadline or '', submitted, queued at, taken at,
 -- weights that are to make its tokens, the engine that had its prefix as it was submitted or '', how many have overtaken it as it
--- waited for that}.
+-- waited for that, where its keys and values are or ''}.
 local function held_entry(id, claim, order, class, record, tokens, losses, deadline, submitted, queued_at, taken_at, weights,
-  prefix_at, overtaken, time)
+  prefix_at, overtaken, handed, time)
   local left = deadline == '' and '' or int(deadline - time)
   return { id, claim, order, class, record, tokens, losses, left, submitted, queued_at, taken_at, weights,
-    engine_of(prefix_at) or '', overtaken or '0' }
+    engine_of(prefix_at) or '', overtaken or '0', handed or '' }
 end
 
 -- Appends the held_entry of a claimed request to a reply.
 local function add_held(reply, id, time)
-  local claim, order, class, record, losses, deadline, submitted, queued_at, taken_at, weights, prefix_at, overtaken =
+  local claim, order, class, record, losses, deadline, submitted, queued_at, taken_at, weights, prefix_at, overtaken, handed =
     fields(REQUEST .. id, 'claim', 'order', 'class', 'record', 'losses', 'deadline', 'submitted', 'queued_at', 'taken_at',
-      'weights', 'prefix_at', 'overtaken')
+      'weights', 'prefix_at', 'overtaken', 'handed')
   local tokens = call('GET', TOKENS .. id) or ''
   reply[#reply + 1] = held_entry(id, claim, order, class, record, tokens, losses, deadline, submitted, queued_at, taken_at,
-    weights or '', prefix_at, overtaken, time)
+    weights or '', prefix_at, overtaken, handed, time)
 end
 
 -- The answers of a script that several operations share, each with so many arguments. One that fails has its error alone.

@@ -3,14 +3,14 @@
 -- KEYS: the pool hash.
 -- ARGV: engine, owner, term, then each of these or '': epoch, last reserved iteration number, slots, tensor parallel,
 --   pipeline parallel, name of the policy, slots of a block, 1 where a request reserves slots for its output, too, whose
---   keys and values a request may begin with (these seven come together, after a formation), weights of the last
+--   keys and values a request may begin with, the engine's role: '', prefill or decode (these eight come together, after a formation), weights of the last
 --   formation, the version of the claims that the master knows; then the engine's load: requests that it can run at a
 --   time, free slots, its pace and in how long a request that runs makes room (both in microseconds), 1 while it finishes,
 --   and the lowest class of requests that may give way to new ones (0: there is no such request).
 -- Returns {epoch, last reserved iteration number, last claim number, version, slots that the head of the queue needs or 0,
 --   {request id, claim number}...}, with the claims only where their version is another one; nil when the master has lost
 --   the lease.
-local engine, owner, term, epoch, reserve, slots, tp, pp, policy, block, output, prefix, weights, known, rows, free, pace, room_in, finishing, yields =
+local engine, owner, term, epoch, reserve, slots, tp, pp, policy, block, output, prefix, role, weights, known, rows, free, pace, room_in, finishing, yields =
   unpack(ARGV)
 local owner_now, term_now, counter = lease(engine)
 if owner_now ~= owner or term_now ~= term then
@@ -34,7 +34,7 @@ if reserve ~= '' then
   call('HSET', key, 'reserved', int(math.max(tonumber(reserve), tonumber(reserved))))
 end
 if slots ~= '' then
-  call('HSET', key, 'tp', tp, 'pp', pp, 'policy', policy)
+  call('HSET', key, 'tp', tp, 'pp', pp, 'policy', policy, 'role', role)
   call('ZADD', ENGINES, slots, engine)
   call('HSET', POOL, 'slots', math.max(tonumber(slots), tonumber(call('HGET', POOL, 'slots')) or 0), 'block', block,
     'output', output, 'prefix', prefix)

@@ -1,5 +1,5 @@
 -- Renews a scheduler's registration, and sweeps: removes dead endpoints and schedulers, ends requests whose deadline or
--- detach grace is over, and ends those that no engine can go on with any more.
+-- detach grace is over, ends those that no engine can go on with any more, and queues those again that were handed over in vain.
 --
 -- KEYS: the pool hash.
 -- ARGV: scheduler, detach floor (microseconds): the least grace of a call whose endpoint died.
@@ -87,8 +87,12 @@ local function restore(id, time, floor)
   local held = state == 'claimed' and call('ZSCORE', CLAIMED .. engine, id)
   if state == 'claimed' and not (held and call('HEXISTS', LISTENERS .. engine, claim) == 1) then
     unclaim(id, claim, engine)
+    let_go(id)
     call('HSET', key, 'state', 'waiting', 'claim', '', 'engine', '')
     state = 'waiting'
+  end
+  if state == 'handed' then
+    call('ZADD', HANDED, order, id)
   end
   if state == 'waiting' and not call('ZSCORE', WAITING, id) then
     enqueue(id, order)
@@ -101,6 +105,17 @@ local function restore(id, time, floor)
     call('SADD', CALLS .. endpoint, id)
   elseif endpoint ~= '' and call('SISMEMBER', ORPHANS, endpoint) == 0 then
     detach_orphan(id, endpoint, time, floor)
+  end
+end
+
+-- Queues those again that were handed over and cannot be taken any more: the engine that did it was lost, or no other one has
+-- come for them in time.
+local function queue_what_was_handed_in_vain(time)
+  for _, id in ipairs(call('ZRANGE', HANDED, 0, SWEEP_AT_ONCE - 1)) do
+    local handed_at, queued_at = fields(REQUEST .. id, 'handed_at', 'queued_at')
+    if not kept(handed_at, queued_at or 0, time) then
+      begin_again(id)
+    end
   end
 end
 
@@ -152,6 +167,7 @@ local function sweep(time, floor, due)
       call('ZREM', DUE, id) -- Redis has evicted the record
     end
   end
+  queue_what_was_handed_in_vain(time)
   end_what_no_engine_can(due)
   forget_oldest(time, SWEEP_AT_ONCE)
   check_some(time, floor)

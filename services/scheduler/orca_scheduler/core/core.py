@@ -8,7 +8,7 @@ whether they come from a live engine, a simulation or a journal.
 
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -18,6 +18,7 @@ from orca_common.protocol import SHARED
 from .drafting import adapt
 from .policy import Policy, limits_of
 from .request import Arrival, Phase, Reason, Request
+from .roles import Role
 from .selection import Plan, Stop
 from .sets import PAPER
 
@@ -92,7 +93,24 @@ class Measured:
     positions: int
 
 
-Event = EngineReady | EngineLost | Arrived | Cancelled | BatchReturned | Drain | Tick | Measured
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """A pull has ended: on all ranks, or on none so that the request could go on."""
+
+    now: float
+    claim: int
+    done: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LetGo:
+    """Nobody needs the rows of these claims any more, which were handed over."""
+
+    now: float
+    claims: tuple[int, ...]
+
+
+Event = EngineReady | EngineLost | Arrived | Cancelled | BatchReturned | Drain | Tick | Measured | Pulled | LetGo
 
 # -- actions
 
@@ -165,7 +183,37 @@ class GiveBack:
     requests: tuple[tuple[int, bool], ...]
 
 
-Action = ScheduleBatch | Commit | GiveBack
+class HandedOver(NamedTuple):
+    """A request that leaves with its first token: its row has the keys and values of so many positions."""
+
+    claim: int
+    row: int
+    positions: int
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """Requests for engines that decode, whose tokens are in this step's commit. They keep their rows until LetGo."""
+
+    requests: tuple[HandedOver, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """Give a request its row and blocks, and fill them with the keys and values of `positions` that another engine has.
+
+    It has a number of its own among the iterations, and no members. `free_rows` as in ScheduleBatch.
+    """
+
+    iteration: int
+    claim: int
+    row: int
+    positions: int
+    blocks: tuple[int, ...]
+    free_rows: tuple[int, ...]
+
+
+Action = ScheduleBatch | Commit | GiveBack | HandOver | Pull
 
 NOTHING = Plan((), Stop.POOL)
 
@@ -198,12 +246,22 @@ class Core:
     `run_ahead` 0 is the paper's loop. With 1, one batch more may be in flight: requests of the oldest batch may be
     scheduled again before their tokens are back. The core then learns one iteration late that a request ended by its
     token, and discards what that iteration made of it. An end by length is known in time.
+
+    With a `role` it runs one phase alone: requests leave with their first token, or come with their keys and values.
     """
 
     def __init__(
-        self, max_bs: int, n_workers: int, block_size: int, run_ahead: int = 0, policy: Policy = PAPER
+        self,
+        max_bs: int,
+        n_workers: int,
+        block_size: int,
+        run_ahead: int = 0,
+        policy: Policy = PAPER,
+        role: Role = Role.MIXED,
     ) -> None:
         assert run_ahead in (0, 1), "a request is in one batch in flight, or in two"
+        assert not (run_ahead and role), "requests change engines with all their tokens known"
+        self.role = role
         self.limits = limits_of(policy, max_bs, n_workers)
         self.n_workers, self.block_size, self.run_ahead = n_workers, block_size, run_ahead
         self.policy = policy
@@ -212,6 +270,7 @@ class Core:
         self.in_flight: deque[Flight] = deque()  # oldest first
         self._pool: list[Request] = []  # live requests, in the policy's order
         self._claims: dict[int, Request] = {}
+        self._kept: dict[int, Request] = {}  # handed over, by claim: another engine may still need their rows
         self._free_rows: list[int] = []  # ended since the last batch: the ranks do not know yet
         self._preempted: set[Request] = set()  # in this step
         self._iteration = 0
@@ -227,6 +286,11 @@ class Core:
         """Live requests, in the policy's order, those included that ended while RUNNING."""
         return tuple(self._pool)
 
+    @property
+    def kept(self) -> tuple[Request, ...]:
+        """Requests that were handed over and still have their rows."""
+        return tuple(self._kept.values())
+
     def room(self) -> Room:
         """How many more requests, with how many slots, could start now."""
         if not self._formed or self._draining:
@@ -240,7 +304,7 @@ class Core:
         first. Theirs are the places of an engine that is full; they pause then, and keep their slots. As many requests
         as there are places may be paused."""
         places = self.limits.max_bs * self.n_workers
-        if not self._formed or self._draining or len(self._pool) < places:
+        if not self._formed or self._draining or self.role or len(self._pool) < places:
             return []
         most = 2 * places - len(self._pool)
         running = [(r.arrived.priority, r.arrived.arrival) for r in self._pool[:places] if not r.ended]
@@ -267,6 +331,8 @@ class Core:
                 for claim in event.claims:
                     if claim in self._claims:
                         self._end(self._claims[claim])
+                    elif claim in self._kept:
+                        self._release(self._kept.pop(claim))
             case BatchReturned():
                 actions += self._returned(event)
             case Drain():
@@ -275,7 +341,15 @@ class Core:
                 actions += self._expire(event.now)
             case Measured():
                 self.limits = replace(self.limits, positions=max(event.positions, self.limits.max_bs + 1))
+            case Pulled():
+                actions += self._pulled(event)
+            case LetGo():
+                for claim in event.claims:
+                    if claim in self._kept:
+                        self._release(self._kept.pop(claim))
         batches: list[Action] = []
+        if self.role is Role.DECODE:
+            batches += self._begin_pulls()
         while (batch := self._schedule()) is not None:
             batches.append(batch)
         return batches + actions
@@ -294,6 +368,7 @@ class Core:
             "formed": self._formed,
             "draining": self._draining,
             "positions": self.limits.positions,
+            **({"kept": [asdict(request) for request in self._kept.values()]} if self._kept else {}),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -309,6 +384,8 @@ class Core:
         self._last_arrival = state["last_arrival"]
         self._formed, self._draining = state["formed"], state["draining"]
         self.limits = replace(self.limits, positions=state.get("positions", self.limits.positions))
+        kept = [Request.restored(values) for values in state.get("kept", ())]
+        self._kept = {request.claim: request for request in kept}
 
     def _schedule(self) -> ScheduleBatch | None:
         """Algorithm 1, lines 3 to 7: one batch, if one may be in flight and there is work for it."""
@@ -362,8 +439,9 @@ class Core:
 
         Nor those that gave up their rows in this very step: their last tokens are not settled when its batches leave.
         """
-        if self._preempted:
-            return (request for request in self._pool if not request.in_flight and request not in self._preempted)
+        if self._preempted or self.role:
+            ready = (r for r in self._pool if not r.in_flight and not r.elsewhere)
+            return (request for request in ready if request not in self._preempted)
         return (request for request in self._pool if not request.in_flight)
 
     def _returning(self) -> Iterator[Request]:
@@ -433,7 +511,8 @@ class Core:
             if arrival.max_tokens > self.memory.n_slots:
                 too_large.append((arrival.claim, False))  # a larger engine may exist: the pool knows, and judges
                 continue
-            request = Request.of(arrival, in_order=arrival.arrival > self._last_arrival)
+            in_order = arrival.arrival > self._last_arrival and self.role is not Role.DECODE  # pulls end in any order
+            request = Request.of(arrival, in_order)
             self._last_arrival = max(self._last_arrival, arrival.arrival)
             insort(self._pool, request, key=self.policy.order)
             self._claims[request.claim] = request
@@ -486,7 +565,52 @@ class Core:
                     if finish is not None:
                         self._end(request)
                         break  # tokens behind its end are void
-        return [Commit(iteration, tuple(outcomes))] if outcomes else []
+        actions: list[Action] = [Commit(iteration, tuple(outcomes))] if outcomes else []
+        return actions + self._hand_over(requests) if self.role is Role.PREFILL else actions
+
+    def _hand_over(self, requests: Iterable[Request]) -> list[Action]:
+        """Lets those of a returned batch leave that have got a token and go on."""
+        leaving = [r for r in requests if not r.ended and r.generated > r.arrived.generated]
+        for request in leaving:
+            self._pool.remove(request)
+            del self._claims[request.claim]
+            self._kept[request.claim] = request
+            request.in_order = False  # it runs no more, and others do
+        handed = tuple(HandedOver(r.claim, r.row, r.computed) for r in leaving if r.row is not None)
+        return [HandOver(handed)] if handed else []
+
+    def _begin_pulls(self) -> list[Action]:
+        """Rows for requests whose keys and values another engine has, in the policy's order, as far as slots are free.
+
+        A request is RUNNING while its blocks are filled: until then nobody else may have them.
+        """
+        pulls = list[Action]()
+        if not self._formed or self._draining:
+            return pulls
+        for request in [r for r in self._pool if r.elsewhere and not r.in_flight]:
+            request.computed = 0  # it takes no block of others
+            if self.memory.need(request, request.remaining) > self.memory.free:
+                break
+            [(row, blocks, _)] = self.memory.admit([request])
+            request.row, request.in_flight = row, 1
+            free_rows, iteration = tuple(self._free_rows), self._iteration
+            pulls.append(Pull(iteration, request.claim, row, request.elsewhere, blocks, free_rows))
+            self._free_rows.clear()
+            self._iteration += 1
+        return pulls
+
+    def _pulled(self, event: Pulled) -> list[Action]:
+        """The request goes on with increments. One whose blocks were not filled goes back, and begins again."""
+        request = self._claims.get(event.claim)
+        if request is None or not (request.elsewhere and request.in_flight):
+            return []
+        request.in_flight = 0
+        if event.done and not request.ended:
+            request.computed, request.elsewhere, request.initiated = request.elsewhere, 0, True
+            return self._expire(event.now)
+        gone = request.ended
+        self._end(request)
+        return [] if gone else [GiveBack(((event.claim, False),))]
 
     def _expire(self, now: float) -> list[Action]:
         """Ends requests past their deadline. A RUNNING one ends when its batch returns."""
@@ -497,7 +621,8 @@ class Core:
         return [Commit(None, outcomes)] if outcomes else []
 
     def _lost(self) -> list[Action]:
-        requests = tuple((r.claim, r.running) for r in self._pool if not r.ended)
+        requests = tuple((r.claim, r.running and not r.elsewhere) for r in self._pool if not r.ended)
+        self._kept.clear()
         self._pool.clear()
         self._claims.clear()
         self.in_flight.clear()

@@ -12,7 +12,7 @@ def violations(core: Core) -> list[str]:
     """Sentences about what is wrong in the core's state; none when all is well."""
     found: list[str] = []
     running = [request for flight in core.in_flight for request in flight.requests]
-    live, memory = core.requests, core.memory
+    live, kept, memory = core.requests, core.kept, core.memory
     if core.n_scheduled > core.n_workers + core.run_ahead:
         found.append(f"{core.n_scheduled} batches are in flight, n_workers is {core.n_workers}")
     sizes = [(flight.iteration, len(flight.requests)) for flight in core.in_flight]
@@ -21,9 +21,9 @@ def violations(core: Core) -> list[str]:
     twice = any(len(set(flight.requests)) < len(flight.requests) for flight in core.in_flight)
     if max(flights.values(), default=0) > 1 + core.run_ahead or twice:
         found.append("a request is in flight twice")
-    if flights != {r.claim: r.in_flight for r in live if r.running}:
+    if flights != {r.claim: r.in_flight for r in live if r.running and not r.elsewhere}:
         found.append("RUNNING requests are not those in flight")
-    rows, held = memory.rows(), {r.row for r in live if r.row is not None}
+    rows, held = memory.rows(), {r.row for r in (*live, *kept) if r.row is not None}
     if held != rows.keys():
         found.append(f"slots are held by rows {sorted(rows)}, live requests have {sorted(held)}")
     blocks = {block for row in rows.values() for block in row}
@@ -41,4 +41,4 @@ def violations(core: Core) -> list[str]:
         if not r.ended and not 0 <= r.computed < r.known:
             found.append(f"claim {r.claim} has computed {r.computed} of {r.known} positions")
     found += [f"claim {r.claim} ended and was kept" for r in live if r.ended and not r.running]
-    return found + core.policy.violations(live, memory)
+    return found + core.policy.violations((*live, *kept), memory)

@@ -49,6 +49,7 @@ class Arrival:
     tail: tuple[int, ...] = ()  # the input tokens behind those
     priority: int = 3  # its class, one of orca_common.priorities, or FAIR of these
     forced_end: bool = False  # its last token ends it by LENGTH, whichever it is: the model did not choose it
+    elsewhere: int = 0  # positions whose keys and values another engine has
 
     @property
     def max_tokens(self) -> int:
@@ -84,12 +85,14 @@ class Request:
     filled: int = 0  # of these blocks, how many its row has with keys and values
     undrafted: int = 0  # it gets no drafts until it has generated this number of tokens
     void: int = 0  # batches in flight, the next ones to return, that went on from a token that was not made
+    elsewhere: int = 0  # positions whose keys and values are to be pulled; 0: none, or they are there
 
     @classmethod
     def of(cls, arrived: Arrival, in_order: bool) -> "Request":
         """A request that has just arrived."""
         known = arrived.input_tokens + arrived.generated
-        return cls(arrived, in_order, arrived.generated, known, keys=list(arrived.prefix), tail=list(arrived.tail))
+        keys, tail = list(arrived.prefix), list(arrived.tail)
+        return cls(arrived, in_order, arrived.generated, known, keys=keys, tail=tail, elsewhere=arrived.elsewhere)
 
     @property
     def claim(self) -> int:

@@ -15,7 +15,9 @@ from orca_pool.records import Standing
 
 from ..core.request import Phase
 from ..core.selection import Stop
-from .history import ELSEWHERE, GIVEN_BACK, HANDED_OVER, SECOND, History, State, Stay, Turn
+from .history import ELSEWHERE, GIVEN_BACK, HANDED_OVER, SECOND, TO_DECODE, History, State, Stay, Turn
+
+GOES_ON = (GIVEN_BACK, HANDED_OVER, TO_DECODE)  # it left, and its time went on
 
 
 class Kind(StrEnum):
@@ -34,6 +36,7 @@ class Kind(StrEnum):
     PIPELINE = "pipeline"  # claimed: as many batches were in flight as there may be
     BEHIND = "behind"  # claimed: the pool had not kept what was made before
     SCHEDULER = "scheduler"  # claimed: the scheduler's own time between two iterations
+    PULL = "pull"  # claimed: its keys and values were pulled from the engine that had begun it
     RUN = "run"  # in iterations
     LOST = "lost"  # in an iteration that never returned
     COMMIT = "commit"  # its last token was on the way to the pool
@@ -171,7 +174,7 @@ class _Story:
         standing, last = self._standing, self._last
         if standing is not None and standing.times.finished:
             return max(standing.times.finished * 1000, self._submitted)
-        if last is not None and last.left is not None and last.why not in (GIVEN_BACK, HANDED_OVER):
+        if last is not None and last.left is not None and last.why not in GOES_ON:
             return last.left
         if standing is not None:
             return max(self._now, self._submitted)
@@ -186,7 +189,7 @@ class _Story:
         assert last is not None
         if last.left is None:
             return "running" if last.turns else "claimed"
-        if last.why in (GIVEN_BACK, HANDED_OVER):
+        if last.why in GOES_ON:
             return "queued" if last.why == GIVEN_BACK else "running"
         return "ended" if last.why == ELSEWHERE else _state_of(last.why)
 
@@ -295,6 +298,8 @@ class _Story:
 
         if state is not None and not state.formed:
             part = replace(part, kind=Kind.FORMING, why=state.why)
+        elif stay.pulled and not any(turn.batch.scheduled < end for turn in stay.turns):
+            part = replace(part, kind=Kind.PULL, iterations=len(others))
         elif preempted:
             part = replace(part, kind=Kind.PREEMPTED, iterations=len(others), by=holders())
         elif any(batch.stop in (Stop.BATCH_FULL, Stop.SHARE) for batch in others):
@@ -314,7 +319,7 @@ class _Story:
     def _rest(self, end: int) -> None:
         """From the last event in a journal until the request's end, or now."""
         last = self._last
-        if last is not None and last.left is not None and last.why not in (GIVEN_BACK, HANDED_OVER, ELSEWHERE):
+        if last is not None and last.left is not None and last.why not in (*GOES_ON, ELSEWHERE):
             self._add(Part(Kind.COMMIT, self._cursor, end, engine=self._stays[-1][0].engine))
             return
         engine = self._stays[-1][0] if self._stays else max(self._histories, key=_promise, default=None)

@@ -20,6 +20,9 @@ from ..core.core import (
     EngineLost,
     EngineReady,
     GiveBack,
+    HandOver,
+    LetGo,
+    Pull,
     ScheduleBatch,
 )
 from ..core.policy import Policy
@@ -28,10 +31,11 @@ from ..core.sets import PAPER, policy_named
 from ..master.journal import CoreStep, Heading, LifeStep, Line, Named, Note
 
 SECOND = 1_000_000_000
-GIVEN_BACK, ELSEWHERE, HANDED_OVER = (
+GIVEN_BACK, ELSEWHERE, HANDED_OVER, TO_DECODE = (
     "given back",
     "ended elsewhere",
     "handed over",
+    "handed to an engine that decodes",
 )  # ends that no reason of the core has
 
 
@@ -78,8 +82,9 @@ class Stay:
     tokens: int = 0  # that it had when it came, and those since
     slots: int = 0  # that it holds
     preempted: bool = False  # it gave up its row, and has no other yet
+    pulled: bool = False  # another engine had begun it, and this one pulled its keys and values
     left: int | None = None
-    why: str = ""  # it left: a reason of the core, or GIVEN_BACK, ELSEWHERE, HANDED_OVER
+    why: str = ""  # it left: a reason of the core, or GIVEN_BACK, ELSEWHERE, HANDED_OVER, TO_DECODE
 
 
 class State(NamedTuple):
@@ -105,6 +110,7 @@ class History:
         self._offset = 0  # from the events' clock to the wall's
         self._live: dict[int, Stay] = {}  # by claim
         self._known: dict[int, Stay] = {}  # of this term, those included that have left
+        self._kept: dict[int, Stay] = {}  # that have left and still hold slots
         self._flying: dict[int, Batch] = {}  # by iteration
         self._names: dict[int, Named] = {}
         self._policy: Policy = PAPER
@@ -196,6 +202,7 @@ class History:
             self._leave(stay, heading.wall, HANDED_OVER)
         self._live.clear()
         self._known.clear()
+        self._kept.clear()
         self._lose(heading.wall)
         state: dict[str, Any] = heading.state
         self._formed = state["formed"] and not state["draining"]
@@ -273,6 +280,9 @@ class History:
             case Cancelled():
                 for claim in event.claims:
                     self._end(claim, at, ELSEWHERE)
+            case LetGo():
+                for stay in filter(None, (self._kept.pop(claim, None) for claim in event.claims)):
+                    self._reserved -= stay.slots
             case BatchReturned():
                 batch = self._flying.pop(event.iteration, None)
                 if batch is not None:
@@ -291,12 +301,21 @@ class History:
                 case GiveBack():
                     for claim, _ in action.requests:
                         self._end(claim, at, GIVEN_BACK)
+                case HandOver():
+                    for claim in [one.claim for one in action.requests if one.claim in self._live]:
+                        self._kept[claim] = stay = self._live.pop(claim)
+                        self._leave(stay, at, TO_DECODE)
+                case Pull():
+                    if (stay := self._live.get(action.claim)) is not None:
+                        stay.pulled, stay.slots = True, len(action.blocks) * self._block
+                        self._reserved += stay.slots
                 case ScheduleBatch():
                     pass
         for action in line.actions:
             if isinstance(action, ScheduleBatch):  # last: its slots are those after the ends
                 self._schedule(action, taken)
         if isinstance(event, EngineLost):
+            self._kept.clear()
             self._reserved = self._n_slots = 0
         self._stand(taken)
 

@@ -71,6 +71,8 @@ def sentence(part: Part) -> str:
             return f"waited {took} {where} until the pool had kept what was made before"
         case Kind.SCHEDULER:
             return f"waited {took} {where} for the scheduler"
+        case Kind.PULL:
+            return f"waited {took} {where}, {iterations}, for its keys and values from the engine that had begun it"
         case Kind.RUN:
             return f"ran {took} in {_numbered(part)} of {engine}: {_computed(part)}"
         case Kind.LOST:

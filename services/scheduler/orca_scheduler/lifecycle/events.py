@@ -87,6 +87,7 @@ class Formation(NamedTuple):
     tensor_rank: int
     block_size: int
     return_tokens: bool  # tokens also go back to the first stage on the data plane: for a run-ahead
+    hands_over: bool = False  # other engines' ranks pull keys and values from it
 
 
 class Standing(NamedTuple):

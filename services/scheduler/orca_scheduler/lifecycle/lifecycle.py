@@ -309,7 +309,8 @@ class Lifecycle:
         """How a rank of this engine is to be formed."""
         shape, place = self.shape, self.places[rank]
         return_tokens = shape.run_ahead > 0 and shape.ranks > 1  # one rank has its own
-        return Formation(shape.tp, shape.pp, place.stage, place.tensor_rank, shape.block_size, return_tokens)
+        at = place.stage, place.tensor_rank
+        return Formation(shape.tp, shape.pp, *at, shape.block_size, return_tokens, shape.hands_over)
 
     # -- the transitions
 

@@ -23,6 +23,7 @@ class Shape:
     block_size: int  # slots in a block
     slots: int | None = None  # None: as many as the smallest rank's memory holds
     run_ahead: int = 0
+    hands_over: bool = False  # what it has begun goes on at other engines
 
     @property
     def ranks(self) -> int:

@@ -63,17 +63,19 @@ class Progress:
     def __init__(self, durations: Durations, stages: int) -> None:
         """durations: of the lives before, to which this one adds."""
         self._durations, self._stages = durations, stages
-        self._sent: deque[tuple[int, float, Work]] = deque()  # in flight, oldest first: (number, when it was sent, ..)
+        # In flight, oldest first: (number, when it was sent, ..). Without work one has no members, and takes no time.
+        self._sent: deque[tuple[int, float, Work | None]] = deque()
         self.latest = 0  # the iteration that was sent last; 0: none
         self._returned = 0.0  # when the last one came back
 
-    def sent(self, iteration: int, work: Work, now: float) -> None:
+    def sent(self, iteration: int, work: Work | None, now: float) -> None:
         self.latest = iteration
         self._sent.append((iteration, now, work))
 
     def returned(self, now: float) -> None:
-        self._durations.took(self._sent[0][2], now - self._began)
-        self._sent.popleft()
+        began, (_, _, work) = self._began, self._sent.popleft()
+        if work is not None:
+            self._durations.took(work, now - began)
         self._returned = now
 
     @property
@@ -89,7 +91,8 @@ class Progress:
     @property
     def _bound(self) -> float:
         """Seconds for the oldest iteration in flight. A measured duration may be that of the last stage alone."""
-        expected = self._stages * self._durations.at_most(self._sent[0][2])
+        work = self._sent[0][2]
+        expected = 0.0 if work is None else self._stages * self._durations.at_most(work)
         return min(max(timers.STUCK, timers.STUCK_TIMES * expected), timers.STUCK_MOST)
 
     def stuck(self, now: float, since: float) -> float | None:

@@ -38,6 +38,7 @@ from ..core.core import (
     Outcome,
     ScheduleBatch,
 )
+from ..core.roles import Role
 from ..core.sets import policy_named
 from ..lifecycle import lifecycle
 from ..lifecycle.events import CandidateChanged, LifeAction, LifeEvent, RankLeaving, Recorded, Say, Suspected
@@ -107,6 +108,7 @@ class Journal:
             "block_size": of.block_size,
             "run_ahead": of.run_ahead,
             "policy": of.policy.name,
+            **({"role": of.role} if of.role else {}),
         }
         clock = {"now": time.monotonic(), "wall": time.time_ns()}  # an event loop's clock is the monotonic one
         line = {
@@ -445,8 +447,8 @@ def replay(path: Path) -> Iterator[tuple[CoreStep | LifeStep, Sequence[Action | 
 def restored(heading: Heading) -> tuple[Core, Lifecycle]:
     """Both machines as they stood when the file was begun. Raises ValueError for a policy that there is not."""
     numbers: dict[str, Any] = dict(heading.numbers)
-    policy = policy_named(numbers.pop("policy"))
-    fresh = Core(**numbers, policy=policy)
+    policy, role = policy_named(numbers.pop("policy")), Role(numbers.pop("role", ""))
+    fresh = Core(**numbers, policy=policy, role=role)
     fresh.restore(heading.state)
     return fresh, restored_lifecycle(heading.lifecycle)
 

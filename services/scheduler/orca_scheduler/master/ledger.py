@@ -7,12 +7,13 @@ they find out is posted to the master's inbox.
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 from orca_common.errors import Unavailable
 from orca_common.priorities import Priority
 from orca_pool.leases import RENEW_SECONDS
-from orca_pool.pool import Pool
+from orca_pool.pool import LET_GO, Pool
 from orca_pool.records import ClaimAnswer, CommitRow, EngineInfo, EngineLoad, Renewed
 from orca_pool.records import Claimed as PoolClaim
 from orca_pool.retry import RETRY_SECONDS, reached
@@ -35,6 +36,20 @@ class CaughtUp:
     """News for the inbox: the pool may have caught up. Try the reports again that were held back."""
 
 
+class HandedOn:
+    """News for the inbox: the pool has handed these claims over, at a moment of Redis's TIME in microseconds."""
+
+    def __init__(self, claims: tuple[int, ...], moment: int) -> None:
+        self.claims, self.moment = claims, moment
+
+
+class Unneeded:
+    """News for the inbox: nobody needs the keys and values of these claims any more, which were handed over."""
+
+    def __init__(self, claims: tuple[int, ...]) -> None:
+        self.claims = claims
+
+
 class EndedElsewhere:
     """News for the inbox: these claims were cancelled, have expired, met a stop string, or are another engine's."""
 
@@ -42,7 +57,7 @@ class EndedElsewhere:
         self.claims = claims
 
 
-News = Opened | Claimed | Orphaned | LeaseLost | CaughtUp | EndedElsewhere
+News = Opened | Claimed | Orphaned | LeaseLost | CaughtUp | EndedElsewhere | HandedOn | Unneeded
 
 
 class Ledger:
@@ -179,6 +194,14 @@ class Ledger:
         up = self._uncommitted <= MAX_BEHIND and iteration + MAX_BEHIND <= self._reserved
         self._master_waits = not up
         return up
+
+    async def pulled(self, claim: int) -> None:
+        """The engine has the keys and values of a request that another one has begun. Where the pool is away, the other
+        engine lets go of them when their time is over."""
+        held = self.outputs.held.get(claim)
+        if held is not None:
+            with suppress(Unavailable):
+                await self._pool.pulled(self._engine, self._owner, self._term, held.claimed.request_id, claim)
 
     async def give_back(self, rows: dict[int, bool]) -> int | None:
         """Returns requests to the queue after their tokens were committed. Rows: claim -> was it RUNNING at a loss.
@@ -377,11 +400,13 @@ class Ledger:
             await asyncio.sleep(RETRY_SECONDS)
             return False
         self._commit_sent = False
-        gone, ended = self.outputs.answered(rows, answer.rows)
+        gone, ended, handed = self.outputs.answered(rows, answer.rows)
         self._committed(self._now - began, new_tokens(rows, answer.rows), ended, answer.ended_at)
         self._hear_needs(answer.needs)
         if gone:
             self._post(EndedElsewhere(tuple(gone)))
+        if handed:
+            self._post(HandedOn(tuple(handed), answer.ended_at))
         if self.outputs.dirty:
             self._committer.set()
         return True
@@ -396,12 +421,16 @@ class Ledger:
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
             ended = {hint for hint in hints if hint}
+            unneeded = tuple(int(hint.removeprefix(LET_GO)) for hint in ended if hint.startswith(LET_GO))
+            if unneeded:
+                self._post(Unneeded(unneeded))
             held = self.outputs.held
             self._forget({c for c in held if held[c].claimed.request_id in ended} if ended else set())
             self._claimer.set()
 
     def _forget(self, claims: Iterable[int]) -> None:
-        """These claims ended elsewhere."""
-        gone = tuple(claim for claim in claims if claim in self.outputs.held)
+        """These claims ended elsewhere. Of those that are being handed over the commit tells."""
+        held = self.outputs.held
+        gone = tuple(claim for claim in claims if claim in held and not held[claim].handed)
         if gone:
             self._post(EndedElsewhere(gone))

@@ -15,11 +15,14 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from google.protobuf.message import DecodeError
+
 from orca.v1 import worker_pb2 as pb
 from orca_common.block_keys import keys_of, root_by
 from orca_common.errors import FailedPrecondition, Unavailable
 from orca_common.metrics import Metrics
 from orca_common.priorities import ABOVE_ALL
+from orca_common.protocol import SHARED
 from orca_common.reservation import Reservation
 from orca_common.sampling import scores_prompt
 from orca_common.service import LoopPulse
@@ -43,13 +46,18 @@ from ..core.core import (
     EngineLost,
     EngineReady,
     GiveBack,
+    HandOver,
+    LetGo,
     Member,
+    Pull,
+    Pulled,
     ScheduleBatch,
 )
 from ..core.drafting import MOST
 from ..core.invariants import violations
 from ..core.policy import Policy
-from ..core.request import Arrival
+from ..core.request import Arrival, Phase
+from ..core.roles import Role, Roles
 from ..discovery.candidates import Candidate, Discovery
 from ..lifecycle.events import (
     Admit,
@@ -96,13 +104,13 @@ from ..ranks.ranks import Ranks
 from ..settings import SchedulerSettings
 from .forecast import Forecast
 from .journal import Journal, Named, path_of
-from .ledger import CaughtUp, Deposed, EndedElsewhere, Ledger, News
+from .ledger import CaughtUp, Deposed, EndedElsewhere, HandedOn, Ledger, News, Unneeded
 from .metrics import EngineMetrics
 from .output import Held
 from .pace import Pace
 from .recent import EngineRecent
 from .reports import first_tokens, made_of, problem_of
-from .tracing import GIVEN_BACK, Tracing
+from .tracing import GIVEN_BACK, HANDED_OVER, Tracing
 
 log = logging.getLogger(__name__)
 
@@ -132,7 +140,7 @@ class Returned(NamedTuple):
     report: pb.IterationReport
 
 
-Message = LifeEvent | News | core.Tick | core.Measured | Returned
+Message = LifeEvent | News | core.Tick | core.Measured | core.Pulled | core.LetGo | Returned
 
 
 class EngineMaster:
@@ -158,14 +166,16 @@ class EngineMaster:
         metrics: Metrics,
         recent: EngineRecent,
     ) -> None:
-        self.engine, self.term, self.shape = engine, term, settings.shape
+        self._roles = Roles.parse(settings.roles)
+        role = self._roles.of(engine)
+        self.engine, self.term, self.shape = engine, term, settings.shape_of(role)
         self._taken_over = candidate is not None and silent_term is not None
         self._pool, self._discovery, self._pulse = pool, discovery, pulse
         self._transport = transport
         self.lifecycle = Lifecycle(
-            engine, settings.shape, *_of_candidate(candidate), finish_seconds=settings.finish_seconds
+            engine, self.shape, *_of_candidate(candidate), finish_seconds=settings.finish_seconds
         )
-        self.core: Core = settings.core()
+        self.core: Core = settings.core(role)
         limits, seconds = self.core.limits, self.core.policy.seconds
         self._forecast = Forecast(seconds, limits.positions) if seconds is not None and limits.positions else None
         self._pace, self._metrics = Pace(), EngineMetrics(metrics, engine, settings.pp)
@@ -333,8 +343,17 @@ class EngineMaster:
                     await self._take_returned(held_up=True)
                 case EndedElsewhere() as ended:
                     self._end_elsewhere(ended.claims)
-                case core.Tick() | core.Measured() as event:
+                case core.Tick() | core.Measured() | core.LetGo() as event:
                     self._step_core(event)
+                case core.Pulled() as event:
+                    if event.done:
+                        self._spawn(self._ledger.pulled(event.claim))
+                    self._step_core(event)
+                case HandedOn() as handed:
+                    if self._tracing is not None:
+                        self._tracing.ended(handed.claims, HANDED_OVER, handed.moment)
+                case Unneeded() as unneeded:
+                    self._step_core(LetGo(self._now, unneeded.claims))
                 case Claimed() as claimed:
                     self._note_claims(claimed.now, claimed.claims)
                     if self._tracing is not None:
@@ -430,6 +449,8 @@ class EngineMaster:
         for action in actions:
             if isinstance(action, ScheduleBatch):
                 self._schedule(action)
+            elif isinstance(action, Pull):
+                self._pull(action)
 
     def _settle(
         self,
@@ -444,7 +465,9 @@ class EngineMaster:
                     self._commit(action, report, firsts)
                 case GiveBack():
                     self._give_back(action)
-                case ScheduleBatch():
+                case HandOver():
+                    self._hand_over(action)
+                case ScheduleBatch() | Pull():
                     pass
 
     def _record_step(self, event: core.Event, actions: Sequence[core.Action], late: float = 0.0) -> None:
@@ -483,6 +506,7 @@ class EngineMaster:
                     self._post,
                     self._came,
                     self._times_came,
+                    self._pull_ended,
                     self._durations,
                     self._met,
                 )
@@ -556,13 +580,29 @@ class EngineMaster:
 
     async def _identify(self, life: int, models: tuple[Model, ...]) -> None:
         try:
+            await self._check_roles()
             for model in models:
-                check_needs(self.core.policy, model.can)
+                check_needs(self.core.policy, model.can, self.core.role)
                 await reached(lambda of=model: self._pool.identify(of.digest, of.max_positions, of.vocab_size))
         except FailedPrecondition as refusal:
             self._post(Refused(self._now, life, None, str(refusal)))
         else:
             self._post(Identified(self._now, life))
+
+    async def _check_roles(self) -> None:
+        """Raises FailedPrecondition where the engine has no role, or its ranks cannot exchange blocks with others'."""
+        roles, mine = self._roles, self.core.role
+        if roles.of(self.engine) is None:
+            raise FailedPrecondition(f"roles: {self.engine} has none, {roles} are {roles.engines} engines")
+        if not mine:
+            return
+        for other in await reached(self._pool.engine_infos):
+            cut = other.tensor_parallel, other.pipeline_parallel
+            if other.role and other.role != mine and cut != (self.shape.tp, self.shape.pp):
+                raise FailedPrecondition(
+                    f"roles: {self.engine} ({mine}) of {self.shape.tp} x {self.shape.pp} ranks (tp x pp) cannot "
+                    f"exchange blocks with {other.engine} ({other.role}) of {cut[0]} x {cut[1]}"
+                )
 
     async def _new_epoch(self, life: int, above: int) -> None:
         self._post(EpochGiven(self._now, life, await self._ledger.new_epoch(above)))
@@ -571,7 +611,7 @@ class EngineMaster:
         shape = self.shape
         policy, rule = self.core.policy, Reservation(shape.block_size, self.core.policy.reserves_output)
         sizes = shape.tp, shape.pp, action.slots, action.epoch
-        info = EngineInfo(self.engine, *sizes, action.weights, policy.name, rule, policy.prefix)
+        info = EngineInfo(self.engine, *sizes, action.weights, policy.name, rule, policy.prefix, self.core.role)
         self._post(Recorded(self._now, action.life, await self._ledger.formed(info, action.above)))
 
     async def _confirm(self, life: int) -> None:
@@ -639,7 +679,8 @@ class EngineMaster:
             self._journal.remember(texts=texts)
         if held:
             size = self.shape.block_size
-            self._step_core(Arrived(self._now, tuple(arrival(one, self._root(one), size) for one in held)))
+            arrived = tuple(arrival(one, self._root(one), size, self.core.role) for one in held)
+            self._step_core(Arrived(self._now, arrived))
 
     def _give_back(self, action: GiveBack) -> None:
         """Every request that goes back to the queue goes this way."""
@@ -672,6 +713,8 @@ class EngineMaster:
             self._forecast.scheduled(action.iteration, action.positions)
         message = self._control_message(action)
         self._metrics.scheduled(action, now)
+        if self.core.role is Role.DECODE:
+            self._metrics.begun_again(sum(member.phase is Phase.INITIATION for member in action.members))
         self._dialed.send(message)
 
     def _control_message(self, action: ScheduleBatch) -> pb.Iteration:
@@ -683,20 +726,66 @@ class EngineMaster:
         message.free_rows.extend(action.free_rows)
         for member in action.members[: action.admitted]:
             held = self._ledger.outputs.admitted(member.claim, member.start)
-            record, generated = held.record, held.token_ids()
-            message.admissions.add(
-                row=member.row,
-                claim=member.claim,
-                token_ids=[*record.prompt_ids, *generated],
-                generated=len(generated),
-                sampling=record.sampling if record.HasField("sampling") else None,
-                computed=member.start,
-                root=bytes.fromhex(self._root(held)),
-            )
+            message.admissions.append(self._admission(held, member.row, member.start))
         put_members(message, action.members)
         if self._tracing is not None:
             message.trace.update(self._tracing.scheduled(action, self.core.memory.n_slots, self._epoch))
         return message
+
+    def _admission(self, held: Held, row: int, computed: int) -> pb.Admission:
+        """A request in full. With a role its ranks make keys of its tokens, whatever may begin with its blocks."""
+        record, generated = held.record, held.token_ids()
+        root = self._root(held)
+        if self.core.role and not root:
+            root = root_by("tenant", tenant_of(held.claimed.request_id), record.sampling.adapter)
+        return pb.Admission(
+            row=row,
+            claim=held.claimed.claim,
+            token_ids=[*record.prompt_ids, *generated],
+            generated=len(generated),
+            sampling=record.sampling if record.HasField("sampling") else None,
+            computed=computed,
+            root=bytes.fromhex(root),
+        )
+
+    # -- requests that change engines
+
+    def _pull(self, action: Pull) -> None:
+        """Has the ranks fill a row with what another engine has computed."""
+        self._ledger.used(action.iteration)
+        message = pb.Iteration(term=self.term, epoch=self._epoch, number=action.iteration)
+        message.free_rows.extend([*self._stale_rows, *action.free_rows])
+        self._stale_rows = ()
+        held = self._ledger.outputs.admitted(action.claim, action.positions)
+        message.pull.admission.CopyFrom(self._admission(held, action.row, action.positions))
+        message.pull.blocks.extend(action.blocks)
+        message.pull.handed.ParseFromString(held.claimed.handed)
+        self._dialed.send(message)
+
+    def _pull_ended(self, claim: int, size: int, error: str) -> None:
+        """All ranks have a request's keys and values, or one of them says why not."""
+        self._metrics.pulled(size, not error)
+        held = self._ledger.outputs.held.get(claim)
+        if error and held is not None:
+            about = {"engine": self.engine, "request": held.claimed.request_id, "why": error}
+            log.warning("keys and values were not pulled: the request begins again", extra=about)
+        self._post(Pulled(self._now, claim, not error))
+
+    def _hand_over(self, action: HandOver) -> None:
+        """Tells the pool, with the next commit, where these requests' keys and values are."""
+        for claim, row, positions in action.requests:
+            handed = pb.Handed(engine=self.engine, epoch=self._epoch, claim=claim, row=row, positions=positions)
+            handed.sources.extend(self._dialed.sources())
+            self._ledger.outputs.hand_over(claim, handed.SerializeToString())
+        claims = tuple(one.claim for one in action.requests)
+        self._metrics.handed_over(len(claims))
+        self._loop.call_later(timers.KEEP, self._let_go, claims)
+
+    def _let_go(self, claims: tuple[int, ...]) -> None:
+        """The time is over for which rows are kept that were handed over, if any of them still is."""
+        kept = {request.claim for request in self.core.kept}
+        if not kept.isdisjoint(claims):
+            self._post(LetGo(self._now, claims))
 
     def _root(self, held: Held) -> str:
         """The root of a request's keys: requests of one root may begin with each other's keys and values. '': it shares
@@ -792,8 +881,10 @@ def _of_candidate(candidate: Candidate | None) -> tuple[tuple[str, ...] | None, 
     return candidate.pods, candidate.absent, candidate.replace, candidate.other_model, candidate.ending
 
 
-def check_needs(policy: Policy, can: Collection[str]) -> None:
-    """Raises FailedPrecondition where a model's ranks cannot do what the policy asks of them."""
+def check_needs(policy: Policy, can: Collection[str], role: Role = Role.MIXED) -> None:
+    """Raises FailedPrecondition where a model's ranks cannot do what the policy, or the engine's role, asks of them."""
+    if role and SHARED not in can:
+        raise FailedPrecondition(f"roles: {role} needs {SHARED}, which ranks of this model cannot do")
     if lacking := sorted(policy.needs.difference(can)):
         needs = " and ".join(lacking)
         raise FailedPrecondition(f"policy: {policy.name} needs {needs}, which ranks of this model cannot do")
@@ -804,7 +895,7 @@ def named_in(held: Held) -> Named:
     return Named(held.claimed.request_id, held.claimed.submitted, held.record.exchange)
 
 
-def arrival(held: Held, root: str, block_size: int) -> Arrival:
+def arrival(held: Held, root: str, block_size: int, role: Role = Role.MIXED) -> Arrival:
     """A claimed request as the core knows it. root: '' where it begins with its first position in any case."""
     claimed, record = held.claimed, held.record
     stops, prefix, tail = tuple(record.stop_token_ids), (), ()
@@ -825,4 +916,15 @@ def arrival(held: Held, root: str, block_size: int) -> Arrival:
         prefix=prefix,
         tail=tail,
         forced_end=record.sampling.HasField("forced_end"),
+        elsewhere=elsewhere(held) if role is Role.DECODE else 0,
     )
+
+
+def elsewhere(held: Held) -> int:
+    """Positions of a request whose keys and values another engine has: all but the last one, or 0."""
+    computed = len(held.record.prompt_ids) + len(held.tokens) // TOKEN.size - 1
+    try:
+        handed = pb.Handed.FromString(held.claimed.handed)
+    except DecodeError:
+        return 0
+    return computed if handed.positions == computed else 0

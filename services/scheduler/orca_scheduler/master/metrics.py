@@ -29,6 +29,12 @@ class EngineMetrics:
         self._positions = metrics.histogram("orca_iteration_positions", engine)
         self._cached = metrics.counter("orca_cached_tokens_total", engine)
         self._preemptions = metrics.counter("orca_preemptions_total", engine)
+        self._handed_over = metrics.counter("orca_handed_over_total", engine)
+        self._pulls = {
+            done: metrics.counter("orca_pulls_total", engine, "done" if done else "failed") for done in (True, False)
+        }
+        self._pulled_bytes = metrics.counter("orca_pulled_bytes_total", engine)
+        self._begun_again = metrics.counter("orca_decode_initiations_total", engine)
         self._scheduler, self._control, self._data, self._compute = (
             metrics.histogram("orca_iteration_seconds", engine, part)
             for part in ("scheduler", "control", "data", "compute")
@@ -99,6 +105,19 @@ class EngineMetrics:
         # Clocks of different machines may disagree by more than a message takes.
         there, back = max(received - flight.sent, 0), max(flight.returned - sent, 0)
         self._control.observe((there + back) / SECOND)
+
+    def handed_over(self, requests: int) -> None:
+        """Requests leave with their first token."""
+        self._handed_over.add(requests)
+
+    def pulled(self, size: int, done: bool) -> None:
+        """The pull of a request has ended on all ranks, which took so many bytes."""
+        self._pulls[done].add()
+        self._pulled_bytes.add(size)
+
+    def begun_again(self, members: int) -> None:
+        """An engine that decodes initiates so many requests."""
+        self._begun_again.add(members)
 
     def committed(self, seconds: float, tokens: int) -> None:
         """The pool has answered a commit, by which it has this many tokens more."""

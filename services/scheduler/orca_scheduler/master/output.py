@@ -35,6 +35,7 @@ class Held:
     cached: int = 0  # tokens of the prompt behind whose keys and values it began
     top_size: int = 0  # bytes that the tops of one token take; 0: they were not asked for
     ngrams: Ngrams | None = None  # of its text, where drafts come from there
+    handed: bytes = b""  # where its keys and values are, for the engine that goes on with it
 
     def unacked(self) -> CommitRow:
         """What the pool has not."""
@@ -46,7 +47,8 @@ class Held:
             tops = bytes(NOTHING * (-mine // TOP.size) + self.tops[max(mine, 0) :])
         prompt, cached = (b"", 0) if acked else (bytes(self.prompt), self.cached)
         claimed = self.claimed
-        return commit_row((claimed.request_id, claimed.claim, acked, tokens, self.finish, tops, prompt, cached))
+        said = self.finish, tops, prompt, cached, self.handed
+        return commit_row((claimed.request_id, claimed.claim, acked, tokens, *said))
 
     def token_ids(self) -> list[int]:
         return [token_id for token_id, _, _ in TOKEN.iter_unpack(self.tokens)]
@@ -140,6 +142,13 @@ class Outputs:
             held.finish = finish
             self.dirty[claim] = held
 
+    def hand_over(self, claim: int, handed: bytes) -> None:
+        """With the next commit the request is another engine's, which finds its keys and values there."""
+        held = self.held.get(claim)
+        if held is not None:
+            held.handed = handed
+            self.dirty[claim] = held
+
     def drop(self, claim: int) -> None:
         """The request is no longer this engine's."""
         self.held.pop(claim, None)
@@ -155,9 +164,11 @@ class Outputs:
         """Whether this commit was applied is unknown: the next one names the same base, and the pool tells."""
         self.dirty |= {row.claim: self.held[row.claim] for row in rows if row.claim in self.held}
 
-    def answered(self, rows: list[CommitRow], answers: list[int]) -> tuple[list[int], list[int]]:
-        """Applies the pool's answers. Returns the claims that are gone, and those whose ends the pool has now."""
+    def answered(self, rows: list[CommitRow], answers: list[int]) -> tuple[list[int], list[int], list[int]]:
+        """Applies the pool's answers. Returns the claims that are gone, those whose ends the pool has now, and those
+        that it has handed over."""
         gone, ended, was_gone, went_well = list[int](), list[int](), Committed.GONE, Committed.OK
+        handed = list[int]()
         for row, answer in zip(rows, answers, strict=True):
             held = self.held.get(row.claim)
             if held is None:
@@ -169,7 +180,10 @@ class Outputs:
                 if row.finish is not None:
                     ended.append(row.claim)
                     self.drop(row.claim)
+                elif row.handed:
+                    handed.append(row.claim)
+                    self.drop(row.claim)
             else:  # the pool has another count: this was a repetition, or Redis lost the end of the tokens
                 held.acked = answer
                 self.dirty[row.claim] = held
-        return gone, ended
+        return gone, ended, handed

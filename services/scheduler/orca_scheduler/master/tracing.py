@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from orca_common.span_ids import SpanIds
 
 GIVEN_BACK, SILENT = "given back", "its master fell silent"
+HANDED_OVER = "another engine goes on with it"
 # Ends of a stay that are no end of an answer.
 FAILED = {GIVEN_BACK, SILENT, "DEADLINE", "INTERNAL", "NOT_FINITE", "STUCK"}
 

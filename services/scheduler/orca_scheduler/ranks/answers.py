@@ -24,7 +24,7 @@ def problem_of_hello(hello: pb.HelloResponse) -> str | None:
         return f"{hello.slots} slots, and an engine has {MOST_SLOTS} at most"
     if len(hello.can) > MOST_WORDS:
         return f"{len(hello.can)} words of what it can"
-    names = (hello.incarnation, hello.host, hello.model_digest, hello.weights, *hello.can)
+    names = (hello.incarnation, hello.host, hello.model_digest, hello.weights, hello.blocks.address, *hello.can)
     if (length := max(map(len, names))) > LONGEST:
         return f"a name of {length} characters"
     return None

@@ -49,13 +49,14 @@ Told = (
 @dataclass(frozen=True, slots=True)
 class Listener:
     """Who hears what a rank says: `post` takes events of the lifecycle, `answered` hears of each answered heartbeat,
-    `returned` takes reports with tokens and the rank's index, `timed` the times of an iteration on one rank, `latest`
-    tells the last iteration that was sent."""
+    `returned` takes reports with tokens and the rank's index, `timed` the times of an iteration on one rank, `pulled`
+    the end of a pull on one rank, `latest` tells the last iteration that was sent."""
 
     post: Callable[[Told], None]
     answered: Callable[[], None]
     returned: Callable[[int, pb.IterationReport], None]
     timed: Callable[[int, int, pb.StageTimes], None]
+    pulled: Callable[[int, pb.Pulled], None]
     latest: Callable[[], int]
 
 
@@ -83,6 +84,7 @@ class Rank:
         self._epoch = 0  # under which the engine runs; 0: it does not run
         self._asked_for = 0  # the epoch that the rank was last asked to form in this life
         self.address = ""
+        self.blocks = pb.BlockSource()  # where other engines' ranks get its keys and values, as it has told
         self.last_iteration = 0  # that the rank has told
         self._believed = True
         self._began = 0  # .. in its greeting: of an earlier life
@@ -118,6 +120,7 @@ class Rank:
             self.wrong(problem)
             return
         self._began = self.last_iteration = max(self.last_iteration, hello.iteration)
+        self.blocks = hello.blocks
         assert self._connection is not None
         self._lane = self._connection.call(f"/{CONTROLLER}/Run", self._heard, [(TERM_METADATA, str(self._term))])
         self.last_heard, self.silence = self._now, timers.FORMING_SILENCE
@@ -172,6 +175,7 @@ class Rank:
                 tensor_rank=formation.tensor_rank,
                 block_size=formation.block_size,
                 return_tokens=formation.return_tokens,
+                hands_over=formation.hands_over,
             ),
             store=store,
             controllers=controllers,
@@ -184,7 +188,9 @@ class Rank:
     async def allocate(self, epoch: int, slots: int) -> None:
         """Has the rank allocate its K/V memory: from then on it is a member of the epoch."""
         request = pb.AllocateRequest(term=self._term, epoch=epoch, slots=slots)
-        if await self._ask("Allocate", request, pb.AllocateResponse) is not None:
+        allocated = await self._ask("Allocate", request, pb.AllocateResponse)
+        if allocated is not None:
+            self.blocks = allocated.blocks
             self._hears.post(RankAllocated(self._now, self._life, epoch, self.index))
 
     async def _ask(self, method: str, request: Message, answer: type[M]) -> M | None:
@@ -261,6 +267,8 @@ class Rank:
                 for times in report.times.stages:
                     if self._ran(times.iteration):
                         self._hears.timed(self.index, times.iteration, times)
+            case "pulled":
+                self._hears.pulled(self.index, report.pulled)
             case "leaving":
                 self._hears.post(RankLeaving(self._now, self._life, self.index, self.last_iteration))
             case _:
@@ -301,7 +309,8 @@ class Rank:
 def hello_of(now: float, life: int, rank: int, hello: pb.HelloResponse) -> Hello:
     """The answer to a greeting as the lifecycle knows it."""
     f = hello.formation
-    formation = Formation(f.tensor_parallel, f.pipeline_parallel, f.stage, f.tensor_rank, f.block_size, f.return_tokens)
+    place = f.stage, f.tensor_rank
+    formation = Formation(f.tensor_parallel, f.pipeline_parallel, *place, f.block_size, f.return_tokens, f.hands_over)
     rows = tuple(sorted(held.row for held in hello.rows))
     standing = Standing(hello.epoch, hello.iteration, hello.slots, rows, formation)
     model = Model(hello.model_digest, hello.max_positions, hello.vocab_size, tuple(hello.can))

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from orca.v1 import worker_pb2 as pb
+from orca_common.errors import echo
 from orca_common.service import LoopPulse, cancel
 from orca_common.tls import Transport
 
@@ -15,7 +16,7 @@ from ..lifecycle.places import Shape
 from ..lifecycle.progress import Durations, Progress, Work
 from ..lifecycle.suspicions import Kind
 from .pods import Pod
-from .rank import Listener, Rank, Told
+from .rank import LONGEST_ERROR, Listener, Rank, Told
 
 MOST_TIMES = 256  # iterations whose times have not come from all ranks
 
@@ -26,7 +27,8 @@ class Ranks:
     """Carries out what the lifecycle decides about ranks, and tells it what they say.
 
     `post` takes events of the lifecycle; `returned` reports with tokens; `timed` the times of all ranks of an
-    iteration, when the last of them has come. `durations` and `met` (see `Rank`) outlive this life.
+    iteration, when the last of them has come; `pulled` how a request's pull ended on all ranks: its claim, the bytes
+    that were taken, and why it failed, or "". `durations` and `met` (see `Rank`) outlive this life.
     """
 
     def __init__(
@@ -42,16 +44,26 @@ class Ranks:
         post: Callable[[Told | AllAnswered | PodSeen | PodAway | Fenced], None],
         returned: Callable[[pb.IterationReport], None],
         timed: Callable[[int, list[pb.StageTimes]], None],
+        pulled: Callable[[int, int, str], None],
         durations: Durations,
         met: dict[int, int],
     ) -> None:
         self._life, self._shape, self._pulse = life, shape, pulse
         self._spawn, self._post, self._returned, self._timed = spawn, post, returned, timed
+        self._pulled = pulled
+        self._pulls: dict[int, tuple[int, dict[int, pb.Pulled]]] = {}  # by iteration: claim, and what ranks have told
         self._places = shape.places()
         self._progress = Progress(durations, shape.pp)
         self._times: dict[int, dict[int, pb.StageTimes]] = {}  # by iteration and rank, until all have told theirs
         self._asked: list[int] = []  # heartbeats, one a rank, that were sent at the last complaint about a neighbour
-        told = Listener(self._told, self._answered, self._tokens_came, self._times_came, lambda: self._progress.latest)
+        told = Listener(
+            self._told,
+            self._answered,
+            self._tokens_came,
+            self._times_came,
+            self._pull_ended,
+            lambda: self._progress.latest,
+        )
         self._pods = [
             Pod(address, transport, partial(self._seen, n), partial(self._away, n)) for n, address in enumerate(pods)
         ]
@@ -127,7 +139,10 @@ class Ranks:
 
     def send(self, iteration: pb.Iteration) -> None:
         """Puts an iteration on the control lane of stage 0's controller."""
-        self._progress.sent(iteration.number, Work.of(iteration.starts, iteration.counts), self._now)
+        work = Work.of(iteration.starts, iteration.counts) if iteration.rows else None
+        self._progress.sent(iteration.number, work, self._now)
+        if iteration.HasField("pull"):
+            self._pulls[iteration.number] = iteration.pull.admission.claim, {}
         self._ranks[0].send(iteration)
 
     def wrong(self, report: str) -> None:
@@ -158,6 +173,23 @@ class Ranks:
         if len(of_all) == len(self._ranks):
             del self._times[iteration]
             self._timed(iteration, list(of_all.values()))
+
+    # -- requests that change engines
+
+    def sources(self) -> list[pb.BlockSource]:
+        """Where other engines get keys and values from, for each rank."""
+        return [rank.blocks for rank in self._ranks]
+
+    def _pull_ended(self, rank: int, pulled: pb.Pulled) -> None:
+        """A rank's part of a pull is over. Until all are, blocks may be written."""
+        claim, told = self._pulls.get(pulled.number, (0, None))
+        if told is None:
+            return  # of an earlier life or master
+        told[rank] = pulled
+        if len(told) == len(self._ranks):
+            del self._pulls[pulled.number]
+            errors = [echo(one.error, LONGEST_ERROR) for one in told.values() if one.error]
+            self._pulled(claim, sum(one.bytes for one in told.values()), errors[0] if errors else "")
 
     # -- complaints, silence and standstill
 

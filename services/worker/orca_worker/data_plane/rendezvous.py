@@ -31,14 +31,14 @@ class Rendezvous:
     def __init__(
         self, host: str, device: torch.device | None, listen_on: str | None = None, returns_encoded: bool = False
     ) -> None:
-        self.host, self._device, self._listen_on = host, device, listen_on or host
+        self.host, self._device, self.listen_on = host, device, listen_on or host
         self._returns_encoded = returns_encoded
 
     def open_store(self) -> Store:
         """A store on a free port. Imports torch: not for an event loop's thread."""
         from .process_groups import open_store
 
-        return open_store(self._listen_on)
+        return open_store(self.listen_on)
 
     def plane(self, place: Place, epoch: int, store: str, returns_tokens: bool) -> DataPlane:
         """The data plane of an epoch, not joined yet. `store`: "host:port" of the epoch's store.

@@ -173,6 +173,45 @@ class KVManager:
                     self.tags.ran(row, start, tokens[at : at + count], drafts, self._table[row])
                 at += count
 
+    @property
+    def block_bytes(self) -> int:
+        """Of a block's keys and values on this rank."""
+        return self._shape.slot_bytes * self.block_size if self._shape is not None else 0
+
+    @property
+    def layout(self) -> str:
+        """How a block's bytes lie: a rank of another layout cannot use them."""
+        shape = self._shape
+        of = f"{shape.layers} layers, {shape.heads} heads of {shape.head_size}, {shape.dtype}" if shape else "nothing"
+        return f"{of}, blocks of {self.block_size}"
+
+    def block_of(self, row: int, n: int) -> int:
+        """The row's block n. Any thread may ask. Raises FailedPrecondition where it has none."""
+        table, capacity = self._table, self._capacity
+        if row >= len(capacity) or (n + 1) * self.block_size > capacity[row]:
+            raise FailedPrecondition(f"row {row} has no block {n}")
+        return int(table[row, n])
+
+    def read(self, block: int) -> bytes:
+        """The keys, then the values of a block, in all layers. Any thread may ask."""
+        if self._shape is None:
+            return b""
+        import torch
+
+        of = torch.stack((self.keys[:, block], self.values[:, block])).cpu()
+        return of.view(torch.uint8).numpy().tobytes()
+
+    def write(self, block: int, payload: bytes | bytearray) -> None:
+        """Puts what `read` has read into a block that no iteration uses. Any thread may, one at a time."""
+        if self._shape is None:
+            return
+        import torch
+
+        of = torch.frombuffer(bytearray(payload), dtype=self._shape.dtype)
+        keys, values = of.view(2, *self.keys[:, block].shape)
+        self.keys[:, block].copy_(keys)
+        self.values[:, block].copy_(values)
+
     def slots(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """rows, positions [T] -> slots [T]: block * block_size + offset of each token.
 

@@ -87,6 +87,18 @@ class Tags:
                 f"from position {i * self._block_size} on"
             )
 
+    def key_at(self, row: int, n: int, block: int, positions: int) -> bytes | None:
+        """The key of the tokens whose keys and values are in a row's block n, which is `block`, as far as its first
+        `positions` go; None where they are not the row's. Any thread may ask."""
+        text, size = self.texts.get(row), self._block_size
+        if text is None or row >= len(self._wanted) or (self._of[block] != self._wanted[row, n]).any():
+            return None
+        if (n + 1) * size <= positions:
+            return self._of[block].tobytes() if n < text.filled else None
+        tokens = text.tokens[: positions - text.start]
+        is_last = n == len(text.keys) - 1 and text.start == n * size and len(tokens) == positions - text.start
+        return bytes.fromhex(key_of(text.keys[n], tokens)) if is_last else None
+
     def ran(self, row: int, start: int, token_ids: Sequence[int], drafts: int, blocks: np.ndarray) -> None:
         """A row has run these tokens from position `start` on; the last `drafts` of them may be wrong. blocks: its own.
 

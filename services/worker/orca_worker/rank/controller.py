@@ -15,7 +15,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -32,6 +32,7 @@ from orca_common.roles import Role
 from orca_common.telemetry import Telemetry, context_of
 from orca_common.tls import Transport
 
+from ..data_plane.blocks import Asked, Block, BlockServer
 from ..data_plane.plane import PeerLost
 from ..data_plane.rendezvous import Rendezvous, Store
 from ..models.families import check_partition
@@ -90,6 +91,8 @@ class Controller:
         self._leaving = False  # it was asked to end: takes no new master; the present one may still send iterations
         self._left = False  # it takes nothing more
         self._failed = False  # `on_failure` was called
+        self._blocks: BlockServer | None = None  # from the first epoch on in which it hands over
+        stage.pulled = lambda pulled: self._loop.call_soon_threadsafe(self._pulled, pulled)
         # The last OpenStore, Join and Allocate. A request that comes again waits for the same one.
         self._store: asyncio.Task[Store] | None = None
         self._joined: asyncio.Task[Memory] | None = None
@@ -136,6 +139,8 @@ class Controller:
         await self._iterations.wait_idle(deadline - self._loop.time())
         self._carry_out(self._membership.leave(LEAVING))
         self._lanes.end(Unavailable(LEAVING))
+        if self._blocks is not None:
+            self._blocks.close()
         return await asyncio.to_thread(self._gpu.join, 0 if len(self._iterations) else 1)
 
     def methods(self) -> Methods:
@@ -184,6 +189,7 @@ class Controller:
             vocab_size=self._checkpoint.vocab_size,
             weights=self._stage.weights,
             can=self._checkpoint.can,
+            blocks=self._source(member.formation) if member else None,
         )
 
     async def host_store(self, request: worker_pb2.HostStoreRequest) -> worker_pb2.HostStoreResponse:
@@ -205,7 +211,8 @@ class Controller:
         self._carry_out(self._membership.allocate(request.epoch, request.slots))
         assert self._allocated is not None
         await asyncio.shield(self._allocated)
-        return worker_pb2.AllocateResponse()
+        state = self._membership.state
+        return worker_pb2.AllocateResponse(blocks=self._source(state.formation) if isinstance(state, Member) else None)
 
     def _check_master(self, term: int) -> None:
         self._lanes.observe_term(term)
@@ -224,7 +231,8 @@ class Controller:
             raise FailedPrecondition("block_size is 0")
         if place.ranks > 1 and len(request.controllers) != place.ranks:
             raise FailedPrecondition(f"{len(request.controllers)} controllers of a {tp} x {pp} engine (tp x pp)")
-        return Formation(place, asked.block_size, asked.return_tokens, request.store, tuple(request.controllers))
+        controllers = tuple(request.controllers)
+        return Formation(place, asked.block_size, asked.return_tokens, request.store, controllers, asked.hands_over)
 
     def _carry_out(self, actions: list[Action]) -> None:
         for action in actions:
@@ -282,6 +290,29 @@ class Controller:
         if actions:
             log.warning("neighbour lost: %s", reason, extra={"epoch": epoch})
         self._carry_out(actions)
+
+    # Blocks for other engines
+
+    def _source(self, formation: Formation) -> worker_pb2.BlockSource | None:
+        """Where other engines' ranks get blocks from, if this one hands over."""
+        if not formation.hands_over:
+            return None
+        if self._blocks is None:
+            self._blocks = BlockServer(self._rendezvous.listen_on, self._blocks_for)
+        address = join_address(self._rendezvous.host, self._blocks.port)
+        return worker_pb2.BlockSource(address=address, secret=self._blocks.secret)
+
+    def _blocks_for(self, asked: Asked) -> Iterator[Block]:
+        """Called in a thread of each connection. Raises FailedPrecondition."""
+        state = self._membership.state
+        if not (isinstance(state, Member) and state.epoch == asked.epoch and state.formation.hands_over):
+            raise FailedPrecondition(f"epoch {asked.epoch} hands nothing over here")
+        return self._stage.blocks_of(asked)
+
+    def _pulled(self, pulled: worker_pb2.Pulled) -> None:
+        """A pull has ended. The master that asked for it may be gone: the next one asks for others."""
+        if self._lanes.current is not None:
+            self._lanes.current.put(worker_pb2.Report(pulled=pulled))
 
     # Iterations
 
@@ -432,4 +463,5 @@ def _message_of(formation: Formation) -> worker_pb2.Formation:
         tensor_rank=place.tensor_rank,
         block_size=formation.block_size,
         return_tokens=formation.return_tokens,
+        hands_over=formation.hands_over,
     )

@@ -40,6 +40,7 @@ class Formation:
     return_tokens: bool  # sampled tokens also go back to the first stage on the data plane, for a run-ahead
     store: str = ""  # "host:port" at which the ranks find each other; unused in an engine of one rank
     controllers: tuple[str, ...] = ()  # addresses of all ranks of the engine, stage-major, then by tensor rank
+    hands_over: bool = False  # ranks of other engines pull keys and values from this one
 
 
 # The states

@@ -7,7 +7,9 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -17,8 +19,10 @@ from orca_common.block_keys import root_of
 from orca_common.checkpoint import Checkpoint
 from orca_common.errors import FailedPrecondition
 
+from ..data_plane.blocks import Asked, Block, pull
 from ..data_plane.plane import DataPlane, Loopback, PeerLost
 from ..iteration.batch import Batch, build_batch, token_count
+from ..iteration.handing import Filling, blocks_of, wanted_keys
 from ..iteration.kv import KVManager
 from ..iteration.model import Compute, Later, Loading, Model, Output
 from ..iteration.rows import Rows
@@ -33,6 +37,9 @@ if TYPE_CHECKING:
     from ..sampling.forms import Masks
 
 log = logging.getLogger(__name__)
+
+PULLS = 4  # from other engines at a time
+NOTHING = Output([], [])
 
 
 class Memory(NamedTuple):
@@ -91,7 +98,8 @@ class WeightsChanged(Exception):
 
 
 class Stage:
-    """Forms and runs iterations. Only the GPU thread calls it, but for `rows.held`, `samples`, `loaded` and `loading`.
+    """Forms and runs iterations. Only the GPU thread calls it, but for `rows.held`, `samples`, `loaded`, `loading` and
+    `blocks_of`. `pulled` is called with the end of each pull, in a thread of its own.
 
     `weights` is the fingerprint of those that it reads. `max_slots` bounds the slots that are offered. `load` makes the
     model's slice of a place, of weights without a fingerprint; without it the checkpoint is read.
@@ -121,6 +129,9 @@ class Stage:
         self._unread: deque[Unread] = deque()
         self.rows = Rows(checkpoint.start_token, [adapter.name for adapter in checkpoint.adapters])
         self._masks: Masks | None = None  # from the first request on that asks for a form
+        self.pulled: Callable[[worker_pb2.Pulled], None] = lambda pulled: None
+        self._fillings: dict[int, Filling] = {}  # by row, until it runs for the first time
+        self._pulls: ThreadPoolExecutor | None = None  # from the first pull on
 
     @property
     def loaded(self) -> bool:
@@ -140,6 +151,7 @@ class Stage:
         self.rows.clear()
         self._owed.clear()
         self._unread.clear()
+        self._stop_filling(list(self._fillings))
         self._kv.release()
         if self._model is None or self._place != place:
             self._model = None  # frees its memory before the new one is loaded
@@ -238,6 +250,12 @@ class Stage:
         assert model is not None
         self.rows.free(iteration.free_rows)
         self._kv.free(iteration.free_rows)
+        if self._fillings:
+            self._stop_filling(iteration.free_rows)
+        if iteration.HasField("pull"):
+            self._begin_pull(iteration)
+            times.started = times.computed = times.sent = time.time_ns()
+            return NOTHING
         for admission in iteration.admissions:
             self.rows.admit(admission)
             self._kv.free((admission.row,))
@@ -248,6 +266,8 @@ class Stage:
         for admission in iteration.admissions:
             self._kv.check_start(admission.row, admission.computed)
         self._kv.check(iteration.rows)
+        if self._fillings:
+            self._check_filled(iteration.rows)
         if not iteration.tokens:
             self._collect(self._going_on(iteration))
         going_on = iteration.rows[len(iteration.admissions) :]
@@ -268,7 +288,8 @@ class Stage:
         incoming = model.incoming(len(batch.token_ids))
         x = plane.receive(*incoming) if incoming is not None else None
         times.started = time.time_ns()
-        upcoming = model.incoming(token_count(following)) if following is not None else None
+        follows = following is not None and not following.HasField("pull")
+        upcoming = model.incoming(token_count(following)) if following is not None and follows else None
         if upcoming is not None:
             plane.expect(*upcoming)
         waited = plane.waited
@@ -290,6 +311,61 @@ class Stage:
             self._unread.append(Unread(batch, output.later))
         times.sent = time.time_ns()
         return output
+
+    # Requests that another engine has begun
+
+    @property
+    def _layout(self) -> str:
+        kernels = self._model.kernels.partition(",")[0] if self._model is not None else ""
+        return f"{kernels}, {self._kv.layout}"
+
+    def blocks_of(self, asked: Asked) -> Iterator[Block]:
+        """The blocks of a request that was handed over. Any thread may ask. Raises FailedPrecondition."""
+        return blocks_of(self._kv, self.rows, asked, self._layout)
+
+    def _begin_pull(self, iteration: worker_pb2.Iteration) -> None:
+        """Gives a request its row and blocks, and begins to fill these."""
+        asked, kv = iteration.pull, self._kv
+        admission, handed, row = asked.admission, asked.handed, asked.admission.row
+        positions, place = admission.computed, self._place
+        if not 0 < positions == handed.positions == len(admission.token_ids) - 1:
+            raise FailedPrecondition(f"row {row}: {handed.positions} positions of {len(admission.token_ids)} tokens")
+        if len(handed.sources) != place.ranks:
+            raise FailedPrecondition(f"row {row}: {len(handed.sources)} sources for an engine of {place.ranks} ranks")
+        self.rows.admit(admission)
+        kv.free((row,))
+        self._stop_filling((row,))
+        root = _root(admission)
+        kv.tags.begin(row, root, admission.token_ids)
+        kv.grow(row, asked.blocks)
+        keys = wanted_keys(root, admission.token_ids[:positions], kv.block_size)
+        if len(keys) > len(asked.blocks):
+            raise FailedPrecondition(f"row {row}: {positions} positions in {len(asked.blocks)} blocks")
+        source = handed.sources[place.index]
+        question = Asked(handed.epoch, handed.row, handed.claim, positions, self._layout)
+        ask = partial(pull, source.address, source.secret, question, len(keys), kv.block_bytes)
+        filling = Filling(kv, asked.blocks[: len(keys)], keys, ask, partial(self._filled, iteration.number, row))
+        self._fillings[row] = filling
+        if self._pulls is None:
+            self._pulls = ThreadPoolExecutor(PULLS, "pull")
+        self._pulls.submit(filling.run)
+
+    def _filled(self, number: int, row: int, taken: int, error: str) -> None:
+        if error:
+            log.warning("keys and values were not pulled: %s", error, extra={"row": row, "iteration": number})
+        self.pulled(worker_pb2.Pulled(number=number, bytes=taken, error=error))
+
+    def _stop_filling(self, rows: Sequence[int]) -> None:
+        for row in rows:
+            if (filling := self._fillings.pop(row, None)) is not None:
+                filling.stop()
+
+    def _check_filled(self, rows: Sequence[int]) -> None:
+        """Raises FailedPrecondition where a row runs before its blocks are there."""
+        for row in self._fillings.keys() & set(rows):
+            if not self._fillings[row].filled:
+                raise FailedPrecondition(f"row {row} runs, and its keys and values were not pulled")
+            del self._fillings[row]
 
     def _know(self, batch: Batch, token_ids: Sequence[int], kept: np.ndarray) -> None:
         """Keeps those tokens [O] of an iteration that count, but of rows that another request has been given since."""

@@ -1,0 +1,10 @@
+-- Notes that an engine has the keys and values of a request that was handed over to it: who kept them may let go of them.
+--
+-- KEYS: the pool hash.
+-- ARGV: engine, owner, term, request id, claim number.
+-- Returns nil.
+local engine, owner, term, id, claim = unpack(ARGV)
+local claim_now, holder = fields(REQUEST .. id, 'claim', 'engine')
+if not fenced(engine, owner, term) and claim_now == claim and holder == engine then
+  let_go(id)
+end

@@ -1,0 +1,338 @@
+"""Engines that run one phase alone: a core that hands over and one that goes on, with a queue between them, under
+random events; and the roles that are refused."""
+
+import random
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from orca_local.settings import ServeSettings
+from orca_scheduler.core.core import (
+    Action,
+    Arrived,
+    BatchReturned,
+    Cancelled,
+    Commit,
+    Core,
+    EngineLost,
+    EngineReady,
+    Event,
+    GiveBack,
+    HandOver,
+    LetGo,
+    Pull,
+    Pulled,
+    ScheduleBatch,
+)
+from orca_scheduler.core.fills import FILLS, IN_PARTS
+from orca_scheduler.core.invariants import violations
+from orca_scheduler.core.memory import Slots
+from orca_scheduler.core.request import Arrival, Phase
+from orca_scheduler.core.roles import Role, Roles
+from orca_scheduler.core.sets import MEMORIES, FirstCome
+from orca_scheduler.lifecycle.lifecycle import Lifecycle
+from orca_scheduler.lifecycle.places import Shape
+from orca_scheduler.master.journal import Journal, replay
+from orca_scheduler.settings import SchedulerSettings
+
+EOS, WORD = 0, 7
+
+
+@dataclass
+class Asked:
+    """A request as the queue knows it."""
+
+    inputs: int
+    new: int
+    made: int = 0
+    at: str = "waiting"  # or the engine that has it, "handed" or "ended"
+    claim: int = 0
+    kept: tuple[str, int] | None = None  # who has its keys and values for another engine, by claim there
+
+
+@dataclass
+class Engine:
+    """A core with a role, and its ranks' books: who may have which block."""
+
+    core: Core
+    journal: Journal | None = None
+    flights: deque[ScheduleBatch] = field(default_factory=deque[ScheduleBatch])
+    pulls: dict[int, Pull] = field(default_factory=dict[int, Pull])  # under way, by claim
+    blocks: dict[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])  # of each row at the ranks
+    numbers: int = 0  # the last iteration's
+
+
+class World:
+    """Two engines and the queue between them."""
+
+    def __init__(self, draw: random.Random, fill: str, kv: str, tmp_path: Path) -> None:
+        self.draw, self.claims = draw, 0
+        self.asked: dict[int, Asked] = {}  # by arrival
+        self.by_claim: dict[int, int] = {}
+        self.recomputed = self.pulled = self.failed = 0
+        max_bs, workers, block = draw.randint(1, 4), draw.randint(1, 3), draw.choice((1, 4, 16))
+        positions = max_bs + draw.randint(1, 20) if fill in IN_PARTS else None
+        policy, mixed = FirstCome(fill, kv, positions), FirstCome(kv=kv)
+        self.slots = 60 + draw.choice((block, 60))
+        self.engines = {
+            "p": Engine(Core(max_bs, workers, block, 0, policy, Role.PREFILL)),
+            "d": Engine(Core(max_bs, workers, block, 0, mixed, Role.DECODE)),
+        }
+        for name, engine in self.engines.items():
+            path = tmp_path / f"journal-engine-{int(name == 'd')}-{self.draw.randrange(10**9)}.jsonl"
+            engine.journal = Journal(path, engine.core, Lifecycle("e", Shape(1, 1, 1, block), None))
+            self.step(name, EngineReady(0.0, self.slots, 1))
+
+    def arrive(self) -> None:
+        total = self.draw.randint(2, 40)
+        inputs = self.draw.randint(1, total - 1)
+        self.asked[len(self.asked) + 1] = Asked(inputs, total - inputs)
+
+    def claim(self, name: str) -> None:
+        """Takes the first request that the engine may have."""
+        wanted = "waiting" if name == "p" else "handed"
+        core = self.engines[name].core
+        first = next((n for n, one in sorted(self.asked.items()) if one.at == wanted), None)
+        if first is None or not core.room().requests:
+            return
+        one = self.asked[first]
+        need = core.policy.reserves_output * one.new + one.inputs + one.made
+        if core.room().slots < need:
+            return
+        self.claims += 1
+        one.at, one.claim, self.by_claim[self.claims] = name, self.claims, first
+        elsewhere = one.inputs + one.made - 1 if name == "d" else 0
+        arrival = Arrival(self.claims, first, one.inputs, one.new, one.made, (EOS,), elsewhere=elsewhere)
+        self.step(name, Arrived(0.0, (arrival,)))
+
+    def back(self, name: str) -> None:
+        engine = self.engines[name]
+        if engine.flights:
+            batch = engine.flights.popleft()
+            ends = EOS if self.draw.random() < 0.05 else WORD
+            made = tuple((ends,) for member in batch.members if member.outputs)
+            self.step(name, BatchReturned(0.0, batch.iteration, made))
+
+    def pull(self, done: bool | None = None) -> None:
+        """The oldest pull ends, now and then in vain."""
+        engine = self.engines["d"]
+        if engine.pulls:
+            claim = next(iter(engine.pulls))
+            del engine.pulls[claim]
+            done = self.draw.random() < 0.8 if done is None else done
+            self.pulled, self.failed = self.pulled + done, self.failed + (not done)
+            if done and claim in self.by_claim:
+                self.let_go(self.asked[self.by_claim[claim]])
+            self.step("d", Pulled(0.0, claim, done))
+
+    def let_go(self, one: Asked) -> None:
+        if one.kept is not None:
+            name, claim = one.kept
+            one.kept = None
+            self.step(name, LetGo(0.0, (claim,)))
+
+    def cancel(self) -> None:
+        live = [one for one in self.asked.values() if one.at != "ended"]
+        if live:
+            one = self.draw.choice(live)
+            name, one.at = one.at, "ended"
+            self.let_go(one)
+            if name in self.engines:
+                self.step(name, Cancelled(0.0, (one.claim,)))
+
+    def lose(self, name: str) -> None:
+        """An engine forms anew; what it had handed over begins again."""
+        engine = self.engines[name]
+        engine.flights.clear()
+        engine.pulls.clear()
+        engine.blocks.clear()
+        self.step(name, EngineLost(0.0))
+        for one in self.asked.values():
+            if one.kept is not None and one.kept[0] == name:
+                one.kept = None
+                if one.at == "handed":
+                    one.at = "waiting"
+        self.step(name, EngineReady(0.0, self.slots, engine.numbers + 1))
+
+    def step(self, name: str, event: Event) -> None:
+        engine = self.engines[name]
+        actions = engine.core.step(event)
+        assert engine.journal is not None
+        engine.journal.core_step(event, actions)
+        for action in actions:
+            self.take(name, engine, action)
+        assert violations(engine.core) == []
+        assert engine.core.yielding() == []
+
+    def take(self, name: str, engine: Engine, action: Action) -> None:
+        match action:
+            case ScheduleBatch():
+                self.numbered(engine, action.iteration, action.free_rows)
+                engine.flights.append(action)
+                for member in action.members:
+                    self.grow(engine, member.row, member.new_blocks, new=bool(member.new_blocks) and not member.start)
+                    assert member.claim not in engine.pulls, "a request ran before its blocks were there"
+                    if name == "d":
+                        self.recomputed += member.phase is Phase.INITIATION
+            case Pull():
+                self.numbered(engine, action.iteration, action.free_rows)
+                self.grow(engine, action.row, action.blocks, new=True)
+                assert len(action.blocks) * engine.core.block_size > action.positions > 0
+                engine.pulls[action.claim] = action
+            case Commit():
+                for claim, base, token, finish in action.outcomes:
+                    one = self.asked[self.by_claim[claim]]
+                    if one.claim != claim or one.at != name:
+                        continue  # it ended elsewhere
+                    assert base == one.made
+                    one.made += token is not None
+                    if finish is not None:
+                        one.at = "ended"
+            case HandOver():
+                for claim, row, positions in action.requests:
+                    one = self.asked[self.by_claim[claim]]
+                    assert name == "p"
+                    assert engine.core.memory.rows()[row]
+                    if one.claim == claim and one.at == name:
+                        assert positions == one.inputs + one.made - 1
+                        one.at, one.kept = "handed", (name, claim)
+                    else:
+                        self.step(name, LetGo(0.0, (claim,)))
+            case GiveBack():
+                for claim, _ in action.requests:
+                    one = self.asked[self.by_claim[claim]]
+                    if one.claim == claim and one.at == name:
+                        one.at = "waiting"
+                        self.let_go(one)
+
+    def numbered(self, engine: Engine, iteration: int, free_rows: tuple[int, ...]) -> None:
+        assert iteration == engine.numbers + 1 or not engine.numbers or iteration > engine.numbers
+        engine.numbers = iteration
+        for row in free_rows:
+            del engine.blocks[row]
+
+    def grow(self, engine: Engine, row: int, blocks: tuple[int, ...], new: bool) -> None:
+        """As the ranks do: a block is one row's, until they hear that the row is free."""
+        assert not new or row not in engine.blocks
+        taken = {block for held in engine.blocks.values() for block in held}
+        assert taken.isdisjoint(blocks), "a block of another row, which the ranks do not know to be free"
+        engine.blocks[row] = (*engine.blocks.get(row, ()), *blocks)
+
+    def quiesce(self) -> None:
+        for _ in range(20_000):
+            if all(one.at == "ended" for one in self.asked.values()):
+                break
+            for name in self.engines:
+                self.claim(name)
+                self.back(name)
+            self.pull(done=True)
+        assert all(one.at == "ended" for one in self.asked.values()), "a request never ended"
+        for name, engine in self.engines.items():
+            while engine.flights:
+                self.back(name)
+        while self.engines["d"].pulls:
+            self.pull()
+        for one in self.asked.values():
+            self.let_go(one)
+        for engine in self.engines.values():
+            assert engine.core.memory.reserved == 0, "slots are left"
+            assert engine.core.kept == ()
+            assert engine.journal is not None
+            engine.journal.close()
+
+
+@pytest.mark.parametrize("kv", sorted(MEMORIES))
+@pytest.mark.parametrize("fill", sorted(FILLS))
+def test_storms(fill: str, kv: str, tmp_path: Path) -> None:
+    """Everything ends, no slot is left, and the core that decodes initiates nothing that it has not preempted."""
+    pulled = failed = 0
+    for seed in range(20):
+        draw = random.Random(f"{fill} {kv} {seed}")
+        world = World(draw, fill, kv, tmp_path)
+        for _ in range(150):
+            luck = draw.random()
+            if luck < 0.25:
+                world.arrive()
+            elif luck < 0.5:
+                world.claim(draw.choice("pd"))
+            elif luck < 0.8:
+                world.back(draw.choice("pd"))
+            elif luck < 0.92:
+                world.pull()
+            elif luck < 0.97:
+                world.cancel()
+            elif luck < 0.985:
+                world.lose(draw.choice("pd"))
+        world.quiesce()
+        assert kv == "on-demand" or not world.recomputed
+        pulled, failed = pulled + world.pulled, failed + world.failed
+    assert pulled > 100
+    assert failed > 5
+    for path in tmp_path.glob("*.jsonl"):
+        for recorded, again in replay(path):
+            assert recorded.actions == tuple(again)
+
+
+def test_a_state_with_what_was_handed_over_is_restored(tmp_path: Path) -> None:
+    core = Core(2, 1, 4, role=Role.PREFILL)
+    core.step(EngineReady(0.0, 64, 1))
+    core.step(Arrived(0.0, (Arrival(1, 1, 5, 9),)))
+    [commit, handed] = core.step(BatchReturned(0.0, 1, ((WORD,),)))
+    assert isinstance(commit, Commit)
+    assert isinstance(handed, HandOver)
+    assert handed.requests == ((1, 0, 5),)
+    again = Core(2, 1, 4, role=Role.PREFILL)
+    again.restore(core.state())
+    for one in (core, again):
+        assert one.room().slots == 64 - 16
+        assert one.step(LetGo(0.0, (1,))) == []
+        assert one.room().slots == 64
+        assert isinstance(one.memory, Slots)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("prefill=1", "no engine that goes on with what was begun: decode must be 1 or more"),
+        ("decode=2", "no engine that computes prompts"),
+        ("prefill=0,decode=1", "no engine that computes prompts"),
+        ("prefill=1,decode=-1", "'decode=-1'"),
+        ("prefill=1,decode=1,decode=2", "decode stands twice"),
+        ("split", "is not mixed"),
+    ],
+)
+def test_roles_that_cannot_be_are_refused(text: str, why: str) -> None:
+    with pytest.raises(ValueError, match="roles: ") as error:
+        Roles.parse(text)
+    assert why in str(error.value)
+
+
+def test_roles_are_those_of_the_engines() -> None:
+    roles = Roles.parse("prefill=2,decode=1")
+    assert [roles.of(f"engine-{n}") for n in range(4)] == [Role.PREFILL, Role.PREFILL, Role.DECODE, None]
+    assert {Roles.parse(text).of("engine-7") for text in ("", "mixed")} == {Role.MIXED}
+    assert str(roles) == "prefill=2,decode=1"
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"roles": "prefill=1,decode=1", "run_ahead": 1}, "needs run_ahead=0"),
+        ({"roles": "prefill=1"}, "decode must be 1 or more"),
+        ({"roles": "prefill=1,decode=1", "worker_statefulset": "w", "workers": None, "max_engines": 3}, "max_engines"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(settings: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValidationError, match=why):
+        SchedulerSettings(**{"workers": "a:1"} | settings)
+
+
+def test_a_stack_has_as_many_engines_as_roles() -> None:
+    assert ServeSettings(roles="prefill=1,decode=2").engines == 3
+    assert ServeSettings(roles="mixed", engines=4).engines == 4
+    with pytest.raises(ValidationError, match="are 3 engines, and engines is 2"):
+        ServeSettings(roles="prefill=1,decode=2", engines=2)
