@@ -17,7 +17,8 @@ PART ?= kubernetes
 TELL ?= 10
 # Most tests wait for processes that they have started: three at a time on two cores. A process takes a whole file, so that
 # what a file's tests share is started once, and files in the order of tests/conftest.py: the longest first.
-PYTEST = $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
+WORKERS ?= 3
+PYTEST = $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # Where a process of the tests crashes, as in a thread of a library, pytest-xdist waits for ever for what it had left.
 BOUNDED = timeout --foreground --signal=INT --kill-after=60 40m

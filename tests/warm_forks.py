@@ -24,7 +24,7 @@ MESSAGE = 65536  # bytes
 
 
 def modules(becomes: str) -> list[str]:
-    """What fork servers of this kind import. Asked in the test's process: the fork servers begin without these."""
+    """The modules that fork servers of this kind import."""
     from orca_common.checkpoint import read_checkpoint
     from orca_local.forked import app_of
     from orca_local.stack import DEMO_MODEL

@@ -288,7 +288,7 @@ def storm(
 @pytest.mark.parametrize(("fill", "kv", "drafts", "prefix"), COMBINATIONS)
 def test_storms(fill: str, kv: str, drafts: str, prefix: str) -> None:
     """Everything ends, and every promise is kept on the way."""
-    engines = [storm(f"{fill} {kv} {seed}", fill, kv, drafts, prefix) for seed in range(50)]
+    engines = [storm(f"{fill} {kv} {seed}", fill, kv, drafts, prefix) for seed in range(examples(80))]
     for engine in engines:
         engine.quiesce()
     assert (sum(engine.parts for engine in engines) > 100) == (fill in IN_PARTS)

@@ -34,7 +34,7 @@ SHAPE = "tp2-pp2-gpus2"
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What has failed is tried again within 0.2 s, not 5."""
+    """A follower tries again within 0.2 s, not 5."""
     monkeypatch.setattr(following, "FIRST_RETRY", 0.02)
     monkeypatch.setattr(following, "LONGEST_RETRY", 0.2)
 
