@@ -195,8 +195,8 @@ schemas: $(STAMP) ## Try the schemas of MCP servers' tools and of types of zod a
 	cd $(CLIENTS) && ../../$(BIN)/python ../../tests/clients/other_schemas.py . ../../docs/clients.md $(ONLY)
 
 # URL: a server of the demo model on a quiet machine, as of `orca serve`.
-load-tools: $(STAMP) ## Load tools of others beside `orca bench serve`, on the same load: URL=http://127.0.0.1:8000.
-	$(BIN)/python tests/clients/load_tools.py $(or $(URL),http://127.0.0.1:8000) local/orca_local/demo_model
+load-tools: $(STAMP) ## Load tools of others beside `orca bench serve`, on the same load: URL=http://127.0.0.1:8000, VLLM=PYTHON with vLLM's bench.
+	$(BIN)/python tests/clients/load_tools.py $(or $(URL),http://127.0.0.1:8000) local/orca_local/demo_model $(VLLM)
 
 bench-pool: $(STAMP) ## Measure Redis under 1 to 1,000 engines that compute nothing.
 	$(BIN)/python -m orca_bench.pool

@@ -1,9 +1,10 @@
 """Load tools of others beside `orca bench serve`, on the same load: make load-tools URL=http://127.0.0.1:8000.
 
-    python tests/clients/load_tools.py URL TOKENIZER
+    python tests/clients/load_tools.py URL TOKENIZER [PYTHON]
 
-Keeps 4 and then 16 requests of 128 tokens in flight that make 64 each. uv installs the tools. Prints a table:
-throughput over a run, and medians over its requests. Figures need a quiet machine: the tools themselves take CPU time.
+PYTHON is one that has vLLM's bench; uv installs the other tools. Keeps 4 and then 16 requests of 128 tokens in flight
+that make 64 each. Prints a table: throughput over a run, and medians over its requests. Figures need a quiet machine:
+the tools themselves take CPU time.
 """
 
 import json
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -73,6 +75,37 @@ def aiperf(url: str, tokenizer: str, streams: int, folder: Path) -> Figures:
     )
 
 
+BENCH = """
+from vllm.benchmarks.serve import add_cli_args, main
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+parser = FlexibleArgumentParser()
+add_cli_args(parser)
+main(parser.parse_args())
+"""
+
+
+def vllm(python: str, url: str, tokenizer: str, streams: int, folder: Path) -> Figures:
+    command = [
+        python,
+        "-c",
+        BENCH,
+        "--backend",
+        "openai",
+        "--base-url",
+        url,
+        "--model",
+        MODEL,
+        "--tokenizer",
+        tokenizer,
+    ]
+    command += ["--dataset-name", "random", "--random-input-len", str(INPUT), "--random-output-len", str(OUTPUT)]
+    command += ["--max-concurrency", str(streams), "--num-prompts", str(ROUNDS * streams), "--ignore-eos"]
+    run([*command, "--save-result", "--result-dir", str(folder), "--result-filename", "vllm.json"])
+    told = json.loads((folder / "vllm.json").read_text())
+    assert told["completed"] == ROUNDS * streams, told["errors"]
+    return told["output_throughput"], told["median_ttft_ms"], told["median_tpot_ms"]
+
+
 TOOLS: dict[str, Callable[[str, str, int, Path], Figures]] = {
     "orca bench serve": orca,
     "guidellm 0.8.1": guidellm,
@@ -80,10 +113,11 @@ TOOLS: dict[str, Callable[[str, str, int, Path], Figures]] = {
 }
 
 
-def main(url: str, tokenizer: str) -> None:
+def main(url: str, tokenizer: str, python: str = "") -> None:
+    tools = TOOLS | ({"vllm bench serve": partial(vllm, python)} if python else {})
     print(f"| tool | at once | tokens/s | first token, ms | a token after it, ms |\n| {'--- | ' * 5}".rstrip())
     for streams in (4, 16):
-        for name, tool in TOOLS.items():
+        for name, tool in tools.items():
             with tempfile.TemporaryDirectory() as folder:
                 throughput, first, later = tool(url, tokenizer, streams, Path(folder))
             print(f"| {name} | {streams} | {throughput:.0f} | {first:.0f} | {later:.1f} |", flush=True)

@@ -140,7 +140,7 @@ def types_of(script: Path, node: Path) -> dict[str, Any]:
 
 @dataclass
 class Outcome:
-    """What became of the schemas of a source."""
+    """The result of a source: how its schemas were taken."""
 
     schemas: int
     size: int  # bytes

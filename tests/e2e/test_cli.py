@@ -37,7 +37,7 @@ def served(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path, str]]:
     file = tmp_path / "orca.toml"
     file.write_text("max_waiting = 77\nmax_batch_size = 3\n")
     command = [ORCA, "serve", "--port", "0", "--http-port", "0", "--run-dir", str(tmp_path)]
-    environment = WIDE | {"ORCA_CONFIG": str(file), "ORCA_MAX_BATCH_SIZE": "32"}
+    environment = WIDE | {"ORCA_CONFIG": str(file), "ORCA_MAX_BATCH_SIZE": "30"}
     with (
         open(tmp_path / "standard error", "w") as errors,
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment) as process,
@@ -71,7 +71,7 @@ def test_serve_generate_and_ctrl_c(served: tuple[subprocess.Popen[str], Path, st
     assert {"engine", "stage", "rank"} <= set(found["rank"])
     address = str(found["endpoint"]["address"])
     heading = json.loads(next(run_dir.glob("journal-*.jsonl")).read_text().splitlines()[0])
-    assert heading["core"]["max_bs"] == 32, "a setting of the environment"
+    assert heading["core"]["max_bs"] == 30, "a setting of the environment"
 
     def generate(*arguments: str) -> str:
         command = [ORCA, "generate", "--address", address, "--max-new-tokens", "6", *arguments]
