@@ -74,7 +74,7 @@ async def handed_over(lab: Lab) -> None:
 
 
 async def let_go(lab: Lab) -> int:
-    """How often g was told that nobody needs what it keeps."""
+    """How many hints g has that what it keeps is not needed."""
     return sum(hint.startswith("/") for hint in (await lab.dump())["control"].get("g", []))
 
 

@@ -216,7 +216,7 @@ class World:
             del engine.blocks[row]
 
     def grow(self, engine: Engine, row: int, blocks: tuple[int, ...], new: bool) -> None:
-        """As the ranks do: a block is one row's, until they hear that the row is free."""
+        """As the ranks do: a block is one row's, until they know that the row is free."""
         assert not new or row not in engine.blocks
         taken = {block for held in engine.blocks.values() for block in held}
         assert taken.isdisjoint(blocks), "a block of another row, which the ranks do not know to be free"

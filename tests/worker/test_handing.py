@@ -63,7 +63,7 @@ class Pair:
         return Held(row, self.numbers, prompt, self.first.run(message).token_ids[0])
 
     def pull(self, held: Held, new: int) -> pb.Pulled:
-        """The second rank pulls a request, which is to have so many tokens. Returns when that has ended."""
+        """The second rank pulls a request, which is to have `new` tokens. Returns when that has ended."""
         self.numbers += 1
         positions = len(held.prompt)
         handed = pb.Handed(epoch=EPOCH, claim=held.claim, row=held.row, positions=positions, sources=[self.source])

@@ -52,7 +52,7 @@ tables into docs/pool.md, "Keys".
 | read                  | string     | the last reader, with `redis_replicas`: WAITAOF waits for  | the release        |
 |                       |            | it, and so for all that was read                           |                    |
 | control:ENGINE        | stream     | hints for a master, at most 256; h: '' (requests wait),    | until retired      |
-|                       |            | the id of one that ended early, or /CLAIM: nobody needs    |                    |
+|                       |            | the id of one that ended early, or /CLAIM: no engine needs |                    |
 |                       |            | what was handed over. The answer to the next commit is     |                    |
 |                       |            | the truth                                                  |                    |
 | engine:ID             | hash       | epoch, reserved iterations, last claim, number of its      | until retired      |

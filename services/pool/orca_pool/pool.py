@@ -541,8 +541,8 @@ class Pool:
         """The hints for an engine's master after `cursor` (None: from the oldest that is kept), each once.
 
         A hint is the id of a request that ended early; or '': requests wait in the queue; or LET_GO and a claim number:
-        nobody needs the keys and values that the engine keeps of it. Also returns the cursor to go on from. Waits like
-        `read`.
+        the keys and values that the engine keeps of it are not needed any more. Also returns the cursor to go on from.
+        Waits like `read`.
         """
         entries = await self._read_stream(self._keys.control(engine), cursor, wait)
         last = entries[-1][0] if entries else cursor or b"0"

@@ -29,7 +29,7 @@ REFORM = 0.2  # between the end of one life and the next
 LONGEST_REFORM = 5.0  # the same after refusals, which double it
 
 # Requests that change engines
-KEEP = 45.0  # for a row that was handed over: until nobody may claim it any more (KEEP_SECONDS), and a pull has ended
+KEEP = 45.0  # for a row that was handed over: longer than it may be claimed (KEEP_SECONDS), and a pull
 
 # Changing the model
 FINISH = 300.0  # for what was begun on the old one; `finish_seconds` is the setting

@@ -6,7 +6,7 @@
 -- Returns the moment at which it did; nil when the master has lost the lease, and nothing was changed.
 --
 -- A request that was RUNNING counts the loss. The count starts again when a token was committed since the last loss. One that was
--- handed over begins again: whoever has its keys and values may let go of them.
+-- handed over begins again: the engine that has its keys and values may let go of them.
 local engine, owner, term = ARGV[1], ARGV[2], ARGV[3]
 if fenced(engine, owner, term) then
   return false

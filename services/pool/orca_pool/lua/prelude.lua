@@ -125,8 +125,8 @@ local function overdue(deadline, detach_at, time)
   return time >= (tonumber(detach_at) or math.huge) and REASON.DETACHED or nil
 end
 
--- Tells an engine's master the id of a request that ended early; or '': requests wait in the queue; or LET_GO and a claim number: nobody
--- needs the keys and values any more that it keeps of that one.
+-- Tells an engine's master the id of a request that ended early; or '': requests wait in the queue; or LET_GO and a claim number: the
+-- keys and values that it keeps of this claim are not needed any more.
 local function hint(engine, text)
   call('XADD', CONTROL .. engine, 'MAXLEN', CONTROL_LENGTH, '*', 'h', text)
 end
@@ -297,7 +297,7 @@ local function dequeue(id)
   call('ZREM', HANDED, id)
 end
 
--- Tells the engine that has handed a request over that it may let go of its keys and values: another one has them, or nobody
+-- Tells the engine that has handed a request over that it may let go of its keys and values: another one has them, or none
 -- wants them. Does nothing for other requests.
 local function let_go(id)
   local place, claim = fields(REQUEST .. id, 'handed_at', 'handed_claim')

@@ -104,7 +104,7 @@ class Pulled:
 
 @dataclass(frozen=True, slots=True)
 class LetGo:
-    """Nobody needs the rows of these claims any more, which were handed over."""
+    """The rows of these claims, which were handed over, are not needed any more."""
 
     now: float
     claims: tuple[int, ...]
@@ -184,7 +184,7 @@ class GiveBack:
 
 
 class HandedOver(NamedTuple):
-    """A request that leaves with its first token: its row has the keys and values of so many positions."""
+    """A request that leaves with its first token: its row has the keys and values of this number of positions."""
 
     claim: int
     row: int
@@ -582,7 +582,7 @@ class Core:
     def _begin_pulls(self) -> list[Action]:
         """Rows for requests whose keys and values another engine has, in the policy's order, as far as slots are free.
 
-        A request is RUNNING while its blocks are filled: until then nobody else may have them.
+        A request is RUNNING while its blocks are filled: until then no other may have them.
         """
         pulls = list[Action]()
         if not self._formed or self._draining:

@@ -44,7 +44,7 @@ class HandedOn:
 
 
 class Unneeded:
-    """News for the inbox: nobody needs the keys and values of these claims any more, which were handed over."""
+    """News for the inbox: the keys and values of these claims, which were handed over, are not needed any more."""
 
     def __init__(self, claims: tuple[int, ...]) -> None:
         self.claims = claims

@@ -111,12 +111,12 @@ class EngineMetrics:
         self._handed_over.add(requests)
 
     def pulled(self, size: int, done: bool) -> None:
-        """The pull of a request has ended on all ranks, which took so many bytes."""
+        """The pull of a request has ended on all ranks, which took this number of bytes."""
         self._pulls[done].add()
         self._pulled_bytes.add(size)
 
     def begun_again(self, members: int) -> None:
-        """An engine that decodes initiates so many requests."""
+        """An engine that decodes initiates requests."""
         self._begun_again.add(members)
 
     def committed(self, seconds: float, tokens: int) -> None:

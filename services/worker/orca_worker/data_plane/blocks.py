@@ -4,7 +4,7 @@ A pull is one TCP connection, to the rank of the same place. It asks for the blo
 the secret of the process, which came by way of the schedulers. The answer is a refusal, or each block behind its key
 and a checksum of both. The side that pulls compares the keys with those of its own tokens: nothing here is believed.
 
-A connection is nobody's part of an epoch: a peer that dies or stands still costs this transfer and no more. Like all of
+A connection is no part of an epoch: a peer that dies or stands still costs this transfer and no more. Like all of
 the data plane it is not encrypted. This module imports no torch.
 """
 
