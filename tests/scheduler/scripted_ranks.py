@@ -277,6 +277,7 @@ class Master:
                     self._post,
                     self.returned.append,
                     self._timed,
+                    lambda rank, held: None,
                     self._durations,
                     self._met,
                 )

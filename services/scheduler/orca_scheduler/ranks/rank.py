@@ -50,13 +50,14 @@ Told = (
 class Listener:
     """Who hears what a rank says: `post` takes events of the lifecycle, `answered` hears of each answered heartbeat,
     `returned` takes reports with tokens and the rank's index, `timed` the times of an iteration on one rank, `latest`
-    tells the last iteration that was sent."""
+    tells the last iteration that was sent, `held` takes the adapters that the rank of an index has."""
 
     post: Callable[[Told], None]
     answered: Callable[[], None]
     returned: Callable[[int, pb.IterationReport], None]
     timed: Callable[[int, int, pb.StageTimes], None]
     latest: Callable[[], int]
+    held: Callable[[int, pb.AdaptersHeld], None] = lambda rank, held: None
 
 
 class Rank:
@@ -222,6 +223,10 @@ class Rank:
         """Puts an iteration on the control lane. Never waits: a rank that does not read is found by its silence."""
         self._write(pb.ControlMessage(iteration=iteration))
 
+    def tell_adapters(self, table: pb.AdapterTable) -> None:
+        """Tells the rank the adapters that it is to have. It answers when it has loaded them."""
+        self._write(pb.ControlMessage(adapters=table))
+
     def _write(self, message: pb.ControlMessage) -> None:
         if self._lane is not None:
             self._lane.send(message.SerializeToString())
@@ -261,6 +266,8 @@ class Rank:
                 for times in report.times.stages:
                     if self._ran(times.iteration):
                         self._hears.timed(self.index, times.iteration, times)
+            case "adapters":
+                self._hears.held(self.index, report.adapters)
             case "leaving":
                 self._hears.post(RankLeaving(self._now, self._life, self.index, self.last_iteration))
             case _:

@@ -26,7 +26,8 @@ class Ranks:
     """Carries out what the lifecycle decides about ranks, and tells it what they say.
 
     `post` takes events of the lifecycle; `returned` reports with tokens; `timed` the times of all ranks of an
-    iteration, when the last of them has come. `durations` and `met` (see `Rank`) outlive this life.
+    iteration, when the last of them has come; `held` the adapters that a rank has, with its index. `durations` and
+    `met` (see `Rank`) outlive this life.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Ranks:
         post: Callable[[Told | AllAnswered | PodSeen | PodAway | Fenced], None],
         returned: Callable[[pb.IterationReport], None],
         timed: Callable[[int, list[pb.StageTimes]], None],
+        held: Callable[[int, pb.AdaptersHeld], None],
         durations: Durations,
         met: dict[int, int],
     ) -> None:
@@ -51,7 +53,9 @@ class Ranks:
         self._progress = Progress(durations, shape.pp)
         self._times: dict[int, dict[int, pb.StageTimes]] = {}  # by iteration and rank, until all have told theirs
         self._asked: list[int] = []  # heartbeats, one a rank, that were sent at the last complaint about a neighbour
-        told = Listener(self._told, self._answered, self._tokens_came, self._times_came, lambda: self._progress.latest)
+        told = Listener(
+            self._told, self._answered, self._tokens_came, self._times_came, lambda: self._progress.latest, held
+        )
         self._pods = [
             Pod(address, transport, partial(self._seen, n), partial(self._away, n)) for n, address in enumerate(pods)
         ]
@@ -129,6 +133,11 @@ class Ranks:
         """Puts an iteration on the control lane of stage 0's controller."""
         self._progress.sent(iteration.number, Work.of(iteration.starts, iteration.counts), self._now)
         self._ranks[0].send(iteration)
+
+    def tell_adapters(self, table: pb.AdapterTable) -> None:
+        """Tells all ranks the adapters that they are to have."""
+        for rank in self._ranks:
+            rank.tell_adapters(table)
 
     def wrong(self, report: str) -> None:
         """The rank that samples reported what cannot be."""

@@ -15,10 +15,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orca_common.adapters import Adapter
 from orca_common.checkpoint import Checkpoint, model_type, public_name, quantization, sort_of
 from orca_common.errors import FailedPrecondition
 
-from ..iteration.model import Compute, Family, Loading, Model
+from ..iteration.model import Compute, Family, Loading, Model, ReadAdapter
 from ..partition import Place, RankShare
 from . import gemma3, gpt2, gptj, llama, marian, neox, t5
 from .formats.layout import layout_of
@@ -92,6 +93,11 @@ def modules_of(checkpoint: Checkpoint) -> tuple[str, ...]:
 def check_partition(checkpoint: Checkpoint, tensor_parallel: int, pipeline_parallel: int) -> None:
     """Raises FailedPrecondition with a sentence when the model cannot be cut into tp x pp ranks."""
     family_of(checkpoint).check(checkpoint, tensor_parallel, pipeline_parallel)
+
+
+def adapter_file(checkpoint: Checkpoint, adapter: Adapter) -> ReadAdapter:
+    """An adapter's file. Raises FailedPrecondition with a sentence where it is wrong, or does not fit the model."""
+    return family_of(checkpoint).adapter(checkpoint, adapter)
 
 
 def check_weights(checkpoint: Checkpoint) -> None:
