@@ -203,6 +203,7 @@ def topology(
 
     from orca_cli.chart_values import read_values
     from orca_cli.topology import pod_table, rank_table, slice_table
+    from orca_common.adapters import read_adapters
     from orca_common.checkpoint import read_checkpoint, resolve_model
     from orca_common.errors import FailedPrecondition
     from orca_local.stack import DEMO_MODEL
@@ -217,7 +218,7 @@ def topology(
             folder = resolve_model(given.model, families.check_type) if given.model else DEMO_MODEL
         except FailedPrecondition as error:
             raise FailedPrecondition(given.said(str(error))) from None
-        checkpoint = read_checkpoint(folder, given.quantize)
+        checkpoint = read_checkpoint(folder, given.quantize, read_adapters(given.adapters))
         shares = families.topology(checkpoint, given.tp, given.pp, given.dtype)
         types = " and ".join(filter(None, (families.layout_sentence(checkpoint), given.quantize, given.dtype)))
         console.print(rank_table(checkpoint, shares, given.tp, given.pp, types))

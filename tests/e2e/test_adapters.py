@@ -4,6 +4,7 @@ has read of a prompt is not another's."""
 import asyncio
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from lora import Lora, make_lora
 from reference import Reference
 from stacks import running
 
-from orca_client import AlreadyExists, NotFound
+from orca_client import Aborted, AlreadyExists, NotFound
 from orca_local.stack import DEMO_MODEL
 
 BLOCK, COUNT = 16, 60
@@ -91,3 +92,124 @@ async def check_http(address: str, want: dict[str, list[int]]) -> None:
         assert len(set(texts.values())) == 3
         refused = await client.post("/v1/completions", json={"model": "c", "prompt": TEXT, "max_tokens": 1})
         assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
+
+
+@pytest.mark.timeout(280)
+async def test_loaded_replaced_and_unloaded_under_load(tmp_path: Path) -> None:
+    """Old streams go on with the old version, new ones have the new one, whatever is killed meanwhile."""
+    root = tmp_path / "adapters"
+    root.mkdir()
+    first, second = (make_lora(root / f"{n}", DEMO_MODEL, "a", seed=n, rank=8) for n in range(2))
+    want = {"": Reference(DEMO_MODEL).greedy(TEXT, COUNT)}
+    for name, lora in (("first", first), ("second", second)):
+        lora.merged(DEMO_MODEL).save_pretrained(merged := tmp_path / f"merged-{name}")
+        want[name] = Reference(merged).greedy(TEXT, COUNT)
+    assert len({tuple(tokens) for tokens in want.values()}) == 3
+    numbers: dict[str, Any] = {"tp": 2, "block_size": BLOCK, "max_batch_size": 2, "slots": 2048}
+    policy = "balanced,positions=64,prefix=shared"
+    settings: dict[str, Any] = {"adapters_folder": str(root), "operators": "*", **numbers}
+    async with (
+        running(tmp_path / "run", DEMO_MODEL, policy=policy, **settings) as stack,
+        httpx2.AsyncClient(base_url=f"http://{stack.http}", timeout=60) as client,
+    ):
+
+        async def load(lora: Lora, **more: object) -> tuple[int, str]:
+            body = {"lora_name": "a", "lora_path": str(lora.adapter.folder), **more}
+            answer = await client.post("/v1/load_lora_adapter", json=body)
+            return answer.status_code, answer.text
+
+        async def listed() -> list[str]:
+            return [one["id"] for one in (await client.get("/v1/models")).json()["data"]][1:]
+
+        def kill(role: str) -> None:
+            pids = [one["pid"] for one in stack.processes() if one["role"] == role and one["pid"]]
+            os.kill(pids[0], signal.SIGKILL)
+
+        async def begun(count: int) -> list[asyncio.Task[list[int]]]:
+            """Streams of the adapter, of which two run, and the others wait. Returns when a token has come."""
+            came = asyncio.Event()
+            each = [stack.tokens(TEXT, COUNT, lambda _: came.set(), model="a") for _ in range(count)]
+            tasks = [asyncio.create_task(one) for one in each]
+            await came.wait()
+            return tasks
+
+        assert await listed() == []
+        with pytest.raises(NotFound):
+            await turn(stack, TEXT, 5, model="a")
+        assert await load(first) == (200, "Success: LoRA adapter 'a' added successfully.")
+        assert await listed() == ["a"]
+        assert (await load(second))[0] == 400, "it is there, and load_inplace was not said"
+
+        for role in ("rank", "scheduler", "endpoint"):
+            old = await begun(8)
+            assert (await load(second, load_inplace=True))[0] == 200
+            assert not all(task.done() for task in old), "the load was to come while streams run"
+            new = await begun(2)
+            kill(role)
+            assert await asyncio.gather(*old) == [want["first"]] * 8, role
+            assert await asyncio.gather(*new) == [want["second"]] * 2, role
+            assert await stack.tokens(TEXT, COUNT) == want[""]
+            await stack.until(lambda: all(one["pid"] for one in stack.processes()))
+            first, second, want["first"], want["second"] = second, first, want["second"], want["first"]
+
+        wrong = root / "wrong"
+        shutil.copytree(first.adapter.folder, wrong)
+        (wrong / "adapter_model.safetensors").write_bytes(b"12345678")
+        status, text = await load(first._replace(adapter=first.adapter._replace(folder=wrong)), load_inplace=True)
+        assert status == 400
+        assert "adapter a: " in text
+        assert await stack.tokens(TEXT, COUNT, model="a") == want["first"], "the one before is served on"
+
+        last = await begun(6)
+        answer = await client.post("/v1/unload_lora_adapter", json={"lora_name": "a"})
+        assert (answer.status_code, await listed()) == (200, [])
+        kill("rank")
+        with pytest.raises(NotFound):
+            await turn(stack, TEXT, 5, model="a")
+        assert await asyncio.gather(*last) == [want["first"]] * 6
+        assert (await client.post("/v1/unload_lora_adapter", json={"lora_name": "a"})).status_code == 404
+
+
+@pytest.mark.timeout(180)
+async def test_a_file_of_adapters_is_followed(tmp_path: Path) -> None:
+    """.. and engines claim requests of those alone that they have: `b` is outside of their folder."""
+    root = tmp_path / "adapters"
+    root.mkdir()
+    lora, outside = make_lora(root / "a", DEMO_MODEL, "a", seed=1), make_lora(tmp_path / "b", DEMO_MODEL, "b", seed=2)
+    listed = tmp_path / "list"
+    listed.write_text("# none yet\n")
+    lora.merged(DEMO_MODEL).save_pretrained(tmp_path / "merged")
+    want = Reference(tmp_path / "merged").greedy(TEXT, COUNT)
+    settings: dict[str, Any] = {"adapters_folder": str(root), "adapters_file": str(listed)}
+    async with (
+        running(tmp_path / "run", DEMO_MODEL, block_size=BLOCK, slots=2048, **settings) as stack,
+        httpx2.AsyncClient(base_url=f"http://{stack.http}", timeout=60) as client,
+    ):
+
+        async def names(wanted: set[str]) -> None:
+            async with asyncio.timeout(30):
+                while {one["id"] for one in (await client.get("/v1/models")).json()["data"][1:]} != wanted:
+                    await asyncio.sleep(0.05)
+
+        refused = await client.post("/v1/load_lora_adapter", json={"lora_name": "c", "lora_path": str(root)})
+        assert refused.status_code == 403
+        listed.write_text(f"a={lora.adapter.folder}\nb={outside.adapter.folder}\n")
+        await names({"a", "b"})
+        waits = asyncio.create_task(stack.tokens(TEXT, 5, model="b"))
+        assert await stack.tokens(TEXT, COUNT, model="a") == want
+        assert not waits.done(), "no engine has it, and none answers as the model alone"
+        shutil.copytree(outside.adapter.folder, root / "b")
+        listed.write_text(f"a={lora.adapter.folder}\nb={root / 'b'}\n")
+        with pytest.raises(Aborted, match="or its adapter, any more"):
+            await waits
+        outside.merged(DEMO_MODEL).save_pretrained(tmp_path / "merged-b")
+        of_b = Reference(tmp_path / "merged-b").greedy(TEXT, 5)
+        async with asyncio.timeout(30):
+            while True:
+                try:
+                    assert await asyncio.wait_for(stack.tokens(TEXT, 5, model="b"), 2) == of_b
+                except (TimeoutError, NotFound):
+                    continue
+                break
+        listed.write_text("")
+        await names(set())

@@ -82,6 +82,12 @@ class Engine:
         form = EngineInfo(self._name, 1, 1, self._slots, 1)
         await self._pool.renew(*lease, form=form, weights=weights)
 
+    async def load_adapters(self) -> None:
+        """Its ranks have all adapters of the pool's table from now on."""
+        table = (await self._pool.adapters()).entries
+        has = [(adapter, "fingerprint", "") for adapter in table]
+        assert await self._pool.tell_adapters(self._name, self._owner, self._term, has)
+
     async def sweep(self) -> None:
         """Does for ever what every scheduler's renewal does."""
         while True:

@@ -1,5 +1,6 @@
 """API keys at both doors: a wrong key comes to nothing, a right one brings its tenant's name into the call."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -106,3 +107,45 @@ async def test_the_client_library_says_that_its_key_is_wrong(locked: World) -> N
         with pytest.raises(Unauthenticated, match="not valid here") as refused:
             await client.get_model()
     assert refused.value.reason == "WRONG_KEY"
+
+
+async def test_operators_alone_load_and_unload_adapters(redis_url: str, model: Path) -> None:
+    operator, keys = new_key(), [line_of("research", KEY)]
+    keys.append(line_of("operations", operator))
+    async with (
+        world(redis_url, model, api_keys=",".join(keys), operators="others, operations") as orca,
+        httpx.AsyncClient(base_url=orca.serving.http) as http,
+    ):
+
+        async def call(what: str, key: str = operator, **body: object) -> httpx.Response:
+            headers = {"authorization": f"Bearer {key}"}
+            return await http.post(f"/v1/{what}_lora_adapter", json=body, headers=headers)
+
+        async def names() -> list[str]:
+            answer = await http.get("/v1/models", headers={"authorization": f"Bearer {operator}"})
+            return [one["id"] for one in answer.json()["data"]]
+
+        legal = {"lora_name": "legal", "lora_path": "/legal"}
+        for what in ("load", "unload"):
+            refused = await call(what, KEY, **legal)
+            assert (refused.status_code, "(the setting operators)" in refused.text) == (403, True)
+        own = orca.serving.app.endpoint.name
+        wrong = [
+            {},
+            {"lora_name": "legal"},
+            {**legal, "rank": 3},
+            {**legal, "lora_name": own},
+            {**legal, "lora_path": 5},
+        ]
+        assert [(await call("load", **body)).status_code for body in wrong] == [400] * len(wrong)
+        assert not (await orca.pool.adapters()).entries
+
+        loading = asyncio.create_task(call("load", **legal))
+        while not (await orca.pool.adapters()).entries:
+            await asyncio.sleep(0.01)
+        assert await names() == [own], "no engine has it yet"
+        await orca.engine.load_adapters()
+        assert (await loading).status_code == 200
+        assert await names() == [own, "legal"]
+        assert [(await call("unload", lora_name="legal")).status_code for _ in range(2)] == [200, 404]
+        assert await names() == [own]

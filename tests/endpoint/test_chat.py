@@ -488,6 +488,7 @@ async def test_the_adapter_that_answers_is_named_again(redis_url: str, model: Pa
         world(redis_url, model, adapters="legal=/not/here,other=/not/here") as orca,
         httpx.AsyncClient(base_url=orca.serving.http) as client,
     ):
+        await orca.engine.load_adapters()
         for way, prompt in ("completions", {"prompt": [5]}), ("chat/completions", {"messages": [USER]}):
             for asked in "legal", "":
                 body = {**prompt, "max_tokens": 2, "stream": True, "detach_grace": 60}

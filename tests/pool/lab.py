@@ -5,6 +5,7 @@ else differs.
 """
 
 import itertools
+import json
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -239,6 +240,9 @@ class Lab:
             "calls",
             "listeners",
             "prefixes",
+            "adapters",
+            "uses",
+            "has",
         )
         load: dict[str, int] = {}
         single: dict[str, Any] = {name: {} for name in names} | {"waiting": [], "handed": []}
@@ -269,6 +273,12 @@ class Lab:
                     found["endpoints"][name] = _fields(content)
                 case "pool":
                     single["pool"] = _fields(content)
+                case "adapters":
+                    single["adapters"] = {k.decode(): json.loads(v) for k, v in _pairs(content)}
+                case "uses":
+                    single["uses"] = _fields(content)
+                case "has":
+                    single["has"][name] = {k.decode(): v.decode() for k, v in _pairs(content)}
                 case "prefixes":
                     single["prefixes"] = _fields(content)
                 case "load":

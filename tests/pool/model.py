@@ -6,6 +6,7 @@ request is in one place because one field says so. The methods have the signatur
 
 import hashlib
 import struct
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,6 +15,7 @@ from orca_pool.leases import RENEW_SECONDS
 from orca_pool.records import (
     BY_ARRIVAL,
     NO_LOAD,
+    Adapters,
     Attached,
     Busy,
     ClaimAnswer,
@@ -28,6 +30,7 @@ from orca_pool.records import (
     Finish,
     Look,
     Packet,
+    PoolAdapter,
     Reason,
     Refusal,
     Renewed,
@@ -36,6 +39,8 @@ from orca_pool.records import (
 )
 from orca_pool.scripts import Constants
 from orca_pool.wire import KEY_SIZE, unpack_tokens
+
+OTHER_FILES = "its files are others than those that an engine has read before"
 
 
 @dataclass
@@ -62,6 +67,7 @@ class Request:
     tokens: list[CommittedToken] = field(default_factory=list)
     engines: list[tuple[int, str]] = field(default_factory=list)
     weights: str = ""  # of the engine that claimed it last
+    adapter: str = ""
     keys: tuple[bytes, ...] = ()  # of its prompt's blocks
     place: tuple[str, int, int] | None = None  # engine, term and epoch of its last claim
     prefix_at: tuple[str, int, int] | None = None  # that of the request that it goes on from
@@ -90,6 +96,11 @@ class Request:
         return self.weights if self.tokens else ""
 
     @property
+    def spelled(self) -> str:
+        """Its field `weights`."""
+        return f"{self.weights}/{self.adapter}" if self.adapter else self.weights
+
+    @property
     def due(self) -> int | None:
         moments = [at for at in (self.deadline, self.detach_at) if at is not None]
         return min(moments) if moments and self.state != "ended" else None
@@ -114,10 +125,12 @@ class Engine:
     free: int = 0  # slots, as its master told
     rows: int = 0  # places
     hints: list[str] = field(default_factory=list)
+    has: dict[str, str] = field(default_factory=dict)  # adapters: + and their fingerprint, or - and why not
 
     def suits(self, r: Request) -> bool:
-        """Whether it may take a request, as far as weights are concerned."""
-        return not self.finishing if not r.tied else r.tied == self.weights
+        """Whether it may take a request, as far as weights and adapters are concerned."""
+        able = not r.adapter or self.has.get(r.adapter, "").startswith("+")
+        return able and (not self.finishing if not r.tied else r.tied == self.weights)
 
 
 @dataclass
@@ -133,6 +146,7 @@ class Model:
 
     def __init__(self, constants: Constants) -> None:
         self.constants = constants
+        self._grace = round(constants.adapter_grace * 1e6)
         self.now = 0
         self.arrival = self.last_claim = self.registration = self.largest = self.swept = self.reserved = 0
         self.orphaned_calls = False
@@ -146,6 +160,9 @@ class Model:
         self.engines: dict[str, Engine] = {}
         self.endpoints: dict[str, Endpoint] = {}
         self.schedulers: dict[str, int] = {}
+        self.adapters_version = self.last_adapter = 0
+        self.retired: int | None = None  # when the sweep looks for adapters that nothing uses
+        self.table: dict[str, dict[str, Any]] = {}  # adapters, as the hash has them
 
     # -- parts that several operations share
     def _number(self, last: int) -> int:
@@ -285,13 +302,13 @@ class Model:
     def _attached(self, r: Request) -> Attached:
         position = self._queue().index(r) + 1 if r.state == "waiting" else 0
         tokens = r.tokens[: r.final] if r.state == "ended" else list(r.tokens)
-        return Attached(r.record, position, tokens, list(r.engines), r.finish, weights=r.tied)
+        return Attached(r.record, position, tokens, list(r.engines), r.finish, weights=r.spelled if r.tokens else "")
 
     def _full(self, r: Request) -> Claimed:
         assert r.claim is not None
         left = None if r.deadline is None else (r.deadline - self.now) / 1e6
         at = r.prefix_at[0] if r.prefix_at else ""
-        about = (r.losses, left, r.submitted, r.queued_at, r.taken_at, r.weights, at, r.overtaken)
+        about = (r.losses, left, r.submitted, r.queued_at, r.taken_at, r.spelled, at, r.overtaken)
         return Claimed(r.request_id, r.claim, r.order, r.priority, r.record, list(r.tokens), *about, r.handed)
 
     # -- endpoints
@@ -329,6 +346,7 @@ class Model:
         max_waiting: int,
         turn: Turn = BY_ARRIVAL,
         keys: bytes = b"",
+        adapter: str = "",
     ) -> Attached | Refusal | Busy:
         if endpoint not in self.endpoints:
             return Refusal.UNREGISTERED
@@ -340,6 +358,8 @@ class Model:
             return Refusal.NO_ENGINE
         if max_tokens > self.largest:
             return Refusal.NEVER_FITS
+        if adapter and adapter not in self.table:
+            return Refusal.NO_ADAPTER
         if len(self._queue()) >= max_waiting:
             return Busy(Refusal.FULL, None)
         self.arrival = self._number(self.arrival)
@@ -359,6 +379,7 @@ class Model:
             endpoint,
             attempt,
             queued_at=self.now,
+            adapter=adapter,
             keys=tuple(keys[at : at + KEY_SIZE] for at in range(0, len(keys), KEY_SIZE)),
         )
         self.requests[request_id] = r
@@ -484,10 +505,25 @@ class Model:
                 elif self._stranded(r):
                     self._end(r, Reason.MODEL_CHANGED)
             self.shrunk = False
+        self._forget_adapters()
         self._forget(256)
+
+    def _forget_adapters(self) -> None:
+        """Those that were unloaded or replaced, and that no request has."""
+        if self.retired is None or self.now < self.retired:
+            return
+        used = {r.adapter for r in self.requests.values() if r.state != "ended"}
+        old = [i for i, one in self.table.items() if one["state"] == "retired"]
+        gone = [i for i in old if self.now >= int(self.table[i]["at"]) + self._grace and i not in used]
+        for adapter in gone:
+            del self.table[adapter]
+        self.adapters_version += len(gone)
+        self.retired = self.now + round(self.constants.lease * 1e6) if len(gone) < len(old) else None
 
     def _stranded(self, r: Request) -> bool:
         """Whether no engine can go on with a request that has tokens. Where none has formed, it waits for one."""
+        if r.adapter and r.adapter not in self.table:
+            return True
         formed = [g for g in self.engines.values() if g.slots]
         able = [g for g in formed if g.weights == r.tied and g.slots >= r.max_tokens]
         return bool(r.tied and formed and not able and r.tied not in self.expected)
@@ -533,13 +569,101 @@ class Model:
             g.slots, g.tp, g.pp, g.policy = form.slots, form.tensor_parallel, form.pipeline_parallel, form.policy
             g.role = form.role
             self.largest = max(self.largest, g.slots)
+            g.has.clear()
         self.shrunk |= form is not None or weights not in ("", g.weights)
         g.weights = weights or g.weights
         claims = {r.request_id: r.claim for r in self._held(engine) if r.claim is not None}
         version = f"{g.last_claim}:{len(claims)}"
         return Renewed(
-            None if version == known else claims, version, self._needs(engine), g.epoch, g.reserved, g.last_claim
+            None if version == known else claims,
+            version,
+            self._needs(engine),
+            *(g.epoch, g.reserved, g.last_claim, self.adapters_version),
         )
+
+    # -- adapters
+    def adapters(self, known: int = 0, about: str = "") -> Adapters:
+        table = {} if known == self.adapters_version else self.table
+        entries = {
+            i: PoolAdapter(i, *(one[name] for name in ("name", "folder", "state", "source", "print")))
+            for i, one in table.items()
+        }
+        engines = {e: g.has.get(about, "") for e, g in self.engines.items() if about and g.slots}
+        return Adapters(self.adapters_version, entries, engines)
+
+    def _write(self, adapter: str, **changed: str) -> None:
+        self.table[adapter] |= {"at": str(self.now), **changed}
+        self.adapters_version += 1
+
+    def _retire(self, adapter: str) -> None:
+        if not self.table[adapter]["print"]:  # no engine has ever had it
+            del self.table[adapter]
+            self.adapters_version, self.shrunk = self.adapters_version + 1, True
+            return
+        self._write(adapter, state="retired")
+        self.retired = self.now + self._grace
+
+    def _newest(self, name: str) -> str | None:
+        named = [i for i, one in self.table.items() if one["name"] == name and one["state"] != "retired"]
+        return max(named, key=lambda i: self.table[i]["state"] == "pending", default=None)
+
+    def _add_adapter(self, name: str, folder: str, source: str) -> str:
+        for i, one in list(self.table.items()):
+            if one["name"] == name and one["state"] == "pending":
+                self._retire(i)
+        self.last_adapter = self._number(self.last_adapter)
+        adapter = f"{name}@{self.last_adapter}"
+        self.table[adapter] = {"name": name, "folder": folder, "source": source, "print": ""}
+        self._write(adapter, state="pending")
+        return adapter
+
+    def name_adapters(self, folders: Mapping[str, str]) -> list[str]:
+        made = list[str]()
+        for name, folder in folders.items():
+            has = self.table.get(self._newest(name) or "", {})
+            if (has.get("folder"), has.get("source")) != (folder, "setting"):
+                made.append(self._add_adapter(name, folder, "setting"))
+        for i, one in list(self.table.items()):
+            if one["source"] == "setting" and one["state"] != "retired" and one["name"] not in folders:
+                self._retire(i)
+        return made
+
+    def load_adapter(self, name: str, folder: str) -> str:
+        has = self.table.get(self._newest(name) or "", {})
+        return "" if has.get("source") == "setting" else self._add_adapter(name, folder, "load")
+
+    def unload_adapter(self, name: str) -> bool:
+        has = self._newest(name)
+        if has is None or self.table[has]["source"] == "setting":
+            return False
+        for i, one in list(self.table.items()):
+            if one["name"] == name and one["state"] != "retired":
+                self._retire(i)
+        return True
+
+    def drop_adapter(self, adapter: str) -> None:
+        if self.table.get(adapter, {}).get("state") == "pending":
+            self._retire(adapter)
+
+    def tell_adapters(self, engine: str, owner: str, term: int, has: Sequence[tuple[str, str, str]]) -> bool:
+        if self._fenced(engine, owner, term):
+            return False
+        g = self.engines[engine]
+        g.has.clear()
+        for i, fingerprint, why in has:
+            if (one := self.table.get(i)) is None:
+                continue
+            differs = fingerprint and one["print"] not in ("", fingerprint)
+            there = bool(fingerprint and not differs)
+            g.has[i] = f"+{fingerprint}" if there else f"-{OTHER_FILES if differs else why}"
+            if there and one["state"] == "pending":
+                for other in self.table.values():
+                    if other["name"] == one["name"] and other["state"] == "current":
+                        other |= {"state": "retired", "at": str(self.now)}
+                        self.retired = self.now + self._grace
+                self._write(i, state="current", print=fingerprint)
+        self._hint(engine, "")
+        return True
 
     def holding(self, engine: str, owner: str, term: int) -> ClaimAnswer | None:
         if self._fenced(engine, owner, term):
@@ -710,6 +834,9 @@ class Model:
             "slots": self.largest,
             "swept": self.swept,
             "reserved": self.reserved,
+            "adapters": self.adapters_version,
+            "adapter": self.last_adapter,
+            "retired": self.retired,
         }
         return {
             "waiting": [r.request_id for r in self._queue()],
@@ -723,11 +850,14 @@ class Model:
                 e: {
                     name: getattr(g, name)
                     for name in Engine.__annotations__
-                    if name not in ("hints", "free", "rows", "yields")
+                    if name not in ("hints", "free", "rows", "yields", "has")
                 }
                 | {"owner": g.owner or ""}
                 for e, g in engines
             },
+            "adapters": self.table,
+            "uses": dict(Counter(r.adapter for r in self.requests.values() if r.adapter and r.state != "ended")),
+            "has": {e: g.has for e, g in engines if g.has},
             "asking": self.asking,
             "yielding": {e: g.yields for e, g in engines if g.yields},
             "expected": self.expected,
@@ -777,7 +907,7 @@ def _request_fields(r: Request) -> dict[str, Any]:
             "claimed_at": r.claimed_at,
             "first_token": r.first_token,
             "finished": r.finished,
-            "weights": r.weights,
+            "weights": r.spelled,
         }
         | (
             {}

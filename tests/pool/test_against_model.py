@@ -81,6 +81,11 @@ class SideBySide(RuleBasedStateMachine):
         r = self.request(request_id)
         return max(0, (r.attempt if r else 1) + shift)
 
+    def adapter(self, which: int) -> str:
+        """One of the table, or one that is not there."""
+        known = [*self.model.table, "gone@1"]
+        return known[which % len(known)]
+
     # -- a pool that works
     @initialize(formed=USUALLY, sizes=st.lists(SIZES, max_size=3), split=st.booleans())
     def begin(self, formed: bool, sizes: list[int], split: bool) -> None:
@@ -148,6 +153,7 @@ class SideBySide(RuleBasedStateMachine):
         alive=USUALLY,
         turn=st.sampled_from([BY_ARRIVAL, BY_ARRIVAL, Turn(-3_000_000, priority=2), Turn(2_000_000, priority=4)]),
         blocks=st.text("ab", max_size=4),
+        adapter=st.sampled_from([None, None, None, 0, 1, 2]),
     )
     def submit(
         self,
@@ -162,6 +168,7 @@ class SideBySide(RuleBasedStateMachine):
         alive: bool,
         turn: Turn = BY_ARRIVAL,
         blocks: str = "",
+        adapter: int | None = None,
     ) -> None:
         keys = b"".join(blocks[:n].ljust(KEY_SIZE, "-").encode() for n in range(1, len(blocks) + 1))
         if alive:
@@ -180,7 +187,38 @@ class SideBySide(RuleBasedStateMachine):
             max_waiting=4,
             turn=turn,
             keys=keys,
+            adapter="" if adapter is None else self.adapter(adapter),
         )
+
+    @rule(
+        what=st.sampled_from(["name", "name", "load", "load", "unload", "drop", "show"]),
+        names=st.lists(st.sampled_from(["a", "b/c", "d e"]), min_size=1, max_size=2, unique=True),
+        folder=st.sampled_from(["/x", "/y"]),
+        which=st.integers(0, 5),
+    )
+    def change_adapters(self, what: str, names: list[str], folder: str, which: int) -> None:
+        adapter = self.adapter(which)
+        match what:
+            case "name":
+                self.do("name_adapters", dict.fromkeys(names, folder))
+            case "load":
+                self.do("load_adapter", names[0], folder)
+            case "unload":
+                self.do("unload_adapter", names[0])
+            case "drop":
+                self.do("drop_adapter", adapter)
+            case _:
+                self.do("adapters", which, adapter)
+
+    @rule(
+        engine=ENGINES,
+        right=USUALLY,
+        which=st.integers(0, 9),
+        prints=st.lists(st.sampled_from(["p", "p", "q", ""]), min_size=1, max_size=4),
+    )
+    def tell_adapters(self, engine: str, right: bool, which: int, prints: list[str]) -> None:
+        has = [(i, one, "" if one else "why") for i, one in zip([*self.model.table, "gone@1"], prints, strict=False)]
+        self.do("tell_adapters", *self.lease(engine, right, which), has)
 
     @rule(request_id=REQUESTS, endpoint=ENDPOINTS, shift=SHIFTS, alive=USUALLY, known=st.integers(0, 4), same=USUALLY)
     def attach(self, request_id: str, endpoint: str, shift: int, alive: bool, known: int, same: bool) -> None:

@@ -303,7 +303,7 @@ async def of_two_weights(lab: Lab) -> int:
     return await lab.claimed("a", 1)
 
 
-@rule("same_weights", "claim", " and suits(tied_to(id, request.weights), mine, finishing)")
+@rule("same_weights", "claim", " and suits(tied_to(id, request.weights), mine, finishing, engine)")
 async def what_has_tokens_goes_on_with_the_weights_that_made_them(lab: Lab) -> None:
     await lab.lose("a", await of_two_weights(lab))
     assert list(await lab.claim("h")) == []
@@ -328,7 +328,7 @@ async def what_has_no_token_begins_anywhere(lab: Lab) -> None:
     "same_weights, noted",
     "claim",
     """,
-    'weights', mine)""",
+    'weights', weights)""",
     ")",
 )
 async def a_claim_notes_the_weights(lab: Lab) -> None:
@@ -344,7 +344,7 @@ async def what_no_engine_can_go_on_with_ends(lab: Lab) -> None:
     assert (await lab.record("a"))["reason"] == Reason.MODEL_CHANGED
 
 
-@rule("same_weights, waits", "prelude", "there ~= nil and tonumber(slots) > (there[tied] or 0)", "not there")
+@rule("same_weights, waits", "prelude", "there ~= nil and tonumber(slots) > (there[weights] or 0)", "not there")
 async def without_any_engine_it_waits(lab: Lab) -> None:
     await lab.lose("a", await of_two_weights(lab))
     for engine in "gh":
@@ -353,7 +353,7 @@ async def without_any_engine_it_waits(lab: Lab) -> None:
     assert (await lab.record("a"))["state"] == "waiting"
 
 
-@rule("same_weights, small", "prelude", "tonumber(slots) > (there[tied] or 0)", "not there[tied]")
+@rule("same_weights, small", "prelude", "tonumber(slots) > (there[weights] or 0)", "not there[weights]")
 async def what_fits_no_engine_of_its_weights_ends(lab: Lab) -> None:
     await ready(lab)
     await lab.engine("h", slots=16)
@@ -441,7 +441,7 @@ async def an_engine_that_finishes_begins_nothing(lab: Lab) -> None:
     assert list(await lab.claim("h")) == ["b"]
 
 
-@rule("same_weights, hinted", "prelude", " and suits(weights, mine, finishing) and decodes", " and decodes")
+@rule("same_weights, hinted", "prelude", " and suits(tied, engine, mine, finishing) and decodes", " and decodes")
 async def the_hint_goes_to_an_engine_that_may_take_it(lab: Lab) -> None:
     claim = await of_two_weights(lab)
     assert list(await lab.claim("g", slots=40)) == []
@@ -449,6 +449,89 @@ async def the_hint_goes_to_an_engine_that_may_take_it(lab: Lab) -> None:
     await lab.lose("a", claim)
     control = (await lab.dump())["control"]
     assert control == {"g": [""]}
+
+
+# -- adapters
+async def loaded(lab: Lab, *engines: str, folder: str = "/x") -> str:
+    """An adapter of the name `legal` that these engines have. Returns its id."""
+    adapter = await lab.pool.load_adapter("legal", folder)
+    for engine in engines:
+        assert await lab.pool.tell_adapters(engine, *lab.terms[engine], [(adapter, "print", "")])
+    return adapter
+
+
+@rule("same_adapter", "prelude", " and (adapter == '' or has_adapter(engine, adapter))")
+async def an_engine_claims_requests_of_adapters_that_it_has(lab: Lab) -> None:
+    await ready(lab)
+    await lab.engine("h")
+    await lab.submit("a", adapter=await loaded(lab, "h"))
+    await lab.submit("b")
+    assert list(await lab.claim("g")) == ["b"]
+    assert list(await lab.claim("h")) == ["a"]
+    assert (await lab.record("a"))["weights"].startswith("/legal@")
+
+
+@rule("same_adapter, formed", "renew", "call('DEL', HAS .. engine) -- its ranks", "-- its ranks")
+async def ranks_that_formed_anew_have_no_adapter_yet(lab: Lab) -> None:
+    await ready(lab)
+    adapter = await loaded(lab, "g")
+    await with_weights(lab, "g", "w")
+    await lab.submit("a", adapter=adapter)
+    assert list(await lab.claim("g")) == []
+    await lab.pool.tell_adapters("g", *lab.terms["g"], [(adapter, "print", "")])
+    assert list(await lab.claim("g")) == ["a"]
+
+
+@rule("same_adapter, kept", "renew_scheduler", " and call('HEXISTS', USES, id) == 0 then", " then")
+async def an_adapter_is_kept_as_long_as_a_request_has_it(lab: Lab) -> None:
+    await ready(lab)
+    old = await loaded(lab, "g")
+    claim = await lab.claimed("a", 1, adapter=old)
+    new = await loaded(lab, "g", folder="/y")
+    await lab.live(15, "e")
+    assert {i: one.state for i, one in (await lab.pool.adapters()).entries.items()} == {old: "retired", new: "current"}
+    await lab.lose("a", claim)
+    assert list(await lab.claim("g")) == [], "the engine has told only the new one"
+    await lab.pool.tell_adapters("g", *lab.terms["g"], [(old, "print", ""), (new, "print", "")])
+    claim = (await lab.claim("g"))["a"]
+    await lab.commit("a", claim, 1, 1, Reason.LENGTH)
+    await lab.live(4, "e")
+    assert list((await lab.pool.adapters()).entries) == [new]
+    assert await lab.submit("b", adapter=old) is Refusal.NO_ADAPTER
+
+
+@rule("same_adapter, other files", "tell_adapters", "entry.print ~= '' and entry.print ~= print", "false")
+async def an_engine_that_has_read_other_files_does_not_have_the_adapter(lab: Lab) -> None:
+    await ready(lab)
+    await lab.engine("h")
+    adapter = await loaded(lab, "g")
+    await lab.pool.tell_adapters("h", *lab.terms["h"], [(adapter, "another", "")])
+    await lab.submit("a", adapter=adapter)
+    assert list(await lab.claim("h")) == []
+    assert list(await lab.claim("g")) == ["a"]
+
+
+@rule(
+    "same_adapter, ends", "prelude", "HEXISTS', ADAPTERS, adapter) == 0 then", "HEXISTS', ADAPTERS, adapter) == 2 then"
+)
+async def a_request_ends_whose_adapter_is_forgotten(lab: Lab) -> None:
+    await ready(lab)
+    adapter = await loaded(lab, "g")
+    await lab.submit("a", adapter=adapter)
+    await lab.redis("HDEL", f"{lab.keys.prefix}adapters", adapter)
+    await with_weights(lab, "g", "w")
+    await lab.live(1, "e")
+    assert (await lab.record("a"))["reason"] == Reason.MODEL_CHANGED
+
+
+@rule("same_adapter, setting", "change_adapters", "entries[has].source == 'setting' or", "")
+async def calls_leave_the_adapters_of_settings_alone(lab: Lab) -> None:
+    await ready(lab)
+    [adapter] = await lab.pool.name_adapters({"legal": "/x"})
+    assert await lab.pool.name_adapters({"legal": "/x"}) == []
+    assert await lab.pool.load_adapter("legal", "/y") == ""
+    assert not await lab.pool.unload_adapter("legal")
+    assert (await lab.pool.adapters()).entries[adapter].state == "pending"
 
 
 # -- hints

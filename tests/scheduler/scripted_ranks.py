@@ -278,6 +278,7 @@ class Master:
                     self.returned.append,
                     self._timed,
                     lambda claim, size, error: None,
+                    lambda rank, held: None,
                     self._durations,
                     self._met,
                 )

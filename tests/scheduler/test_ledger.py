@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from servers import RedisServer, redis_server
 
+from orca.v1 import worker_pb2 as pb
 from orca.v1.pool_pb2 import PoolRequest
 from orca_common.errors import Unavailable
 from orca_pool.pool import Pool
@@ -16,6 +17,7 @@ from orca_pool.records import NO_LOAD, Attached, CommittedToken, EngineInfo
 from orca_pool.wire import pack_tokens
 from orca_scheduler.core.core import Room
 from orca_scheduler.lifecycle.events import Claimed, Opened
+from orca_scheduler.master.adapters import EngineAdapters
 from orca_scheduler.master.ledger import Ledger, News
 
 NAMES = count()
@@ -158,3 +160,50 @@ async def test_tokens_that_redis_lost_are_sent_again_at_once(server: RedisServer
         async with asyncio.timeout(10):
             while await this.committed() < 2:
                 await asyncio.sleep(0.01)
+
+
+async def test_an_engine_has_the_adapters_that_all_its_ranks_have(server: RedisServer) -> None:
+    """Another fingerprint, an error, no answer, and an answer to an earlier table count as not having it."""
+    sent: asyncio.Queue[pb.AdapterTable] = asyncio.Queue()
+    async with Pool(server.url, f"ledger{next(NAMES)}") as pool, asyncio.timeout(10):
+        term = await pool.acquire("g", "s", None)
+        assert term is not None
+        await pool.renew("g", "s", term, form=EngineInfo("g", 1, 2, 64, 0))
+        engine = EngineAdapters(pool, "g", "s", term, 2, sent.put_nowait)
+        following = asyncio.create_task(engine.follow())
+        a, b, c = [await pool.load_adapter(name, f"/{name}") for name in "abc"]
+
+        def answer(rank: int, table: pb.AdapterTable, **prints: str) -> None:
+            held = [pb.AdapterHeld(id=i, fingerprint=prints[i[0]]) for i in (a, b) if i[0] in prints]
+            held.append(pb.AdapterHeld(id=c, error="adapter c: no"))
+            engine.answered(rank, pb.AdaptersHeld(number=table.number, adapters=held))
+
+        async def said() -> list[str]:
+            return [(await pool.adapters(0, adapter)).engines["g"] for adapter in (a, b, c)]
+
+        engine.changed((await pool.adapters()).version)
+        engine.running()
+        first = await sent.get()
+        assert {entry.id for entry in first.entries} == {a, b, c}
+        answer(0, first, a="p", b="p")
+        assert await said() == ["", "", ""], "a rank has not answered"
+        answer(1, first, a="p", b="q")
+        while not engine.has:
+            await asyncio.sleep(0)
+        while "" in (found := await said()):
+            await asyncio.sleep(0)
+        assert found == ["+p", "-the ranks of an engine read other files of it", "-adapter c: no"]
+        assert engine.has == {a}
+
+        engine.lost()
+        engine.running()
+        assert not engine.has
+        again = await sent.get()
+        answer(0, first, a="p", b="p")
+        answer(1, first, a="p", b="p")
+        assert again.number > first.number
+        answer(0, again, b="p")
+        answer(1, again, b="p")
+        while engine.has != {b}:
+            await asyncio.sleep(0)
+        following.cancel()

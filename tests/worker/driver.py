@@ -46,8 +46,10 @@ def make_stage(
     threads: int = 1,
     quantize: str | None = None,
     adapters: Sequence[Adapter] = (),
+    adapters_folder: Path | None = None,
 ) -> Stage:
-    checkpoint = read_checkpoint(folder, quantize, tuple(adapters))
+    root = "" if adapters_folder is None else str(adapters_folder)
+    checkpoint = read_checkpoint(folder, quantize, tuple(adapters), root)
     stage = Stage(checkpoint, dtype, torch.device("cpu"), slots, Compute(threads, kernels))
     assert stage.form(block_size).slots == slots // block_size * block_size
     stage.allocate(slots, block_size)

@@ -23,9 +23,10 @@ from orca_common.checkpoint import read_checkpoint
 from orca_common.errors import FailedPrecondition
 from orca_kernels.cpu.library import instruction_sets
 from orca_worker.iteration.model import Compute
-from orca_worker.models.adapters import read_adapter
-from orca_worker.models.families import check_partition
-from orca_worker.models.weight_files import fingerprint
+from orca_worker.models.adapters import fingerprint, read_adapter
+from orca_worker.models.families import check_partition, topology
+from orca_worker.models.weight_files import fingerprint as of_weights
+from orca_worker.stage.adapters import Wanted
 from orca_worker.stage.stage import Stage, WeightsChanged
 
 FAMILIES = ("gpt2", "llama, 2 K/V heads", "gemma3, windows but in one layer", "neox", "gptj", "t5", "marian")
@@ -54,12 +55,12 @@ def requests_of(loras: Sequence[Lora | None], vocabulary: int, seed: int = 5) ->
 
 def check(base: Path, requests: Sequence[Sampled], loras: Sequence[Lora | None]) -> None:
     """Each token against the merged model's after those before it."""
-    models: dict[str | None, Any] = {}
+    models: dict[Path | None, Any] = {}
     for request, lora in zip(requests, loras, strict=True):
-        name = None if lora is None else lora.adapter.name
-        if name not in models:
-            models[name] = load(base) if lora is None else lora.merged(base)
-        assert request.made == expected(models[name], request), name
+        folder = None if lora is None else lora.adapter.folder
+        if folder not in models:
+            models[folder] = load(base) if lora is None else lora.merged(base)
+        assert request.made == expected(models[folder], request), folder
 
 
 @torch.inference_mode()
@@ -101,6 +102,91 @@ def test_a_part_alone(tmp_path: Path) -> None:
             requests := requests_of([lora, None, lora, lora], vocabulary)
         )
         check(base, requests, [lora, None, lora, lora])
+
+
+def wanted(lora: Lora, version: int) -> Wanted:
+    return Wanted(f"{lora.adapter.name}@{version}", lora.adapter)
+
+
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+@pytest.mark.parametrize("shape", ["gpt2", "llama, 2 K/V heads"])
+def test_loaded_and_replaced_while_it_runs(tmp_path: Path, shape: str, kernels: str) -> None:
+    """Requests go on with the version that they began with, among those of a new one, in any company."""
+    base, vocabulary = make(tmp_path / "base", shape)
+    own = make_lora(tmp_path / "own", base, "own", seed=9)
+    old, new = (make_lora(tmp_path / f"{n}", base, "a", seed=n, rank=3 + 14 * n) for n in range(2))
+    stage = make_stage(base, 700, 16, kernels=kernels, adapters=[own.adapter], adapters_folder=tmp_path)
+    engine, requests = TinyEngine(stage, 700, 16), requests_of([old, own, None, old, new, own, new], vocabulary)
+    for request, version in zip(requests, "11-1212", strict=True):
+        if request.sampling.get("adapter") == "a":
+            request.sampling = {"adapter": f"a@{version}"}
+    first = stage.adapters.have([wanted(old, 1)])
+    assert [(held.id, held.fingerprint, held.error) for held in first] == [("a@1", fingerprint(old.adapter), "")]
+    begun = requests[:4]
+    engine.step(begun, [])
+    again = stage.adapters.have([wanted(old, 1), wanted(new, 2), wanted(own, 3)])
+    assert [held.error for held in again] == ["", "", ""]
+    assert stage.rows.adapters["own@3"] == stage.rows.adapters["own"], "it was there"
+    engine.step(requests[4:], begun)
+    while live := [request for request in requests if len(request.made) < request.new_tokens]:
+        engine.step([], live)
+    check(base, requests, [old, own, None, old, new, own, new])
+
+    stage.adapters.have([wanted(new, 2)])
+    assert stage.rows.adapters.keys() == {"own", "a@2"}
+    stage.adapters.have([wanted(new, 2), wanted(old, 4)])
+    assert stage.rows.adapters["a@4"] not in (0, stage.rows.adapters["a@2"])
+    last = requests_of([None, None], vocabulary)
+    last[0].sampling, last[1].sampling = {"adapter": "a@4"}, {"adapter": "a@2"}
+    engine.run(last)
+    check(base, last, [old, new])
+
+
+def test_adapters_that_are_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is refused with a sentence, and changes nothing."""
+    base, vocabulary = make(tmp_path / "base", "llama, 2 K/V heads")
+    root = tmp_path / "root"
+    root.mkdir()
+    outside, good = make_lora(tmp_path / "a", base, "a", seed=1), make_lora(root / "b", base, "b", seed=2)
+    other, _ = make(tmp_path / "other", "gpt2")
+    wrong = make_lora(root / "c", other, "c", seed=3)
+    (root / "link").symlink_to(tmp_path / "a")
+    linked = Wanted("d@4", Adapter("d", root / "link"))
+    none = Wanted("e@5", Adapter("e", root / "nothing"))
+    stage = make_stage(base, 300, 16, adapters_folder=root)
+    held = stage.adapters.have([wanted(outside, 1), wanted(good, 2), wanted(wrong, 3), linked, none])
+    errors = [
+        f"adapter a: {tmp_path / 'a'} is not below {root} (adapters_folder)",
+        "",
+        "adapter c: it is for another model",
+        f"adapter d: {root / 'link'} is not below",
+        f"adapter e: {root / 'nothing'} holds no adapter_config.json",
+    ]
+    assert all(one.error.startswith(error) for one, error in zip(held, errors, strict=True)), held
+    assert stage.rows.adapters.keys() == {"b@2"}
+    requests = requests_of([None, None], vocabulary)
+    requests[0].sampling = {"adapter": "b@2"}
+    TinyEngine(stage, 300, 16).run(requests)
+    check(base, requests, [good, None])
+    monkeypatch.setattr("orca_worker.stage.adapters.free_bytes", lambda *_, **__: 5)
+    [full] = stage.adapters.have([wanted(good, 7)])
+    assert full.error.endswith(" bytes; 5 of memory are free")
+    [refused] = make_stage(base, 300, 16).adapters.have([wanted(good, 2)])
+    assert refused.error == "adapter b: this rank loads none (the setting adapters_folder)"
+
+
+def test_planning_counts_adapters(tmp_path: Path) -> None:
+    base, _ = make(tmp_path / "base", "llama, 2 K/V heads")
+    lora = make_lora(tmp_path / "a", base, "a", seed=1)
+    numbers = sum(a.numel() + b.numel() for _, a, b in lora.changes.values())
+
+    def planned(adapters: tuple[Adapter, ...], tp: int, pp: int) -> int:
+        checkpoint = read_checkpoint(base, None, adapters)
+        return sum(share.weight_bytes for share in topology(checkpoint, tp, pp, "float32"))
+
+    for pp in (1, 2):
+        assert planned((lora.adapter,), 1, pp) - planned((), 1, pp) == 4 * numbers
+    assert planned((lora.adapter,), 2, 1) > planned((), 2, 1)
 
 
 @pytest.mark.parametrize("kernels", [*instruction_sets(), "torch"])
@@ -190,16 +276,13 @@ def test_an_adapter_that_is_not_there_ends_its_request_alone(tmp_path: Path) -> 
 
 def test_another_fingerprint_for_each_change(tmp_path: Path) -> None:
     base, _ = make(tmp_path / "base", "gpt2")
-    one, other = (make_lora(tmp_path / name, base, name, seed=1).adapter for name in "ab")
-    sets: list[tuple[Adapter, ...]] = [(), (one,), (other,), (one, other), (one._replace(name="c"),)]
-    seen = {fingerprint(base, None, adapters) for adapters in sets}
-    assert fingerprint(base) in seen
-    assert len(seen) == len(sets)
+    one = make_lora(tmp_path / "a", base, "a", seed=1).adapter
     stage = Stage(read_checkpoint(base, None, (one,)), "float32", torch.device("cpu"), 64, Compute(1))
-    before = stage.weights
+    before = fingerprint(one)
+    assert stage.weights == of_weights(base), "an engine of other adapters goes on with requests of the model alone"
     shutil.rmtree(one.folder)
     make_lora(one.folder, base, "a", seed=2)
-    assert fingerprint(base, None, (one,)) != before
+    assert fingerprint(one) != before
     with pytest.raises(WeightsChanged):
         stage.form(16)
 

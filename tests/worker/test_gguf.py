@@ -33,7 +33,7 @@ from orca_common.gguf.folder import made
 from orca_common.gguf.header import BY_NAME, MAX_ITEMS, gguf_header
 from orca_common.gguf.tokenizer import PATTERNS, SPACE
 from orca_kernels.cpu.library import instruction_sets
-from orca_worker.models.families import check_weights, topology
+from orca_worker.models.families import check_weights, layout_sentence, topology
 from orca_worker.models.formats.blocks import numbers
 from orca_worker.models.llama.configuration import LlamaConfig
 from orca_worker.models.weight_files import fingerprint
@@ -119,6 +119,7 @@ def test_blocks_stay_codes(tmp_path: Path, shape: str, config: dict[str, Any], k
         requests += (new := requests_for(12))
         TinyEngine(make_stage(folder, 800, 16, kernels=kernels), 800, 16).run(new)
     check_tokens(Oracle(floats, 1, None), requests)
+    assert layout_sentence(read_checkpoint(folder)) == "GGUF, " + " and ".join(sorted({"F32", "Q8_0", kind}))
     of = topology(read_checkpoint(folder), 1, 1, "float32")[0]
     sizes = {name: part.elements for name, part in of.slices.items()}
     matrices = sum(size for name, size in sizes.items() if name.endswith("_proj.weight"))

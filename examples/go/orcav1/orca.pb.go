@@ -979,7 +979,7 @@ type Accepted struct {
 	// the queue, and while no engine knows its pace yet.
 	StartsIn *durationpb.Duration `protobuf:"bytes,4,opt,name=starts_in,json=startsIn,proto3" json:"starts_in,omitempty"`
 	// Fingerprint of the weights that made the tokens which the request has; empty while it has none. Only engines of these
-	// weights go on with it. Engine.weights has those of each engine.
+	// weights go on with it. Engine.weights has those of each engine. Behind a slash the id of the version of its adapter.
 	Weights       string `protobuf:"bytes,5,opt,name=weights,proto3" json:"weights,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -52,6 +52,8 @@ SIGNATURES = {
     "orca_pack": (c_void_p, (c_void_p, c_void_p, c_int, c_int64, c_int64, c_int, c_int, c_int, c_void_p)),
     "orca_pack_codes": (c_void_p, (*[c_void_p] * 4, *[c_int] * 3, c_void_p)),
     "orca_with_bias": (c_void_p, (c_void_p, c_void_p, c_void_p)),
+    "orca_packs_for": (made, (c_void_p, c_int)),
+    "orca_forget": (None, (c_void_p, c_int)),
     "orca_floats": (c_void_p, (c_void_p, c_void_p, c_int)),
     "orca_buffer": (made, (c_void_p, c_int, c_int, c_int)),
     "orca_rows": (c_void_p, (c_void_p, c_int, c_int64, POINTER(c_int64))),

@@ -7,7 +7,8 @@ multiplies is narrowed, where the instruction set multiplies bfloat16.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple, NewType
 
 import numpy as np
@@ -220,16 +221,31 @@ class Program:
     def copy(self, x: Rows, width: int, out: Operand) -> None:
         self._library.orca_normalize(self._model, x, out, None, None, 0.0, width, False, False)
 
-    def delta(self, x: Operand, columns: int, parts: Sequence[DeltaPart], up: int = 0) -> Delta:
-        """Records the summands of adapters for the operation on x that is recorded next, with the result. `columns`:
-        of all outputs, in whole panels. `up`: of a gated one, the column behind the gate's, where those of `up` begin.
-        Raises MemoryError."""
+    def delta(self, x: Operand, columns: int, up: int = 0) -> Delta:
+        """Records that adapters add to the operation on x that is recorded next, with the result: `add_part` says what.
+        `columns`: of all outputs, in whole panels. `up`: of a gated one, the column behind the gate's, where those of
+        `up` begin. Raises MemoryError."""
         assert columns % PANEL == 0
         if not (made := self._library.orca_delta(self._model, x, columns, up)):
             raise MemoryError("no memory for an operation of the program")
-        for part in parts:
-            self._library.orca_delta_part(self._model, made, part.adapter, part.a, part.b, part.column)
         return Delta(made)
+
+    def add_part(self, delta: Delta, part: DeltaPart) -> None:
+        """Adds an adapter's summand to those of an operation, between two runs. Raises MemoryError."""
+        self._library.orca_delta_part(self._model, delta, part.adapter, part.a, part.b, part.column)
+
+    @contextmanager
+    def packing_for(self, adapter: int) -> Iterator[None]:
+        """Packs for this adapter meanwhile, so that `forget` frees it. Raises MemoryError."""
+        self._library.orca_packs_for(self._model, adapter)
+        try:
+            yield
+        finally:
+            self._library.orca_packs_for(self._model, -1)
+
+    def forget(self, adapter: int) -> None:
+        """Frees an adapter's matrices, between two runs."""
+        self._library.orca_forget(self._model, adapter)
 
     def linear(self, x: Operand, weights: Packed, out: Rows, delta: Delta | None = None) -> None:
         self._library.orca_linear(self._model, x, weights, out, STORE, 0, delta)

@@ -146,12 +146,32 @@ class BlockSource(_message.Message):
     def __init__(self, address: _Optional[str] = ..., secret: _Optional[bytes] = ...) -> None: ...
 
 class ControlMessage(_message.Message):
-    __slots__ = ("iteration", "heartbeat")
+    __slots__ = ("iteration", "heartbeat", "adapters")
     ITERATION_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     iteration: Iteration
     heartbeat: Heartbeat
-    def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+    adapters: AdapterTable
+    def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., adapters: _Optional[_Union[AdapterTable, _Mapping]] = ...) -> None: ...
+
+class AdapterTable(_message.Message):
+    __slots__ = ("number", "entries")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    entries: _containers.RepeatedCompositeFieldContainer[AdapterEntry]
+    def __init__(self, number: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[AdapterEntry, _Mapping]]] = ...) -> None: ...
+
+class AdapterEntry(_message.Message):
+    __slots__ = ("id", "name", "folder")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    name: str
+    folder: str
+    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., folder: _Optional[str] = ...) -> None: ...
 
 class Iteration(_message.Message):
     __slots__ = ("term", "epoch", "number", "free_rows", "admissions", "rows", "starts", "counts", "outputs", "tokens", "growths", "drafts", "pull", "trace")
@@ -247,18 +267,20 @@ class Growth(_message.Message):
     def __init__(self, row: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ..., shared: _Optional[int] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("iteration", "heartbeat", "times", "leaving", "pulled")
+    __slots__ = ("iteration", "heartbeat", "times", "leaving", "pulled", "adapters")
     ITERATION_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     TIMES_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     PULLED_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     iteration: IterationReport
     heartbeat: Heartbeat
     times: Times
     leaving: Leaving
     pulled: Pulled
-    def __init__(self, iteration: _Optional[_Union[IterationReport, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., times: _Optional[_Union[Times, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., pulled: _Optional[_Union[Pulled, _Mapping]] = ...) -> None: ...
+    adapters: AdaptersHeld
+    def __init__(self, iteration: _Optional[_Union[IterationReport, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., times: _Optional[_Union[Times, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., pulled: _Optional[_Union[Pulled, _Mapping]] = ..., adapters: _Optional[_Union[AdaptersHeld, _Mapping]] = ...) -> None: ...
 
 class Pulled(_message.Message):
     __slots__ = ("number", "bytes", "error")
@@ -273,6 +295,24 @@ class Pulled(_message.Message):
 class Leaving(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class AdaptersHeld(_message.Message):
+    __slots__ = ("number", "adapters")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    adapters: _containers.RepeatedCompositeFieldContainer[AdapterHeld]
+    def __init__(self, number: _Optional[int] = ..., adapters: _Optional[_Iterable[_Union[AdapterHeld, _Mapping]]] = ...) -> None: ...
+
+class AdapterHeld(_message.Message):
+    __slots__ = ("id", "fingerprint", "error")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    fingerprint: str
+    error: str
+    def __init__(self, id: _Optional[str] = ..., fingerprint: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
 
 class Times(_message.Message):
     __slots__ = ("stages",)

@@ -19,7 +19,7 @@ class Adapter(NamedTuple):
 
 def read_adapters(said: str) -> tuple[Adapter, ...]:
     """Reads `NAME=FOLDER,NAME=FOLDER`. Raises FailedPrecondition with a sentence for anything else."""
-    found = tuple(_adapter(one.strip()) for one in said.split(",") if one.strip())
+    found = tuple(parse_adapter(one) for one in said.split(",") if one.strip())
     if len(found) > MAX_ADAPTERS:
         raise FailedPrecondition(f"adapters: {len(found)} of them; at most {MAX_ADAPTERS} are served")
     names = [one.name for one in found]
@@ -38,10 +38,11 @@ def check_names(adapters: tuple[Adapter, ...], model: str, others: Collection[st
             raise FailedPrecondition(f"adapters: {shown(name)} is the name of another release's model (other_models)")
 
 
-def _adapter(said: str) -> Adapter:
+def parse_adapter(said: str) -> Adapter:
+    """Reads `NAME=FOLDER`. Raises FailedPrecondition with a sentence for anything else."""
     name, equals, folder = (part.strip() for part in said.partition("="))
     if not (name and equals and folder):
-        raise FailedPrecondition(f"adapters: {shown(said)} is not NAME=FOLDER")
+        raise FailedPrecondition(f"adapters: {shown(said.strip())} is not NAME=FOLDER")
     if len(name) > MAX_NAME or not name.isprintable():
         raise FailedPrecondition(f"adapters: {name[:SHOWN]!r} is no name of at most {MAX_NAME} printable characters")
     return Adapter(name, Path(folder))

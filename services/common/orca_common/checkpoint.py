@@ -57,6 +57,7 @@ class Checkpoint:
     digest: str  # of the tokenizer and the sizes: what all services of a release must share. The weights have their own
     quantize: str | None = None  # the format that its weights get when they are loaded, by the setting of this name
     adapters: tuple[Adapter, ...] = ()  # that are served beside it, by the setting of this name
+    adapters_folder: Path | None = None  # from which others may be loaded while it runs; None: none may
 
     @property
     def has_encoder(self) -> bool:
@@ -120,8 +121,13 @@ class Checkpoint:
         return path if path.exists() else None
 
 
-def read_checkpoint(folder: str | Path, quantize: str | None = None, adapters: tuple[Adapter, ...] = ()) -> Checkpoint:
-    """Reads the configuration. `quantize` and `adapters` are the checkpoint's fields.
+def read_checkpoint(
+    folder: str | Path,
+    quantize: str | None = None,
+    adapters: tuple[Adapter, ...] = (),
+    adapters_folder: str = "",
+) -> Checkpoint:
+    """Reads the configuration. `quantize`, `adapters` and `adapters_folder` are the checkpoint's fields.
 
     Raises FailedPrecondition with a sentence when the folder is not a checkpoint.
     """
@@ -146,6 +152,7 @@ def read_checkpoint(folder: str | Path, quantize: str | None = None, adapters: t
         digest=digest.hexdigest()[:16],
         quantize=quantize,
         adapters=adapters,
+        adapters_folder=Path(adapters_folder) if adapters_folder else None,
     )
 
 

@@ -108,6 +108,7 @@ class EndpointApp:
         self._starting = "the request pool has not answered yet"
         await self._pool.__aenter__()
         await reached(self._identify)
+        await reached(self.endpoint.adapters.begin)
         ports = {
             "grpc": await self._grpc.start(settings.host, settings.port),
             "http": await self._http.start(settings.host, settings.http_port),
@@ -118,6 +119,7 @@ class EndpointApp:
             "reader": self.delivery.read(),
             "http": self._http.serve(),
             "engines": self.endpoint.follow(),
+            "adapters": self.endpoint.adapters.follow(),
             "health": self._health(),
         }
         self._tasks = [asyncio.create_task(body, name=name) for name, body in work.items()]

@@ -21,6 +21,10 @@ class EndpointSettings(ServiceSettings, PoolSettings):
     """The model's name at the doors; the hub's name or that of its folder if not given."""
     adapters: str = ""
     """LoRA adapters of PEFT beside the model, as `NAME=FOLDER` separated by commas; a request's model is one's name."""
+    adapters_file: str = ""
+    """File with further such adapters, one a line; it is read again when it has changed. Empty: no file."""
+    operators: str = ""
+    """Tenants who may load and unload adapters over HTTP, separated by commas; `*`: all callers; empty: no caller."""
     other_models: str = ""
     """Models that other releases serve at the same address, separated by commas: /v1/models lists them, too."""
     port: int = Field(default=0, ge=0, le=65535)

@@ -57,6 +57,12 @@ tables into docs/pool.md, "Keys".
 |                       |            | the truth                                                  |                    |
 | engine:ID             | hash       | epoch, reserved iterations, last claim, number of its      | until retired      |
 |                       |            | listeners, tp, pp, weights, policy, role, load, finishing  |                    |
+| adapters              | hash       | adapters beside the model by id: name, folder, state,      | until retired and  |
+|                       |            | source, fingerprint (change_adapters.lua)                  | unused             |
+| uses                  | hash       | by an adapter's id: its requests that live                 | while there are    |
+|                       |            |                                                            | some               |
+| has:ENGINE            | hash       | by an adapter's id: `+` and its fingerprint where all      | until formed anew  |
+|                       |            | ranks have it, or `-` and why they do not                  |                    |
 | leases                | hash       | `COUNTER TERM OWNER` of all engines                        | the release        |
 | engines               | sorted set | all engines by their slots; 0: never formed                | the release        |
 | expected              | sorted set | weights that an engine has lost before it had finished, by | until that moment  |
@@ -80,7 +86,7 @@ The fields of `request:ID`, '' where a field has no value:
 | claim, engine                                  | claim number and engine while claimed                               |
 | engines                                        | lines `INDEX ENGINE`, one for each claim: the first token's index   |
 | weights                                        | of the engine that claimed it last: with tokens, no other weights   |
-|                                                | go on with it                                                       |
+|                                                | go on with it. Behind a slash the id of its adapter                 |
 | mark, place                                    | where requests begin with others' keys and values: the last key of  |
 |                                                | its prompt; term, epoch and name of the engine that claimed it last |
 | prefix_at, overtaken                           | there, too: the `place` of the request whose prompt is the longest  |

@@ -1,5 +1,6 @@
 """The request pool: all its operations, on one Redis. See docs/pool.md and docs/design.md, "The request pool"."""
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -21,6 +22,7 @@ from .records import (
     BY_ARRIVAL,
     NO_LIMITS,
     NO_LOAD,
+    Adapters,
     Attached,
     Busy,
     ClaimAnswer,
@@ -36,6 +38,7 @@ from .records import (
     Finish,
     Look,
     ModelIdentity,
+    PoolAdapter,
     QueueLimits,
     Reason,
     Refusal,
@@ -214,6 +217,41 @@ class Pool:
         )
         return sorted(infos, key=lambda info: info.engine)
 
+    # -- adapters
+    async def adapters(self, known: int = 0, about: str = "") -> Adapters:
+        """The adapters that are served beside the model; none where `known` is their version. about: the id of one of
+        which the answer tells what each engine says."""
+        version, table, engines = await self._run("adapters", known, about)
+        said = [text.decode() for text in engines]
+        return Adapters(
+            int(version),
+            {key.decode(): _adapter(key, raw) for key, raw in zip(table[::2], table[1::2], strict=True)},
+            dict(zip(said[::2], said[1::2], strict=True)),
+        )
+
+    async def name_adapters(self, folders: Mapping[str, str]) -> list[str]:
+        """The setting names these adapters, name by folder, and no others. Returns the ids of those that are new."""
+        named = [part for pair in folders.items() for part in pair]
+        return [made.decode() for made in await self._run("change_adapters", "setting", *named)]
+
+    async def load_adapter(self, name: str, folder: str) -> str:
+        """Has engines load one more adapter, or another folder of it. Returns its id; "": the name is the setting's."""
+        return (await self._run("change_adapters", "load", name, folder))[0].decode()
+
+    async def unload_adapter(self, name: str) -> bool:
+        """New requests do not name it any more. False: it was not loaded, or the name is the setting's."""
+        return not await self._run("change_adapters", "unload", name, "")
+
+    async def drop_adapter(self, adapter: str) -> None:
+        """Gives up on an adapter, by its id, that no engine could load."""
+        await self._run("change_adapters", "drop", adapter, "")
+
+    async def tell_adapters(self, engine: str, owner: str, term: int, has: Sequence[tuple[str, str, str]]) -> bool:
+        """Which adapters all ranks of an engine have: id, fingerprint of its files, or why they do not have it. Returns
+        whether the owner is the engine's master."""
+        args = [part for one in has for part in one]
+        return await self._run("tell_adapters", engine, owner, term, *args) is not None
+
     async def engine_uses(self) -> dict[str, EngineUse]:
         """The load of each engine that has formed, by its name."""
         answer = await self._run("engine_uses")
@@ -259,6 +297,7 @@ class Pool:
         tenant: str = "",
         turn: Turn = BY_ARRIVAL,
         keys: bytes = b"",
+        adapter: str = "",
         limits: QueueLimits = NO_LIMITS,
     ) -> Attached | Refusal | Busy:
         """Queues a request and attaches its call. A known id with the same body is only attached.
@@ -269,14 +308,14 @@ class Pool:
         requests is full. new_tokens: max_new_tokens, None: all of max_tokens. tenant: who pays for the request, which
         counts against the limits of a tenant and its share of the queue; a host, where callers have no keys. turn:
         where it comes into the queue. keys: those of its prompt's last full blocks (`wire.pack_keys`), where it may
-        begin with others' keys and values.
+        begin with others' keys and values. adapter: the id of the one that makes its tokens; "" for none.
         Raises ValueError for an attempt that is not below 2^53.
         """
         deadline = "" if deadline_in is None else _microseconds(deadline_in)
         grace = _microseconds(detach_grace)
         rest: list[Argument] = [body_digest, max_tokens, upfront, deadline, grace, endpoint, _exact(attempt)]
         rest += [max_tokens if new_tokens is None else new_tokens, tenant, turn.lift]
-        rest += ["" if turn.weight is None else str(turn.weight), int(turn.priority), keys, max_waiting]
+        rest += ["" if turn.weight is None else str(turn.weight), int(turn.priority), keys, adapter, max_waiting]
         rest += ["" if limit is None else limit for limit in limits]
         try:
             answer = _submitted(await self._submit(request_id, record, *rest))
@@ -450,9 +489,10 @@ class Pool:
         )
         if answer is None:
             return None
-        epoch_now, reserved, last_claim, version, needs, *claims = answer
+        epoch_now, reserved, last_claim, version, needs, adapters, *claims = answer
         changed = None if version.decode() == known else {i.decode(): int(claim) for i, claim in claims}
-        return Renewed(changed, version.decode(), needs, int(epoch_now), int(reserved), int(last_claim))
+        numbers = needs, int(epoch_now), int(reserved), int(last_claim), int(adapters)
+        return Renewed(changed, version.decode(), *numbers)
 
     async def holding(self, engine: str, owner: str, term: int) -> ClaimAnswer | None:
         """Everything that the engine has claimed, in full: a new master starts from it. None: not its master."""
@@ -554,6 +594,12 @@ class Pool:
         command = ("XREAD", "COUNT", READ_ENTRIES, *block, "STREAMS", key, cursor or b"0")
         answer = await self._link.blocking(*command, wait=wait)
         return answer[0][1] if answer else []
+
+
+def _adapter(adapter: bytes, raw: bytes) -> PoolAdapter:
+    entry = json.loads(raw)
+    names = entry["name"], entry["folder"], entry["state"], entry["source"]
+    return PoolAdapter(adapter.decode(), *names, entry["print"])
 
 
 def _microseconds(seconds: float) -> int:

@@ -129,6 +129,7 @@ class Refusal(IntEnum):
     FEWER_TOKENS = 11  # the pool has fewer tokens than the client saw; they may be made again
     OTHER_TOKENS = 12  # the pool has other tokens than the client saw
     SHARE_FULL = 13  # the tenant has as much in the queue as is free in it for all
+    NO_ADAPTER = 14  # the adapter was unloaded, and no request has it any more
 
 
 class Busy(NamedTuple):
@@ -190,7 +191,7 @@ class Claimed:
     submitted: int  # Redis's TIME in microseconds, as the next two
     queued_at: int  # when it came into the queue last
     taken_at: int  # when the engine claimed it
-    weights: str = ""  # fingerprint of those that are to make its tokens
+    weights: str = ""  # fingerprint of those that are to make its tokens; behind a slash the id of its adapter
     prefix_at: str = ""  # the engine that had its prefix as it was submitted; "" for none
     overtaken: int = 0  # how many were taken before it as it waited for that engine
     handed: bytes = b""  # where its keys and values are, as in CommitRow; empty: they are to be computed
@@ -215,6 +216,33 @@ class Renewed:
     epoch: int
     reserved: int  # iteration numbers up to this one are reserved
     last_claim: int
+    adapters: int = 0  # the version of their table
+
+
+class PoolAdapter(NamedTuple):
+    """An adapter that is served beside the model, or was: requests go on with it."""
+
+    id: str  # its name with a number that was never given before
+    name: str
+    folder: str
+    state: str  # pending: no engine has it yet; current: requests of its name begin with it; retired
+    source: str  # setting, or load: an operator's call
+    fingerprint: str = ""  # of its files, as the first engine has read them
+
+
+class Adapters(NamedTuple):
+    """The table of adapters."""
+
+    version: int  # 0: there was never one
+    entries: dict[str, PoolAdapter]  # by id
+    # For each engine that has formed, about the adapter that was asked for: '+' and the fingerprint of its files, '-'
+    # and why the engine does not have it, or ''.
+    engines: dict[str, str]
+
+
+def adapter_name(adapter: str) -> str:
+    """The name in an adapter's id."""
+    return adapter.rpartition("@")[0] or adapter
 
 
 class Look(NamedTuple):

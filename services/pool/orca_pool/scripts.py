@@ -21,7 +21,7 @@ FOLDER = Path(__file__).parent / "lua"
 SCHEMA = 1
 
 # With Redis's `maxmemory` reached, these do not run: they bring new work. All others finish what is there.
-NEW_WORK = frozenset(["submit"])
+NEW_WORK = frozenset(["submit", "change_adapters"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,7 @@ class Constants:
     overtakings, prefix_wait: requests that may overtake one which waits for the engine that has its prefix, and seconds
     for which it may wait; then any engine takes it.
     keep: seconds for which a request that was handed over waits for an engine that decodes; then it begins again.
+    adapter_grace: seconds for which endpoints may still name an adapter that was replaced or unloaded.
     """
 
     lease: float = LEASE_SECONDS
@@ -61,6 +62,7 @@ class Constants:
     overtakings: int = 8
     prefix_wait: float = 0.5
     keep: float = KEEP_SECONDS
+    adapter_grace: float = 10.0
 
 
 def shared_numbers(constants: Constants) -> str:
@@ -70,6 +72,7 @@ def shared_numbers(constants: Constants) -> str:
             "-- microseconds",
             f"local LEASE, SWEEP_GAP = {constants.lease * 1e6:.0f}, {constants.sweep_gap * 1e6:.0f}",
             f"local PREFIX_WAIT, KEEP = {constants.prefix_wait * 1e6:.0f}, {constants.keep * 1e6:.0f}",
+            f"local ADAPTER_GRACE = {constants.adapter_grace * 1e6:.0f}",
             f"local RENEWAL = {RENEW_SECONDS * 1e6:.0f}",
             f"local RETENTION = {constants.retention * 1e6:.0f}",
             "-- ended requests, and bytes; what a request takes beside its record and tokens",

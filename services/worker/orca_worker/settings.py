@@ -23,6 +23,8 @@ class WorkerSettings(ServiceSettings):
     """Format that a layer's matrices get when they are loaded, on a CPU; they stay in dtype if not given."""
     adapters: str = ""
     """LoRA adapters of PEFT beside the model, as `NAME=FOLDER` separated by commas; a request's model is one's name."""
+    adapters_folder: str = ""
+    """Folder below which further adapters may be loaded while engines run; empty: none may."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: the GPU when there is one."""
     first_gpu: int = Field(default=0, ge=0)

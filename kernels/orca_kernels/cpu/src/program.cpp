@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <new>
 #include <type_traits>
 #include <utility>
@@ -234,6 +235,10 @@ struct Delta : Step {
   std::vector<std::vector<Part>> parts;  // by adapter, in the order of their columns
 
   uint32_t tasks(const Program& p) const override { return uint32_t(p.adapted.size()); }
+
+  void forget(int adapter) override {
+    if (size_t(adapter) < parts.size()) parts[adapter].clear();
+  }
 
   void run(Program& p, uint32_t task, int thread) override {
     const Program::Adapted of = p.adapted[task];
@@ -605,9 +610,21 @@ const Isa* const ISAS[] = {  // those whose files were compiled (build.py), the 
 
 // A model's slice on this machine: its weights, its threads, its program.
 struct Model {
+  // What was packed, and the memory in which it lies.
+  struct Weights {
+    Arena arena;
+    std::vector<std::unique_ptr<Packed>> packed;
+
+    Packed* keep(std::unique_ptr<Packed> one) {
+      packed.push_back(std::move(one));
+      return packed.back().get();
+    }
+  };
+
   const Isa& isa;
-  Arena arena;
-  std::vector<std::unique_ptr<Packed>> weights;
+  Weights weights;
+  std::map<int, Weights> adapters;  // each has memory of its own, for it may be forgotten
+  Weights* packing = &weights;      // where the next matrix goes
   Pool pool;
   Program program;
 
@@ -618,8 +635,8 @@ struct Model {
     auto made = std::make_unique<Packed>();
     made->type = type, made->n = n, made->k = k, made->bias = nullptr;
     made->panels = rounded(n, PANEL) / PANEL, made->steps = rounded(k, made->is_codes() ? GROUP_OF_CODES : STEP) / STEP;
-    made->data = arena.take(made->panels * made->panel_bytes());
-    if (bias) made->bias = static_cast<float*>(arena.take(sizeof(float) * made->panels * PANEL));
+    made->data = packing->arena.take(made->panels * made->panel_bytes());
+    if (bias) made->bias = static_cast<float*>(packing->arena.take(sizeof(float) * made->panels * PANEL));
     if (!made->data || (bias && !made->bias)) return nullptr;
     if (bias) std::copy(bias, bias + n, made->bias);
     return made;
@@ -685,8 +702,7 @@ Packed* orca_pack(Model* model, const void* source, int source_type, int64_t row
   };
   if (Type(source_type) == Type::bf16) pack(static_cast<const bf16*>(source));
   else pack(static_cast<const float*>(source));
-  model->weights.push_back(std::move(packed));
-  return model->weights.back().get();
+  return model->packing->keep(std::move(packed));
 } catch (...) {
   return nullptr;
 }
@@ -699,8 +715,7 @@ Packed* orca_pack_codes(Model* model, const int8_t* codes, const int8_t* multipl
   PackingCodes packing;
   packing.to = packed.get(), packing.codes = codes, packing.multipliers = multipliers, packing.scales = scales;
   model->pool.run(packing, 0, 1);
-  model->weights.push_back(std::move(packed));
-  return model->weights.back().get();
+  return model->packing->keep(std::move(packed));
 } catch (...) {
   return nullptr;
 }
@@ -708,18 +723,34 @@ Packed* orca_pack_codes(Model* model, const int8_t* codes, const int8_t* multipl
 // The same weights with another bias [n]: an embedding's table as a head. Null when memory is short.
 Packed* orca_with_bias(Model* model, const Packed* of, const float* bias) try {
   auto packed = std::make_unique<Packed>(*of);
-  packed->bias = static_cast<float*>(model->arena.take(sizeof(float) * packed->panels * PANEL));
+  packed->bias = static_cast<float*>(model->packing->arena.take(sizeof(float) * packed->panels * PANEL));
   if (!packed->bias) return nullptr;
   std::copy(bias, bias + packed->n, packed->bias);
-  model->weights.push_back(std::move(packed));
-  return model->weights.back().get();
+  return model->packing->keep(std::move(packed));
 } catch (...) {
   return nullptr;
 }
 
+// What is packed from now on is an adapter's, or the model's own again (-1).
+int orca_packs_for(Model* model, int adapter) try {
+  model->packing = adapter < 0 ? &model->weights : &model->adapters[adapter];
+  return 0;
+} catch (...) {
+  return -1;
+}
+
+// Frees what was packed for an adapter: no operation adds it any more.
+void orca_forget(Model* model, int adapter) {
+  for (auto& step : model->program.steps) step->forget(adapter);
+  if (const auto found = model->adapters.find(adapter); found != model->adapters.end()) {
+    if (model->packing == &found->second) model->packing = &model->weights;
+    model->adapters.erase(found);
+  }
+}
+
 // Copies n floats, for norms.
 float* orca_floats(Model* model, const float* source, int n) try {
-  float* copy = static_cast<float*>(model->arena.take(sizeof(float) * n));
+  float* copy = static_cast<float*>(model->weights.arena.take(sizeof(float) * n));
   if (copy) std::copy(source, source + n, copy);
   return copy;
 } catch (...) {

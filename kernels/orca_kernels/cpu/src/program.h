@@ -80,6 +80,7 @@ class Program;
 struct Step {
   virtual uint32_t tasks(const Program&) const = 0;
   virtual void run(Program&, uint32_t task, int thread) = 0;
+  virtual void forget(int) {}  // an adapter's matrices are about to be freed
   virtual ~Step() = default;
 };
 

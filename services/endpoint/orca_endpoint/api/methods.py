@@ -14,6 +14,7 @@ from orca_common.release import VERSION
 from ..anthropic.method import CountTokens, Messages
 from ..calls.endpoint import Endpoint
 from ..http.routing import MethodRoute, application
+from ..openai.adapters import LoraAdapters
 from ..openai.answer import UsageIn
 from ..openai.chat.answer import ChatChunks
 from ..openai.chat.answer import Logprobs as ChatLogprobs
@@ -51,6 +52,8 @@ def methods(endpoint: Endpoint) -> Starlette:
         MethodRoute("/v1/responses/{id}", KeptResponses(endpoint, library), "GET", query=True),
         MethodRoute("/v1/messages", Messages(endpoint), "POST", query=True),
         MethodRoute("/v1/messages/count_tokens", CountTokens(endpoint).count, "POST", query=True),
+        MethodRoute("/v1/load_lora_adapter", LoraAdapters(endpoint).load, "POST"),
+        MethodRoute("/v1/unload_lora_adapter", LoraAdapters(endpoint).unload, "POST"),
         MethodRoute("/tokenize", tokens.tokenize, "POST"),
         MethodRoute("/tokenizer_info", tokens.info, "GET", "HEAD"),
         MethodRoute("/detokenize", tokens.detokenize, "POST"),
@@ -87,13 +90,13 @@ class Pages:
         ]
 
     async def _models(self, request: Request) -> Response:
-        adapters = [self._own_card(name) for name in self._endpoint.adapters]
+        adapters = [self._own_card(name) for name in self._endpoint.adapters.ids]
         others = [self._card(name) for name in self._endpoint.settings.others]
         return JSONResponse({"object": "list", "data": [self._own_card(), *adapters, *others]})
 
     async def _model(self, request: Request) -> Response:
         self._endpoint.check_model(name := request.path_params["id"])
-        return JSONResponse(self._own_card(name if name in self._endpoint.adapters else ""))
+        return JSONResponse(self._own_card(name if name in self._endpoint.adapters.ids else ""))
 
     def _own_card(self, adapter: str = "") -> dict[str, Any]:
         """The card of the model, or of an adapter that is served beside it."""

@@ -181,6 +181,20 @@ PATHS: dict[str, Schema] = {
             parameters=[parameter("model", "path", "Its name.", STRING, True)],
         )
     },
+    "/v1/load_lora_adapter": {
+        "post": operation(
+            "Loads an adapter beside the model; for operators.",
+            {"200": answer("It is served.", "Said", "text/plain")},
+            "LoadAdapterRequest",
+        )
+    },
+    "/v1/unload_lora_adapter": {
+        "post": operation(
+            "Takes an adapter from new requests; for operators.",
+            {"200": answer("It is not served any more.", "Said", "text/plain")},
+            "UnloadAdapterRequest",
+        )
+    },
     "/tokenize": {
         "post": operation("The tokens of a prompt.", {"200": answer("The tokens.", "Tokens")}, "TokenizeRequest")
     },
@@ -200,6 +214,9 @@ PATHS: dict[str, Schema] = {
 
 OF_CHATS = {field.name: field.schema for field in CHAT_FIELDS}
 SCHEMAS: dict[str, Schema] = {
+    "LoadAdapterRequest": closed(("lora_name", "lora_path"), lora_name=STRING, lora_path=STRING, load_inplace=BOOLEAN),
+    "UnloadAdapterRequest": closed(("lora_name",), lora_name=STRING, lora_int_id=INTEGER),
+    "Said": STRING,
     "CompletionRequest": body_of(FIELDS, "prompt"),
     "ChatRequest": body_of(CHAT_FIELDS, "messages"),
     "Completion": answers("text_completion", "Choice"),

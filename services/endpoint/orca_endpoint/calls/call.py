@@ -79,6 +79,7 @@ class Submission:
             tenant=self.payer,
             turn=self.turn,
             keys=self.keys,
+            adapter=record.sampling.adapter,
             limits=self.limits,
         )
 

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 
 from orca.v1.orca_pb2 import CancelRequest, Engine, GenerateRequest, GetModelResponse, ResumeRequest
 from orca.v1.pool_pb2 import PoolRequest
-from orca_common.adapters import check_names, read_adapters
 from orca_common.block_keys import keys_of, root_by
 from orca_common.checkpoint import Checkpoint
 from orca_common.errors import (
@@ -42,6 +41,7 @@ from ..requests.validation import Fields, Validator
 from ..settings import EndpointSettings
 from ..text.chat_template import ChatTemplate
 from ..text.vocabulary import Vocabulary
+from .adapters import ServedAdapters
 from .call import Call, CallLimits, Submission
 from .delivery import Delivery
 from .events import Event
@@ -90,9 +90,7 @@ class Endpoint:
         self.telemetry, self.metrics = telemetry, CallMetrics(metrics)
         self.metrics.count_calls(lambda: delivery.count)
         self.name = settings.served_model_name or checkpoint.name
-        adapters = read_adapters(settings.adapters)
-        check_names(adapters, self.name, settings.others)
-        self.adapters = tuple(adapter.name for adapter in adapters)
+        self.adapters = ServedAdapters(settings, self.name, pool)
         self.delivery, self._grant_of = delivery, grant_of
         self._pool, self.vocabulary = pool, vocabulary
         # Parsing holds Python's lock, so the loop shares it with one thread only.
@@ -110,7 +108,7 @@ class Endpoint:
             self.chats,
             forms,
             defaults.forced_end,
-            frozenset(self.adapters),
+            self.adapters.ids,
         )
         self.arrivals = Arrivals()
         self._engines = Recent(pool.engine_infos, ENGINES_SECONDS)
@@ -187,7 +185,7 @@ class Endpoint:
         and when no call is admitted.
         """
         operation = "chat" if request.WhichOneof("prompt") == "chat" else "text_completion"
-        model = request.model if request.model in self.adapters else self.name
+        model = request.model if request.model in self.adapters.ids else self.name
         span = self._span("orca.request", "orca.submit", carrier, operation, model)
         with refused(span):
             self._admit(deadline, self.settings.max_calls)
@@ -365,9 +363,9 @@ class Endpoint:
         Where other releases share the address a model must be named, or InvalidArgument is raised.
         """
         others = self.settings.others
-        if wanted == self.name or wanted in self.adapters or not (wanted or others):
+        if wanted == self.name or wanted in self.adapters.ids or not (wanted or others):
             return
-        served = (self.name, *self.adapters, *others)
+        served = (self.name, *self.adapters.ids, *others)
         all_names = ", ".join(repr(name) for name in served[:NAMED])
         if len(served) > NAMED:
             all_names += f" and {len(served) - NAMED} more"

@@ -41,6 +41,9 @@ def refusal_error(refusal: Refusal, request_id: str, max_tokens: int, largest_en
             )
         case Refusal.NO_ENGINE:
             return Unavailable("no engine has formed yet; try again later", reason=ErrorReason.NO_ENGINE)
+        case Refusal.NO_ADAPTER:
+            sentence = f"request {request_id}: the adapter that it names was unloaded or replaced; try again"
+            return NotFound(sentence, reason=ErrorReason.UNKNOWN_MODEL)
         case Refusal.MEMORY:
             return ResourceExhausted("the request pool has no memory left; try again later", RETRY_AFTER)
         case Refusal.UNREGISTERED | Refusal.FEWER_TOKENS | Refusal.OTHER_TOKENS:
@@ -93,7 +96,9 @@ def end_error(reason: Reason, request_id: str, trace_id: str, has_form: bool) ->
                 f"request {request_id} needs more slots than any engine has", reason=ErrorReason.TOO_LARGE
             )
         case Reason.MODEL_CHANGED:
-            sentence = f"request {request_id}: the release changed to other weights than made its first tokens"
+            sentence = (
+                f"request {request_id}: no engine has the weights that made its first tokens, or its adapter, any more"
+            )
             return Aborted(sentence, reason=ErrorReason.MODEL_CHANGED)
         case Reason.INTERNAL:
             sentence = f"request {request_id}: engines were lost with it again and again"

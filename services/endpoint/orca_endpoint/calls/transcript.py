@@ -19,7 +19,7 @@ from orca.v1.pool_pb2 import PoolRequest
 from orca_common.errors import DataLoss
 from orca_common.scores import TOP, Top, unpack_prompt, unpack_tops
 from orca_common.telemetry import trace_id_of
-from orca_pool.records import Attached, CommittedToken, Finish, Packet, Reason, Times
+from orca_pool.records import Attached, CommittedToken, Finish, Packet, Reason, Times, adapter_name
 
 from ..text.tool_calls import SYNTAXES, CallReader, Said
 from ..text.vocabulary import TextStream, Vocabulary
@@ -97,9 +97,8 @@ class Transcript:
             position = max(attached.position - 1, 0)
             self.prompt_tokens = len(self.record.prompt_ids)
             kept, starts_in = self.record.kept, attached.starts_in
-            yield Accepted(
-                self.request_id, self.prompt_tokens, position, starts_in, attached.weights, kept, asked.adapter
-            )
+            named = adapter_name(asked.adapter)
+            yield Accepted(self.request_id, self.prompt_tokens, position, starts_in, attached.weights, kept, named)
             self.record.ClearField("kept")
             if asked.prompt_logprobs and self._from_index and self._vocabulary is not None:
                 self.characters_before = sum(map(len, self._vocabulary.texts(list(self.record.prompt_ids))))

@@ -72,6 +72,9 @@ class Attempts:
         return self._last
 
 
+NO_ADAPTERS: Mapping[str, str] = {}
+
+
 class Validator:
     """Checks requests against one model and one endpoint's limits."""
 
@@ -84,10 +87,10 @@ class Validator:
         chats: Chats,
         forms: FormCompiler,
         forced_end: int | None = None,
-        adapters: Collection[str] = (),
+        adapters: Mapping[str, str] = NO_ADAPTERS,
     ) -> None:
         """threads: tokenize long texts. forced_end: the token with which the model's longest answers end. adapters: the
-        names of those that are served beside the model."""
+        ids, by name, of those that are served beside the model now."""
         self._limits, self._model, self._vocabulary, self._threads = settings, checkpoint, vocabulary, threads
         self._chats, self._forms, self._forced_end = chats, forms, forced_end
         self._adapters, self._attempts = adapters, Attempts()
@@ -147,7 +150,7 @@ class Validator:
         adapter = request.model if request.model in self._adapters else ""
         if adapter:
             sampling = sampling if sampling is not None else SamplingParams()
-            sampling.adapter = adapter
+            sampling.adapter = self._adapters[adapter]
         record = PoolRequest(
             request_id=request_id,
             prompt_ids=prompt_ids,

@@ -58,15 +58,16 @@ local function take(id, order, request)
   local engines = ('\n' .. request.engines):gsub('\n' .. from .. ' [^\n]*\n$', '\n'):sub(2)
   engines = engines .. from .. ' ' .. engine .. '\n'
   local first = request.claimed_at == '0' and int(time) or request.claimed_at
+  local weights = mine .. (request.weights:match('/.*') or '')
   call('HSET', key, 'state', 'claimed', 'claim', claim, 'engine', engine, 'engines', engines, 'claimed_at', first, 'taken_at', int(time),
-    'weights', mine)
+    'weights', weights)
   if request.mark and not decodes then
     call('HSET', key, 'place', place_at(engine)) -- where those that begin alike find what it computes
   end
   call('HSET', LISTENERS .. engine, claim, listener_of(id, request.attempt, request.endpoint))
   reply[#reply + 1] =
     held_entry(id, claim, order, request.class, record, tokens, request.losses, request.deadline, request.submitted,
-      request.queued_at, int(time), mine, request.prefix_at, request.overtaken, request.handed, time)
+      request.queued_at, int(time), weights, request.prefix_at, request.overtaken, request.handed, time)
 end
 
 -- Notes what was taken: the last claim number, and what waits no more.
@@ -154,8 +155,9 @@ local function walk_queue()
       elseif decodes and not kept(request.handed_at, request.queued_at, time) then
         begin_again(id)
         stay = stay - 1
-      -- A larger request is left to a larger engine, and one with tokens to an engine of the weights that made them.
-      elseif size <= total and suits(tied_to(id, request.weights), mine, finishing) then
+      -- A larger request is left to a larger engine, and one with tokens or an adapter to an engine that has what made them, or
+      -- the adapter.
+      elseif size <= total and suits(tied_to(id, request.weights), engine, mine, finishing) then
         local only = not decodes and awaited(request.prefix_at, request.overtaken, request.queued_at)
         if only and only ~= engine then
           passed[#passed + 1] = { id = id, upfront = upfront, tied = tied_to(id, request.weights) }

@@ -18,6 +18,7 @@ local DELIVERY, CONTROL = PREFIX .. 'delivery:', PREFIX .. 'control:'
 local LOAD, TAGS, PREFIXES, YIELDING = PREFIX .. 'load', PREFIX .. 'tags', PREFIX .. 'prefixes', PREFIX .. 'yielding'
 local EXPECTED = PREFIX .. 'expected'
 local HANDED = PREFIX .. 'handed'
+local ADAPTERS, USES, HAS = PREFIX .. 'adapters', PREFIX .. 'uses', PREFIX .. 'has:'
 
 -- Another version of these scripts may still serve the release. Both must not write the same keys.
 do
@@ -131,10 +132,26 @@ local function hint(engine, text)
   call('XADD', CONTROL .. engine, 'MAXLEN', CONTROL_LENGTH, '*', 'h', text)
 end
 
--- The weights that a request is tied to, by their fingerprint: those that made its tokens. '' while it has none.
--- `weights`: the request's field.
-local function tied_to(id, weights)
+-- What made a request's tokens: the weights, by their fingerprint, and behind a slash the adapter, if it has one. '' while it
+-- has no token. `weights`: the request's field.
+local function made_by(id, weights)
   return (weights or '') ~= '' and committed(id) > 0 and weights or ''
+end
+
+-- What a request is tied to: what made its tokens or, while it has none, its adapter behind a slash; '' for nothing.
+local function tied_to(id, weights)
+  local made = made_by(id, weights)
+  return made == '' and (weights or ''):match('/.*') or made
+end
+
+-- The weights and the adapter of a tie, '' for none. A fingerprint has no slash.
+local function parts_of(tied)
+  return tied:match('^([^/]*)/?(.*)$')
+end
+
+-- Whether all ranks of an engine have an adapter.
+local function has_adapter(engine, adapter)
+  return (call('HGET', HAS .. engine, adapter) or ''):sub(1, 1) == '+'
 end
 
 -- What an engine may take: its weights, whether it finishes, that is, begins nothing, and whether it decodes: then it takes
@@ -144,9 +161,10 @@ local function taste(engine)
   return weights or '', finishing == '1', role == 'decode'
 end
 
--- Whether an engine with this taste may take a request that is tied to `weights`, or to none ('').
-local function suits(weights, mine, finishing)
-  return weights == mine and mine ~= '' or (weights == '' and not finishing)
+-- Whether an engine with this taste, whose adapters count, may take a request with this tie.
+local function suits(tied, engine, mine, finishing)
+  local weights, adapter = parts_of(tied)
+  return (weights == mine and mine ~= '' or (weights == '' and not finishing)) and (adapter == '' or has_adapter(engine, adapter))
 end
 
 -- For the weights of all engines that have formed the slots of the largest one, and room for all where they are expected
@@ -191,19 +209,24 @@ local function awaited(prefix_at, overtaken, queued_at)
   return engine_at(prefix_at)
 end
 
--- Whether no engine can go on with a request that is tied to weights. Where none has formed, it waits for one.
+-- Whether no engine can go on with a request that is tied to weights, or to an adapter that was unloaded. Where no engine has
+-- formed, it waits for one.
 local function stranded(tied, slots, there)
-  return tied ~= '' and there ~= nil and tonumber(slots) > (there[tied] or 0)
+  local weights, adapter = parts_of(tied)
+  if adapter ~= '' and call('HEXISTS', ADAPTERS, adapter) == 0 then
+    return true
+  end
+  return weights ~= '' and there ~= nil and tonumber(slots) > (there[weights] or 0)
 end
 
--- Tells one engine's master that a request waits which needs so many slots, and is tied to `weights`: the emptiest of
+-- Tells one engine's master that a request waits which needs this number of slots, and has a tie: the emptiest of
 -- those that asked and found nothing, or the one that is `awaited`. `handed`: the request is one that was handed over. Where
 -- none of them has room, an engine learns it from the answer to its next commit, or renewal.
-local function hint_waiting(slots, weights, only, handed)
+local function hint_waiting(slots, tied, only, handed)
   local asking = call('ZRANGE', ASKING, '+inf', slots, 'BYSCORE', 'REV')
   for _, engine in ipairs(asking) do
     local mine, finishing, decodes = taste(engine)
-    if (not only or engine == only) and suits(weights, mine, finishing) and decodes == (handed or false) then
+    if (not only or engine == only) and suits(tied, engine, mine, finishing) and decodes == (handed or false) then
       call('ZREM', ASKING, engine)
       hint(engine, '')
       return true
@@ -234,7 +257,7 @@ local function head_needs(engine)
       'losses', 'weights', 'prefix_at', 'overtaken', 'queued_at')
     local total = tonumber(call('ZSCORE', ENGINES, engine))
     local only = not decodes and awaited(prefix_at, overtaken, queued_at)
-    if size and tonumber(size) <= total and suits(tied_to(id, weights), mine, finishing)
+    if size and tonumber(size) <= total and suits(tied_to(id, weights), engine, mine, finishing)
       and (not only or only == engine) then -- else it is another engine's
       return tonumber(losses) >= SUSPECT_LOSSES and total or tonumber(upfront) -- a suspect runs alone
     end
@@ -472,9 +495,9 @@ end
 -- Ends the record of a request with `final` tokens, wherever the request is. Returns the finish_part of its packet.
 local function end_record(id, reason, final)
   local key, time = REQUEST .. id, now()
-  local engine, claim, endpoint, submitted, claimed_at, first_token, new, tenant, deadline, detach_at, cached = fields(key,
-    'engine', 'claim', 'endpoint', 'submitted', 'claimed_at', 'first_token', 'new', 'tenant', 'deadline', 'detach_at',
-    'cached')
+  local engine, claim, endpoint, submitted, claimed_at, first_token, new, tenant, deadline, detach_at, cached, weights =
+    fields(key, 'engine', 'claim', 'endpoint', 'submitted', 'claimed_at', 'first_token', 'new', 'tenant', 'deadline',
+      'detach_at', 'cached', 'weights')
   if engine == '' then
     dequeue(id)
   else
@@ -488,6 +511,10 @@ local function end_record(id, reason, final)
   end
   let_go(id)
   add_load('requests:' .. tenant, -1)
+  local _, adapter = parts_of(weights or '')
+  if adapter ~= '' and call('HINCRBY', USES, adapter, -1) <= 0 then
+    call('HDEL', USES, adapter)
+  end
   if tonumber(reason) <= REASON.STOP then -- the request said itself when it was done
     local length = tonumber(call('HGET', POOL, 'length')) or 1
     call('HSET', POOL, 'length', length + (final / new - length) / LENGTH_MEMORY)
@@ -581,7 +608,7 @@ end
 -- What a call is shown of a request. `known` and `last`: how many tokens it has, and the last of them. `count`: tokens that
 -- the request has. `position` and `starts_in`: as below. `weights`: the request's field.
 -- Returns {record, position, microseconds until a waiting request begins or '', index of the first token, tokens, their
--- tops, the prompt's logprobs, the weights that the request is tied to, engines, reason, final, submitted, claimed at,
+-- tops, the prompt's logprobs, what made its tokens, engines, reason, final, submitted, claimed at,
 -- first token, finished}. Record and prompt's logprobs are '' when the call has tokens: it has both.
 local function shown(id, known, last, count, weights, position, starts_in)
   local key = REQUEST .. id
@@ -591,7 +618,7 @@ local function shown(id, known, last, count, weights, position, starts_in)
     record, prompt = call('HGET', key, 'record'), call('GET', PROMPT .. id) or ''
   end
   return { record, position, starts_in and int(starts_in) or '', first, tokens, tops_between(id, first, count), prompt,
-    tied_to(id, weights), fields(key, 'engines', 'reason', 'final', 'submitted', 'claimed_at', 'first_token', 'finished',
+    made_by(id, weights), fields(key, 'engines', 'reason', 'final', 'submitted', 'claimed_at', 'first_token', 'finished',
       'cached') }
 end
 
@@ -632,8 +659,8 @@ end
 
 -- A claimed request as its master hears of it:
 -- {id, claim, order, class, record, tokens, losses, microseconds to its deadline or '', submitted, queued at, taken at,
--- weights that are to make its tokens, the engine that had its prefix as it was submitted or '', how many have overtaken it as it
--- waited for that, where its keys and values are or ''}.
+-- weights that are to make its tokens with its adapter behind a slash, the engine that had its prefix as it was submitted or '',
+-- how many have overtaken it as it waited for that, where its keys and values are or ''}.
 local function held_entry(id, claim, order, class, record, tokens, losses, deadline, submitted, queued_at, taken_at, weights,
   prefix_at, overtaken, handed, time)
   local left = deadline == '' and '' or int(deadline - time)

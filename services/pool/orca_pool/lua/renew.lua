@@ -8,7 +8,7 @@
 --   time, free slots, its pace and in how long a request that runs makes room (both in microseconds), 1 while it finishes,
 --   and the lowest class of requests that may give way to new ones (0: there is no such request).
 -- Returns {epoch, last reserved iteration number, last claim number, version, slots that the head of the queue needs or 0,
---   {request id, claim number}...}, with the claims only where their version is another one; nil when the master has lost
+--   the version of the adapters' table, {request id, claim number}...}, with the claims only where their version is another one; nil when the master has lost
 --   the lease.
 local engine, owner, term, epoch, reserve, slots, tp, pp, policy, block, output, prefix, role, weights, known, rows, free, pace, room_in, finishing, yields =
   unpack(ARGV)
@@ -34,6 +34,7 @@ if reserve ~= '' then
   call('HSET', key, 'reserved', int(math.max(tonumber(reserve), tonumber(reserved))))
 end
 if slots ~= '' then
+  call('DEL', HAS .. engine) -- its ranks may be new: the master says anew which adapters they have
   call('HSET', key, 'tp', tp, 'pp', pp, 'policy', policy, 'role', role)
   call('ZADD', ENGINES, slots, engine)
   call('HSET', POOL, 'slots', math.max(tonumber(slots), tonumber(call('HGET', POOL, 'slots')) or 0), 'block', block,
@@ -50,7 +51,7 @@ end
 -- Each new claim has a new number, and without one the set only shrinks. So both numbers together name the set.
 local epoch_then, reserved_then, last_claim = fields(key, 'epoch', 'reserved', 'last_claim')
 local version = last_claim .. ':' .. call('ZCARD', CLAIMED .. engine)
-local reply = { epoch_then, reserved_then, last_claim, version, head_needs(engine) }
+local reply = { epoch_then, reserved_then, last_claim, version, head_needs(engine), call('HGET', POOL, 'adapters') or '0' }
 if version ~= known then
   for _, id in ipairs(call('ZRANGE', CLAIMED .. engine, 0, -1)) do
     local claim = call('HGET', REQUEST .. id, 'claim')

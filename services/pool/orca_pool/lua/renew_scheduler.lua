@@ -150,6 +150,31 @@ local function check_prefixes()
   call('HSET', POOL, 'checked_prefixes', cursor)
 end
 
+-- Forgets adapters that were unloaded or replaced, when no request has them any more, and no endpoint can name them.
+local function forget_adapters(time)
+  local look = tonumber(call('HGET', POOL, 'retired'))
+  if not look or time < look then
+    return
+  end
+  local page, left = call('HGETALL', ADAPTERS), false
+  for i = 1, #page, 2 do
+    local id, entry = page[i], cjson.decode(page[i + 1])
+    if entry.state == 'retired' then
+      if time >= entry.at + ADAPTER_GRACE and call('HEXISTS', USES, id) == 0 then
+        call('HDEL', ADAPTERS, id)
+        call('HINCRBY', POOL, 'adapters', 1)
+      else
+        left = true
+      end
+    end
+  end
+  if left then
+    call('HSET', POOL, 'retired', int(time + LEASE))
+  else
+    call('HDEL', POOL, 'retired')
+  end
+end
+
 -- Ends what is over. `due`: requests whose moment has come by then end.
 local function sweep(time, floor, due)
   local expired = '(' .. int(time - LEASE)
@@ -169,6 +194,7 @@ local function sweep(time, floor, due)
   end
   queue_what_was_handed_in_vain(time)
   end_what_no_engine_can(due)
+  forget_adapters(time)
   forget_oldest(time, SWEEP_AT_ONCE)
   check_some(time, floor)
   check_prefixes()

@@ -5,7 +5,7 @@
 --   end), slots that must be free for it to begin, microseconds until its deadline or '', detach grace (microseconds),
 --   endpoint, attempt, new tokens, tenant, microseconds that its class adds to its arrival, the weight of its tenant or ''
 --   (the order is by arrival), its class (0 where shares are fair), keys of its prompt's last full blocks (8 bytes each; ''
---   where its prefix is not to be found), then the limits, '' for none: requests in the queue, their bytes, the tenant's
+--   where its prefix is not to be found), the id of its adapter or '', then the limits, '' for none: requests in the queue, their bytes, the tenant's
 --   requests (waiting or claimed), its slots in the queue. Requests whose tenant is '' have no share of the queue. The record is '' where Redis has no
 --   memory left: then a known request is attached, and a new one refused.
 -- Returns for each request what `attach` of prelude.lua returns (without the record, where the request is new: its endpoint
@@ -80,7 +80,7 @@ local function note_prefix(id, keys)
 end
 
 local function submit(id, record, body_digest, max_tokens, upfront, deadline_in, grace, endpoint, attempt, new, tenant, lift,
-  weight, class, keys, max_waiting, max_bytes, max_requests, max_queued)
+  weight, class, keys, adapter, max_waiting, max_bytes, max_requests, max_queued)
   local key = REQUEST .. id
   if not registered(endpoint) then
     return REFUSAL.UNREGISTERED
@@ -98,6 +98,9 @@ local function submit(id, record, body_digest, max_tokens, upfront, deadline_in,
   end
   if tonumber(max_tokens) > largest then
     return REFUSAL.NEVER_FITS
+  end
+  if adapter ~= '' and call('HEXISTS', ADAPTERS, adapter) == 0 then
+    return REFUSAL.NO_ADAPTER
   end
   local time, ahead = now(), call('ZCARD', WAITING)
   local arrival = number(call('HGET', POOL, 'arrival'))
@@ -184,7 +187,10 @@ local function submit(id, record, body_digest, max_tokens, upfront, deadline_in,
     'upfront', upfront, 'order', int(order), 'class', class, 'state', 'waiting', 'claim', '', 'engine', '',
     'endpoint', endpoint, 'attempt', attempt, 'closed', '0', 'losses', '0', 'loss_at', '-1', 'reason', '0', 'final', '0', 'deadline', deadline, 'detach_at', '',
     'engines', '', 'new', new, 'tenant', tenant, 'submitted', int(time), 'queued_at', int(time), 'taken_at', '0', 'claimed_at', '0', 'first_token', '0',
-    'finished', '0', 'weights', '')
+    'finished', '0', 'weights', adapter == '' and '' or '/' .. adapter)
+  if adapter ~= '' then
+    call('HINCRBY', USES, adapter, 1)
+  end
   call('ZADD', WAITING, int(order), id)
   add_load('tokens', new, 'slots', upfront, 'bytes', #record, 'tokens:' .. tenant, max_tokens,
     'requests:' .. tenant, 1, 'waiting:' .. tenant, 1, 'bytes:' .. tenant, #record)
@@ -193,10 +199,10 @@ local function submit(id, record, body_digest, max_tokens, upfront, deadline_in,
     set_due(id, deadline, '')
   end
   local only = keys ~= '' and note_prefix(id, keys)
-  if not hint_waiting(upfront, '', only) and makes_room then
+  if not hint_waiting(upfront, adapter == '' and '' or '/' .. adapter, only) and makes_room then
     hint(makes_room, '')
   end
   return { '', before + 1, own_wait and int(own_wait) or '', 0, '', '', '', '', '', '0', '0', int(time), '0', '0', '0' }
 end
 
-return one_by_one(19, submit)
+return one_by_one(20, submit)

@@ -64,7 +64,8 @@ class Ledger:
     """One term's books. `post` takes news for the master, who alone drops what the core may still know; `room` tells
     how much may be claimed, `load` how loaded the engine is. `committed` takes the seconds that a commit took, the
     tokens that the pool has since, the claims that it has ended, and when, by Redis's TIME in microseconds. `yielding`
-    tells who would give way to requests of a higher class, as `Pool.claim` takes it."""
+    tells who would give way to requests of a higher class, as `Pool.claim` takes it; `adapters` takes, at each renewal,
+    the version of their table."""
 
     def __init__(
         self,
@@ -77,10 +78,11 @@ class Ledger:
         post: Callable[[News], None],
         committed: Callable[[float, int, list[int], int], None],
         yielding: Callable[[], Sequence[tuple[int, int]]] = tuple,
+        adapters: Callable[[int], None] = lambda version: None,
     ) -> None:
         self._pool, self._engine, self._owner, self._term = pool, engine, owner, term
         self._room, self._load, self._post, self._committed = room, load, post, committed
-        self._yielding = yielding
+        self._yielding, self._adapters = yielding, adapters
         self.outputs = Outputs()
         self.epoch = self.iteration = 0  # of the engine, the highest known
         self._last_claim = self._reserved = self._uncommitted = 0
@@ -268,6 +270,7 @@ class Ledger:
         if load.finishing != self._finishing:
             self._finishing, self.nothing_left = load.finishing, False
             self._claimer.set()
+        self._adapters(renewed.adapters)
         self.epoch = max(self.epoch, renewed.epoch)
         self._reserved = renewed.reserved  # may shrink when Redis lost writes: then the numbers are reserved again
         self._pool_answered()

@@ -102,6 +102,7 @@ from ..lifecycle.progress import Durations
 from ..ranks.members import put_members
 from ..ranks.ranks import Ranks
 from ..settings import SchedulerSettings
+from .adapters import EngineAdapters
 from .forecast import Forecast
 from .journal import Journal, Named, path_of
 from .ledger import CaughtUp, Deposed, EndedElsewhere, HandedOn, Ledger, News, Unneeded
@@ -179,8 +180,18 @@ class EngineMaster:
         limits, seconds = self.core.limits, self.core.policy.seconds
         self._forecast = Forecast(seconds, limits.positions) if seconds is not None and limits.positions else None
         self._pace, self._metrics = Pace(), EngineMetrics(metrics, engine, settings.pp)
+        self._adapters = EngineAdapters(pool, engine, owner, term, settings.shape.ranks, self._tell_adapters)
         self._ledger = Ledger(
-            pool, engine, owner, term, self.core.room, self.load, self._post, self._committed, self._yielding
+            pool,
+            engine,
+            owner,
+            term,
+            self.core.room,
+            self.load,
+            self._post,
+            self._committed,
+            self._yielding,
+            self._adapters.changed,
         )
         self._inbox: asyncio.Queue[Message] = asyncio.Queue()
         self._ranks: Ranks | None = None  # of the last life that was dialed
@@ -278,6 +289,7 @@ class EngineMaster:
         try:
             self._spawn(self._ledger.run(self._taken_over))
             self._spawn(self._ticking())
+            self._spawn(self._adapters.follow())
             looping = self._spawn(self._serve_inbox())
             await asyncio.wait([looping, failed], return_when=asyncio.FIRST_COMPLETED)
             (failed if failed.done() else looping).result()
@@ -507,6 +519,7 @@ class EngineMaster:
                     self._came,
                     self._times_came,
                     self._pull_ended,
+                    self._adapters.answered,
                     self._durations,
                     self._met,
                 )
@@ -527,6 +540,7 @@ class EngineMaster:
                 self._epoch, self._stale_rows = epoch, stale_rows
                 self._durations.keep(self.lifecycle.weights)
                 self._dialed.run(epoch)
+                self._adapters.running()
             case EngineReady() | EngineLost() | Drain():
                 self._tell_core(action)
             case Admit(claims):
@@ -560,6 +574,9 @@ class EngineMaster:
                 log.info(what, extra={"engine": self.engine, "why": why})
             case Stop(why):
                 self._stopped = why
+
+    def _tell_adapters(self, table: pb.AdapterTable) -> None:
+        self._dialed.tell_adapters(table)
 
     @property
     def _dialed(self) -> Ranks:
@@ -654,6 +671,7 @@ class EngineMaster:
                     },
                 )
             case EngineLost():
+                self._adapters.lost()
                 self._metrics.lost(self.lifecycle.lost_by)
                 self._pace.lost()
                 if self._forecast is not None:
@@ -668,12 +686,13 @@ class EngineMaster:
     def _admit(self, claims: tuple[int, ...]) -> None:
         """Hands claimed requests to the core, but those that have ended meanwhile.
 
-        Those that were claimed for other weights go back: the answer to a claim was overtaken by a formation.
+        Those that were claimed for other weights, or have an adapter that the ranks do not have now, go back: there was
+        a formation, or another master, in between.
         """
-        held, mine = self._ledger.outputs.of(claims), self.lifecycle.weights
-        if other := [request.claimed.claim for request in held if request.claimed.weights != mine]:
+        held = self._ledger.outputs.of(claims)
+        if other := [request.claimed.claim for request in held if not self._suits(request)]:
             self._give_back(GiveBack(tuple((claim, False) for claim in other)))
-            held = [request for request in held if request.claimed.weights == mine]
+            held = [request for request in held if request.claimed.claim not in other]
         if self._show_prompts and held:
             texts = {one.claimed.claim: one.text() for one in held}
             self._journal.remember(texts=texts)
@@ -681,6 +700,11 @@ class EngineMaster:
             size = self.shape.block_size
             arrived = tuple(arrival(one, self._root(one), size, self.core.role) for one in held)
             self._step_core(Arrived(self._now, arrived))
+
+    def _suits(self, request: Held) -> bool:
+        """Whether the ranks have what makes a claimed request's tokens."""
+        weights, _, adapter = request.claimed.weights.partition("/")
+        return weights == self.lifecycle.weights and (not adapter or adapter in self._adapters.has)
 
     def _give_back(self, action: GiveBack) -> None:
         """Every request that goes back to the queue goes this way."""

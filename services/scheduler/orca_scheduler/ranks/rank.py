@@ -50,7 +50,8 @@ Told = (
 class Listener:
     """Who hears what a rank says: `post` takes events of the lifecycle, `answered` hears of each answered heartbeat,
     `returned` takes reports with tokens and the rank's index, `timed` the times of an iteration on one rank, `pulled`
-    the end of a pull on one rank, `latest` tells the last iteration that was sent."""
+    the end of a pull on one rank, `latest` tells the last iteration that was sent, `held` takes the adapters that the
+    rank of an index has."""
 
     post: Callable[[Told], None]
     answered: Callable[[], None]
@@ -58,6 +59,7 @@ class Listener:
     timed: Callable[[int, int, pb.StageTimes], None]
     pulled: Callable[[int, pb.Pulled], None]
     latest: Callable[[], int]
+    held: Callable[[int, pb.AdaptersHeld], None] = lambda rank, held: None
 
 
 class Rank:
@@ -228,6 +230,10 @@ class Rank:
         """Puts an iteration on the control lane. Never waits: a rank that does not read is found by its silence."""
         self._write(pb.ControlMessage(iteration=iteration))
 
+    def tell_adapters(self, table: pb.AdapterTable) -> None:
+        """Tells the rank the adapters that it is to have. It answers when it has loaded them."""
+        self._write(pb.ControlMessage(adapters=table))
+
     def _write(self, message: pb.ControlMessage) -> None:
         if self._lane is not None:
             self._lane.send(message.SerializeToString())
@@ -269,6 +275,8 @@ class Rank:
                         self._hears.timed(self.index, times.iteration, times)
             case "pulled":
                 self._hears.pulled(self.index, report.pulled)
+            case "adapters":
+                self._hears.held(self.index, report.adapters)
             case "leaving":
                 self._hears.post(RankLeaving(self._now, self._life, self.index, self.last_iteration))
             case _:

@@ -28,7 +28,8 @@ class Ranks:
 
     `post` takes events of the lifecycle; `returned` reports with tokens; `timed` the times of all ranks of an
     iteration, when the last of them has come; `pulled` how a request's pull ended on all ranks: its claim, the bytes
-    that were taken, and why it failed, or "". `durations` and `met` (see `Rank`) outlive this life.
+    that were taken, and why it failed, or ""; `held` the adapters that a rank has, with its index. `durations` and
+    `met` (see `Rank`) outlive this life.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Ranks:
         returned: Callable[[pb.IterationReport], None],
         timed: Callable[[int, list[pb.StageTimes]], None],
         pulled: Callable[[int, int, str], None],
+        held: Callable[[int, pb.AdaptersHeld], None],
         durations: Durations,
         met: dict[int, int],
     ) -> None:
@@ -63,6 +65,7 @@ class Ranks:
             self._times_came,
             self._pull_ended,
             lambda: self._progress.latest,
+            held,
         )
         self._pods = [
             Pod(address, transport, partial(self._seen, n), partial(self._away, n)) for n, address in enumerate(pods)
@@ -144,6 +147,11 @@ class Ranks:
         if iteration.HasField("pull"):
             self._pulls[iteration.number] = iteration.pull.admission.claim, {}
         self._ranks[0].send(iteration)
+
+    def tell_adapters(self, table: pb.AdapterTable) -> None:
+        """Tells all ranks the adapters that they are to have."""
+        for rank in self._ranks:
+            rank.tell_adapters(table)
 
     def wrong(self, report: str) -> None:
         """The rank that samples reported what cannot be."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
 
+    from orca_common.adapters import Adapter
     from orca_common.checkpoint import Checkpoint
 
     from ..data_plane.plane import DataPlane
@@ -139,6 +140,26 @@ class Model(Protocol):
         ...
 
 
+class ReadAdapter(Protocol):
+    """The file of an adapter, as its family has read it for its models."""
+
+    @property
+    def bytes(self) -> int:
+        """Of all its numbers, as they are in the file."""
+        ...
+
+
+@runtime_checkable
+class Adaptable(Protocol):
+    """A model, or a stage of one, that takes adapters while it runs."""
+
+    def adapt(self, number: int, file: ReadAdapter | None) -> None:
+        """Adds this adapter's products for rows that have its number, from the next iteration on; None: no more.
+
+        Raises FailedPrecondition where the file ends too early, and MemoryError. Then rows of the number get nothing.
+        """
+
+
 class Family(Protocol):
     """Models of one `model_type`. Its module imports no torch: supervisors and `orca topology` ask it too."""
 
@@ -158,6 +179,10 @@ class Family(Protocol):
 
     def check_weights(self, checkpoint: Checkpoint) -> None:
         """Raises FailedPrecondition with a sentence when a file of the weights is missing or wrong."""
+        ...
+
+    def adapter(self, checkpoint: Checkpoint, adapter: Adapter) -> ReadAdapter:
+        """The adapter's file. Raises FailedPrecondition where it is wrong, or does not fit the model."""
         ...
 
     def share(self, checkpoint: Checkpoint, place: Place, dtype: str) -> RankShare:

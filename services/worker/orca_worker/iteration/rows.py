@@ -110,9 +110,9 @@ class Rows:
     """The requests that this rank holds. `table` [n] of ROW grows with the largest row."""
 
     def __init__(self, start_token: int | None = None, adapters: Sequence[str] = ()) -> None:
-        """start_token: of a model with an encoder. adapters: the names of those that the rank has."""
+        """start_token: of a model with an encoder. adapters: the names of those that the rank begins with."""
         self._start_token = start_token
-        self.adapters = {name: number for number, name in enumerate(adapters)}
+        self.adapters = {name: number for number, name in enumerate(adapters)}  # ids of loaded ones come to them
         self.table = np.zeros(64, ROW)
         self.adjusted: dict[int, Adjusted] = {}  # by row
         self.inputs: dict[int, np.ndarray] = {}  # by row: the admitted tokens, until they have run

@@ -58,6 +58,10 @@ class AdapterFile(NamedTuple):
     path: Path
     changes: Mapping[str, Change]  # by the tensor's name in a recording
 
+    @property
+    def bytes(self) -> int:
+        return sum(change.a.size + change.b.size for change in self.changes.values())
+
 
 def read_adapter(adapter: Adapter, prefix: str) -> AdapterFile:
     """Reads configuration and header. prefix: what names of the model's tensors may begin with.
@@ -127,21 +131,27 @@ def matrices_of(recording: Recording) -> Iterator[Matrix]:
                 yield from (matrix for _, matrix in terms)
 
 
+def elements_of(file: AdapterFile, recording: Recording) -> int:
+    """Numbers of a rank's slices of an adapter."""
+    parts = (part for matrix in matrices_of(recording) for part in matrix.weights if part.name in file.changes)
+    return sum(file.changes[part.name].a.shape[0] * sum(part.size) for part in parts)
+
+
 def is_cut_along_outputs(part: Slice, matrix: Matrix) -> bool:
     """Whether the slice has some of the outputs, and all inputs."""
     return part.axis == int(matrix.transposed)
 
 
-def fingerprint(adapter: Adapter) -> bytes:
-    """A hash of the adapter's name and files. Faults of a file are found by `read_adapter`."""
-    found = hashlib.sha256(adapter.name.encode())
+def fingerprint(adapter: Adapter) -> str:
+    """16 hexadecimal digits of the adapter's files. Faults of a file are found by `read_adapter`."""
+    found = hashlib.sha256()
     for name in (CONFIG, WEIGHTS):
         try:
             with open(open_regular(adapter.folder / name), "rb") as file:
                 found.update(hashlib.file_digest(file, "sha256").digest())
         except (FailedPrecondition, OSError):
             found.update(b"-")
-    return found.digest()
+    return found.hexdigest()[:16]
 
 
 def _config(adapter: Adapter) -> dict[str, Any]:

@@ -29,9 +29,10 @@ from ..partition import Slice
 from ..sampling.sampling import not_finite, sample
 from ..sampling.scoring import PIECE as SCORED_PIECE
 from ..sampling.scoring import PromptScores
+from .adapters import AdapterFile
 from .formats import floats
 from .formats.table import Reader
-from .low_rank import LowRanks
+from .low_rank import LowRanks, columns_of, outputs_of
 from .parts import parts
 from .passes import Passes
 from .positions import Sinusoids, Table
@@ -70,6 +71,13 @@ class Section(NamedTuple):
     sums: Rows | None
 
 
+class Changed(NamedTuple):
+    """An operation that adapters change: its matrices, each with the column of its first output."""
+
+    delta: Delta
+    matrices: Sequence[tuple[Matrix, int]]
+
+
 class StageOnCPU:
     """`Model` of one stage. Raises FailedPrecondition when the machine does not run the kernels that are asked for."""
 
@@ -97,7 +105,11 @@ class StageOnCPU:
         self._encoder: list[Section] = []
         self._crossing: list[Section] = []
         self._passes = Passes(self.place, recording.hidden, torch.float32)
+        self._deltas: list[Changed] = []
+        self._adapters = adapters
         self._translate(weights, reader, adapters)
+        for number, file in enumerate(adapters.files if adapters is not None else ()):
+            self.adapt(number, file)
 
     @property
     def kernels(self) -> str:
@@ -121,6 +133,22 @@ class StageOnCPU:
     def release(self) -> None:
         pass
 
+    def adapt(self, number: int, file: AdapterFile | None) -> None:
+        self.program.forget(number)
+        if file is None:
+            return
+        assert self._adapters is not None
+        try:
+            with self.program.packing_for(number):
+                for delta, matrices in self._deltas:
+                    for matrix, first in matrices:
+                        for one in self._adapters.of(file, matrix, first):
+                            a, b = self.program.pack(one.a), self.program.pack(one.b)
+                            self.program.add_part(delta, DeltaPart(number, a, b, one.column))
+        except (FailedPrecondition, MemoryError):
+            self.program.forget(number)
+            raise
+
     # Translation
 
     def _translate(self, weights: WeightSource, reader: Reader, adapters: LowRanks | None) -> None:
@@ -138,7 +166,7 @@ class StageOnCPU:
             self._encoder = self._record(self.recording.encoder, load, of_buffer)
             self._crossing = self._record(self.recording.crossing, load, of_buffer)
         self._record(self.recording.operations, load, of_buffer)
-        self._by_position = load.by_position
+        self._by_position, self._deltas = load.by_position, load.deltas
 
     def _record(self, operations: Sequence[Operation], load: Load, of_buffer: Mapping[Buffer, Any]) -> list[Section]:
         program = self.program
@@ -394,6 +422,7 @@ class Load:
         self._tables: dict[Slice, Packed] = {}
         self._rotary: dict[Rotary, kernels.Rotary] = {}
         self.by_position: list[Table] = []  # not made yet
+        self.deltas: list[Changed] = []
 
     def table(self, part: Slice) -> Packed:
         if part not in self._tables:
@@ -417,17 +446,17 @@ class Load:
     def delta(self, x: Operand, *matrices: Matrix) -> Delta | None:
         """Records the summands of adapters for the operation that is recorded next: of a matrix, or of a gate and what
         it gates."""
-        parts, column, columns, first = list[DeltaPart](), 0, 0, list[int]()
-        if self._adapters is None:
+        if self._adapters is None or not self._adapters.may_change(matrices):
             return None
+        column, columns, at = 0, 0, list[tuple[Matrix, int]]()
         for matrix in matrices:
-            first.append(column)
-            for one in self._adapters.of(matrix, column):
-                a, b = self._program.pack(one.a), self._program.pack(one.b)
-                parts.append(DeltaPart(one.adapter, a, b, one.column))
-                columns = max(columns, one.column + whole_panels(len(one.b)))  # perhaps behind the last output
+            at.append((matrix, column))
+            for part, first in columns_of(matrix, column):
+                columns = max(columns, first + whole_panels(outputs_of(part, matrix)))  # perhaps behind the last output
             column += whole_panels(matrix.outputs)
-        return self._program.delta(x, whole_panels(max(column, columns)), parts, first[-1]) if parts else None
+        delta = self._program.delta(x, whole_panels(max(column, columns)), at[-1][1])
+        self.deltas.append(Changed(delta, at))
+        return delta
 
     def norm(self, norm: Norm) -> kernels.Norm:
         bias = self._weights.get(norm.bias.name) if norm.bias is not None else None

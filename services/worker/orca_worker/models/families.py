@@ -15,10 +15,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orca_common.adapters import Adapter
 from orca_common.checkpoint import Checkpoint, model_type, public_name, quantization, sort_of
 from orca_common.errors import FailedPrecondition
+from orca_common.gguf.folder import gguf_file
+from orca_common.gguf.header import gguf_header
 
-from ..iteration.model import Compute, Family, Loading, Model
+from ..iteration.model import Compute, Family, Loading, Model, ReadAdapter
 from ..partition import Place, RankShare
 from . import gemma3, gpt2, gptj, llama, marian, neox, t5
 from .formats.layout import layout_of
@@ -63,7 +66,11 @@ def _family(kind: str, name: str, sort: str = "") -> Family:
 
 
 def layout_sentence(checkpoint: Checkpoint) -> str | None:
-    """How another tool has quantized the weights in the files; None: they are numbers. Raises FailedPrecondition."""
+    """How another tool has quantized the weights in the files, or the types of a GGUF file; None: they are numbers in
+    safetensors. Raises FailedPrecondition."""
+    file = gguf_file(checkpoint.folder) if checkpoint.random_weights is None else None
+    if file is not None:
+        return "GGUF, " + " and ".join(sorted({tensor.kind for tensor in gguf_header(file).tensors.values()}))
     layout = layout_of(checkpoint.quantization, checkpoint.name)
     return None if layout is None else layout.sentence
 
@@ -92,6 +99,11 @@ def modules_of(checkpoint: Checkpoint) -> tuple[str, ...]:
 def check_partition(checkpoint: Checkpoint, tensor_parallel: int, pipeline_parallel: int) -> None:
     """Raises FailedPrecondition with a sentence when the model cannot be cut into tp x pp ranks."""
     family_of(checkpoint).check(checkpoint, tensor_parallel, pipeline_parallel)
+
+
+def adapter_file(checkpoint: Checkpoint, adapter: Adapter) -> ReadAdapter:
+    """An adapter's file. Raises FailedPrecondition with a sentence where it is wrong, or does not fit the model."""
+    return family_of(checkpoint).adapter(checkpoint, adapter)
 
 
 def check_weights(checkpoint: Checkpoint) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,33 +16,40 @@ from .weights import DTYPES, read_runs
 
 
 class LowRank(NamedTuple):
-    """The summand x A^T B^T of some outputs, by one adapter."""
+    """The summand x A^T B^T of some outputs."""
 
-    adapter: int  # from 0
     column: int  # of the first output
     a: Tensor  # [rank, inputs]
     b: Tensor  # [outputs, rank], multiplied with the scale
 
 
 class LowRanks:
-    """Reads what the adapters change. `dtype` is the model's."""
+    """Reads what adapters change.
 
-    def __init__(self, files: Sequence[AdapterFile], dtype: torch.dtype, device: torch.device) -> None:
-        self._files, self._dtype, self._device = files, dtype, device
-        self.bytes_read = 0
+    files: those that a stage begins with. others: whether more may come while it runs. `dtype` is the model's.
+    """
 
-    def of(self, matrix: Matrix, first: int = 0) -> list[LowRank]:
-        """By adapter, and then by column. first: the column of the matrix's first output.
+    def __init__(
+        self, files: Sequence[AdapterFile], dtype: torch.dtype, device: torch.device, others: bool = False
+    ) -> None:
+        self.files, self._dtype, self._device, self._others = files, dtype, device, others
+
+    def may_change(self, matrices: Sequence[Matrix]) -> bool:
+        """Whether some adapter changes one of these, or may come and do so."""
+        return self._others or any(
+            part.name in file.changes for matrix in matrices for part in matrix.weights for file in self.files
+        )
+
+    def of(self, file: AdapterFile, matrix: Matrix, first: int = 0) -> list[LowRank]:
+        """By column. first: the column of the matrix's first output.
 
         Raises FailedPrecondition where a file ends too early.
         """
         found = list[LowRank]()
-        for part in matrix.weights:
-            for number, file in enumerate(self._files):
-                if part.name in file.changes:
-                    found.append(LowRank(number, first, *self._read(file, part, matrix)))
-            first += part.size[1] if matrix.transposed else part.size[0]
-        return sorted(found, key=lambda one: one[:2])
+        for part, column in columns_of(matrix, first):
+            if part.name in file.changes:
+                found.append(LowRank(column, *self._read(file, part, matrix)))
+        return found
 
     def _read(self, file: AdapterFile, part: Slice, matrix: Matrix) -> tuple[Tensor, Tensor]:
         scale, *stored = file.changes[part.name]
@@ -57,5 +64,15 @@ class LowRanks:
         tensor = torch.empty(stored.shape, dtype=DTYPES[stored.kind])
         into = tensor.view(-1).view(torch.uint8).numpy().data
         read_runs(file.path, name, [(0, stored.size)], stored.start, into)
-        self.bytes_read += stored.size
         return tensor.float()
+
+
+def columns_of(matrix: Matrix, first: int = 0) -> Iterator[tuple[Slice, int]]:
+    """The parts of a matrix, each with the column of its first output."""
+    for part in matrix.weights:
+        yield part, first
+        first += outputs_of(part, matrix)
+
+
+def outputs_of(part: Slice, matrix: Matrix) -> int:
+    return part.size[1] if matrix.transposed else part.size[0]

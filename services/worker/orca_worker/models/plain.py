@@ -25,6 +25,7 @@ from ..iteration.kv import KVManager, KVShape
 from ..iteration.rows import NO_ADAPTER
 from ..partition import Slice
 from ..sampling.sampling import EndOfModel
+from .adapters import AdapterFile
 from .formats import floats
 from .formats.table import Reader, Weight
 from .low_rank import LowRank, LowRanks
@@ -193,6 +194,8 @@ class TorchStage:
         self.recording, self.dtype, self.device, self._reader = recording, dtype, device, reader
         self.has_adapters, self._adapters = adapters is not None, adapters
         self.vocabulary_shares = recording.vocabulary_shares
+        # Of each linear operation: its matrices with the columns of their first outputs, and what adapters add.
+        self._changed: list[tuple[Sequence[tuple[Matrix, int]], dict[int, Sequence[LowRank]]]] = []
         self._weights, self._tables = weights, dict[str, Tensor]()
         self._rotary = dict[Rotary, tuple[Table, Table]]()
         self._by_position: list[Table] = []
@@ -204,6 +207,17 @@ class TorchStage:
         for operation in recording.operations:
             is_head = self._of_head or (isinstance(operation, Normalize) and operation.of_head)
             (self._of_head if is_head else self._steps).append(self._load(operation))
+        for number, file in enumerate(adapters.files if adapters is not None else ()):
+            self.adapt(number, file)
+
+    def adapt(self, number: int, file: AdapterFile | None) -> None:
+        assert self._adapters is not None
+        read = partial(self._adapters.of, file) if file is not None else lambda *_: list[LowRank]()
+        found = [[one for at in matrices for one in read(*at)] for matrices, _ in self._changed]
+        for of, (_, changes) in zip(found, self._changed, strict=True):
+            changes.pop(number, None)
+            if of:
+                changes[number] = of
 
     @property
     def kv_shape(self) -> KVShape:
@@ -309,11 +323,10 @@ class TorchStage:
             case Linear(x, matrix, out, activation):
                 return partial(_linear, x, self._matrix(matrix), out, activation)
             case Gated(x, gate, up, out, activation):
-                halves = self._matrix(gate), self._matrix(up, gate.outputs)
-                weight = halves[0].weight.joined(halves[1].weight, lambda *both: torch.cat(both))
-                biases = [half.bias for half in halves if half.bias is not None]
-                numbers = {*halves[0].changes, *halves[1].changes}
-                changes = {n: [one for half in halves for one in half.changes.get(n, ())] for n in numbers}
+                halves = [self._reader.load(self._weights, matrix) for matrix in (gate, up)]
+                weight = halves[0].joined(halves[1], lambda *both: torch.cat(both))
+                biases = [bias for one in (gate, up) if (bias := self._weights.bias(one)) is not None]
+                changes = self._changes((gate, 0), (up, gate.outputs))
                 both = LoadedMatrix(weight, torch.cat(biases) if biases else None, changes)
                 return partial(_gated, x, both, out, activation)
             case WriteKV(rows, attention):
@@ -346,12 +359,16 @@ class TorchStage:
             return table
         return self._weights.get(of.name) if of is not None else None
 
-    def _matrix(self, matrix: Matrix, first: int = 0) -> LoadedMatrix:
-        """first: the column of its first output."""
-        changes = dict[int, list[LowRank]]()
-        for one in self._adapters.of(matrix, first) if self._adapters is not None else ():
-            changes.setdefault(one.adapter, []).append(one)
-        return LoadedMatrix(self._reader.load(self._weights, matrix), self._weights.bias(matrix), changes)
+    def _matrix(self, matrix: Matrix) -> LoadedMatrix:
+        weight, bias = self._reader.load(self._weights, matrix), self._weights.bias(matrix)
+        return LoadedMatrix(weight, bias, self._changes((matrix, 0)))
+
+    def _changes(self, *matrices: tuple[Matrix, int]) -> Mapping[int, Sequence[LowRank]]:
+        """Makes room for the summands of adapters of these matrices, each with its first column: `adapt` fills it."""
+        changes = dict[int, Sequence[LowRank]]()
+        if self._adapters is not None:
+            self._changed.append((matrices, changes))
+        return changes
 
     def _norm(self, norm: Norm) -> LoadedNorm:
         bias = self._weights.get(norm.bias.name) if norm.bias is not None else None

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
+from orca_common.adapters import Adapter
 from orca_common.checkpoint import PREFIX_LM, Checkpoint
 from orca_common.errors import FailedPrecondition
 from orca_common.gguf.folder import gguf_file
 
 from ..iteration.model import Compute, Loading, Model
 from ..partition import ITEM_BYTES, SINGLE, Place, RankShare, check_stages
-from .adapters import check_adapters, read_adapter
+from .adapters import AdapterFile, check_adapters, elements_of, read_adapter
 from .dtype import kernels_are_used
 from .formats.layout import layout_of
 from .formats.table import CODED, FORMATS, KEPT, Format
@@ -100,6 +101,10 @@ class RecordedFamily(Generic[C]):
             raise FailedPrecondition(f"model: config.json of {checkpoint.name} {problem}")
         return made
 
+    def adapter(self, checkpoint: Checkpoint, adapter: Adapter) -> AdapterFile:
+        check_adapters([adapter], self.prefix, self._recording(checkpoint, self.read(checkpoint), SINGLE))
+        return read_adapter(adapter, self.prefix)
+
     def check_weights(self, checkpoint: Checkpoint) -> None:
         check_files(checkpoint.folder)
         if (layout := coded_layout(checkpoint)) is not None:
@@ -124,6 +129,10 @@ class RecordedFamily(Generic[C]):
             step = step_of(layout, parts)
         return (FORMATS[None] if layout.kept is None or step is None else CODED[layout.kept, step]), step
 
+    def _in_adapters(self, checkpoint: Checkpoint, recording: Recording) -> int:
+        """Numbers of a rank's slices of the adapters that are served beside the model."""
+        return sum(elements_of(read_adapter(one, self.prefix), recording) for one in checkpoint.adapters)
+
     def share(self, checkpoint: Checkpoint, place: Place, dtype: str) -> RankShare:
         config, item = self.read(checkpoint), ITEM_BYTES[dtype]
         of = self._recording(checkpoint, config, place)
@@ -133,7 +142,7 @@ class RecordedFamily(Generic[C]):
             place.tensor_rank,
             place.layers(config.layers),
             of.slices,
-            weight_bytes=of.weight_bytes(item, form.bytes),
+            weight_bytes=of.weight_bytes(item, form.bytes) + item * self._in_adapters(checkpoint, of),
             slot_bytes=item * of.slot_elements,
         )
 
@@ -180,9 +189,11 @@ class RecordedFamily(Generic[C]):
                 files = CodedFiles(checkpoint.folder, self.prefix, layout)
                 weights = CodedWeights(files, parts_of(recording), step, *here)
         adapters = None
-        if checkpoint.adapters:
-            adapters = LowRanks([read_adapter(one, self.prefix) for one in checkpoint.adapters], kind, device)
-        check_memory(recording.weight_bytes(kind.itemsize, form.bytes), device)
+        if checkpoint.adapters or checkpoint.adapters_folder:
+            files, others = [read_adapter(one, self.prefix) for one in checkpoint.adapters], checkpoint.adapters_folder
+            adapters = LowRanks(files, kind, device, others is not None)
+        in_adapters = kind.itemsize * self._in_adapters(checkpoint, recording)
+        check_memory(recording.weight_bytes(kind.itemsize, form.bytes) + in_adapters, device)
         if device.type == "cpu" and kernels_are_used(compute):
             from .cpu import StageOnCPU
 

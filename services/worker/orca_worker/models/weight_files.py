@@ -12,19 +12,17 @@ its bytes.
 import hashlib
 import os
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from orca_common.adapters import Adapter
 from orca_common.bounded_file import json_object, open_regular, read_bounded, shown
 from orca_common.checkpoint import CONFIG_BYTES, WEIGHT_NAMES
 from orca_common.errors import FailedPrecondition
 from orca_common.gguf.folder import SUFFIX, gguf_file
 from orca_common.gguf.header import Gguf, gguf_header
 
-from .adapters import fingerprint as of_adapter
 from .header import Header, header_of
 
 # Bounds of what a stranger's index may make a rank read. Those of published models are below 2 MB.
@@ -109,8 +107,8 @@ def read_runs(path: Path, name: str, runs: Iterable[tuple[int, int]], start: int
         os.close(file)
 
 
-def fingerprint(folder: Path, quantize: str | None = None, adapters: Sequence[Adapter] = ()) -> str:
-    """16 hexadecimal digits, others for each format that the weights get and for other adapters beside them.
+def fingerprint(folder: Path, quantize: str | None = None) -> str:
+    """16 hexadecimal digits, others for each format that the weights get.
 
     What is wrong with a file is left to its reader (`weights.Weights`) to say.
     """
@@ -124,8 +122,6 @@ def fingerprint(folder: Path, quantize: str | None = None, adapters: Sequence[Ad
             whole.update(found)
     if quantize is not None:
         whole.update(quantize.encode())
-    for adapter in adapters:
-        whole.update(of_adapter(adapter))
     return whole.hexdigest()[:16]
 
 

@@ -75,7 +75,8 @@ def prepare(settings: RankSettings) -> Checkpoint:
     """Does what is slow before the rank listens. Raises SystemExit with a sentence."""
     try:
         adapters = read_adapters(settings.adapters)
-        checkpoint = read_checkpoint(resolve_model(settings.model, check_type), settings.quantize, adapters)
+        folder = resolve_model(settings.model, check_type)
+        checkpoint = read_checkpoint(folder, settings.quantize, adapters, settings.adapters_folder)
         family = family_of(checkpoint)
     except FailedPrecondition as error:
         raise SystemExit(str(error)) from None

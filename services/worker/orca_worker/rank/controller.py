@@ -18,11 +18,13 @@ import uuid
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from opentelemetry.trace import StatusCode, set_span_in_context
 
 from orca.v1 import worker_pb2
+from orca_common.adapters import Adapter
 from orca_common.address import join_address
 from orca_common.checkpoint import Checkpoint
 from orca_common.errors import FailedPrecondition, Internal, InvalidArgument, OrcaError, Unavailable
@@ -37,6 +39,7 @@ from ..data_plane.plane import PeerLost
 from ..data_plane.rendezvous import Rendezvous, Store
 from ..models.families import check_partition
 from ..partition import Place
+from ..stage.adapters import Wanted
 from ..stage.gpu_thread import GpuThread
 from ..stage.stage import Memory, Stage
 from .epoch import Epoch
@@ -87,6 +90,7 @@ class Controller:
         self._lanes = Lanes()
         self._iterations = Iterations()
         self._membership = Membership()
+        self._loading: set[asyncio.Task[None]] = set()  # of adapters
         self._epoch: Epoch | None = None  # of the last Join
         self._leaving = False  # it was asked to end: takes no new master; the present one may still send iterations
         self._left = False  # it takes nothing more
@@ -336,6 +340,26 @@ class Controller:
             self._take(message.iteration, lane)
         elif message.HasField("heartbeat"):
             lane.answer(message.heartbeat, self._gpu.iteration)
+        elif message.HasField("adapters"):
+            loading = self._loop.create_task(self._load_adapters(message.adapters, lane))
+            self._loading.add(loading)
+            loading.add_done_callback(self._loading.discard)
+
+    async def _load_adapters(self, table: worker_pb2.AdapterTable, lane: Lane) -> None:
+        """Has the GPU thread load the adapters of a table, between two iterations, and reports which it has."""
+        wanted = [Wanted(one.id, Adapter(one.name, Path(one.folder))) for one in table.entries]
+        try:
+            held = await asyncio.wrap_future(self._gpu.call(partial(self._stage.adapters.have, wanted)))
+        except Unavailable:
+            return  # the rank is leaving
+        except Exception:
+            log.exception("adapters were not loaded")
+            return
+        report = worker_pb2.Report()
+        report.adapters.number = table.number
+        for one in held:
+            report.adapters.adapters.add(id=one.id, fingerprint=one.fingerprint, error=one.error)
+        lane.put(report)
 
     async def relay(self, call: LaneCall) -> bytes:
         call.begin()  # the sender waits for it before its first iteration

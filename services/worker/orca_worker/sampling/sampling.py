@@ -28,7 +28,7 @@ from ..data_plane.plane import DataPlane
 from ..iteration.batch import Batch
 from ..iteration.device_tokens import DeviceTokens
 from ..iteration.kv import KVManager, KVShape
-from ..iteration.model import Output
+from ..iteration.model import Adaptable, Output, ReadAdapter
 from ..iteration.rows import Adjusted
 from .adjusting import adjust, stuck, waiting
 from .host_draw import draw_rows
@@ -206,6 +206,10 @@ class OfStage(Generic[L]):
 
     def release(self) -> None:
         pass
+
+    def adapt(self, number: int, file: ReadAdapter | None) -> None:
+        assert isinstance(self.model, Adaptable), "only stages that take adapters are asked"
+        self.model.adapt(number, file)
 
 
 class HiddenModel(OfStage[StageModel]):

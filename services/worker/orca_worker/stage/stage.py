@@ -30,6 +30,7 @@ from ..machine import SLOTS_OF_NOTHING, free_bytes
 from ..models.families import load_model
 from ..models.weight_files import fingerprint
 from ..partition import SINGLE, Place
+from .adapters import LoadedAdapters
 
 if TYPE_CHECKING:
     import torch
@@ -128,6 +129,7 @@ class Stage:
         self._owed: deque[Batch] = deque()  # whose tokens are still to come back on the data plane
         self._unread: deque[Unread] = deque()
         self.rows = Rows(checkpoint.start_token, [adapter.name for adapter in checkpoint.adapters])
+        self.adapters = LoadedAdapters(checkpoint, device, self.rows.adapters)
         self._masks: Masks | None = None  # from the first request on that asks for a form
         self.pulled: Callable[[worker_pb2.Pulled], None] = lambda pulled: None
         self._fillings: dict[int, Filling] = {}  # by row, until it runs for the first time
@@ -155,7 +157,9 @@ class Stage:
         self._kv.release()
         if self._model is None or self._place != place:
             self._model = None  # frees its memory before the new one is loaded
+            self.adapters.begin(None)
             self._model, self._place = self._load(place), place
+            self.adapters.begin(self._model)
             self._kv = KVManager(self._model.kv_shape)
         self._model.release()
         self._plane = plane if plane is not None else Loopback()
@@ -178,7 +182,7 @@ class Stage:
                 torch.cuda.set_device(self._device)  # this thread's current device
         started = time.monotonic()
         model, bytes_read = self._load_model(place)
-        if self._fingerprint() != self.weights:
+        if self._fingerprint() != self.weights or not self.adapters.unchanged:
             raise WeightsChanged(f"other weights than this rank has told lie in {self._checkpoint.folder} now")
         gc.collect()
         gc.freeze()  # the model stays: no later collection needs to look at it
@@ -199,7 +203,7 @@ class Stage:
 
     def _fingerprint(self) -> str:
         of = self._checkpoint
-        return fingerprint(of.folder, of.quantize, of.adapters) if self._of_folder else ""
+        return fingerprint(of.folder, of.quantize) if self._of_folder else ""
 
     def allocate(self, slots: int, block_size: int) -> None:
         """Allocates the Attention K/V manager's memory, and lets the model get ready for it."""

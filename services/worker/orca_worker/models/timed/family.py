@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from orca_common.adapters import Adapter
 from orca_common.bounded_file import shown
 from orca_common.checkpoint import Checkpoint
 from orca_common.errors import FailedPrecondition
 
-from ...iteration.model import Compute, Loading, Model
+from ...iteration.model import Compute, Loading, Model, ReadAdapter
 from ...partition import Place, RankShare
 
 if TYPE_CHECKING:
@@ -24,12 +25,15 @@ class TimedFamily:
     def check(self, checkpoint: Checkpoint, tensor_parallel: int, pipeline_parallel: int) -> None:
         """It can be cut in any way."""
         for adapter in checkpoint.adapters:
-            raise FailedPrecondition(f"adapter {adapter.name}: a model that waits has no weights to change")
+            self.adapter(checkpoint, adapter)
         seconds = checkpoint.config.get("seconds", 0)
         if type(seconds) not in (int, float) or not 0 <= seconds < 3600:
             raise FailedPrecondition(
                 f"model: config.json of {checkpoint.name} gives seconds {shown(seconds)}, not a number from 0 to 3600"
             )
+
+    def adapter(self, checkpoint: Checkpoint, adapter: Adapter) -> ReadAdapter:
+        raise FailedPrecondition(f"adapter {adapter.name}: a model that waits has no weights to change")
 
     def check_weights(self, checkpoint: Checkpoint) -> None:
         """It has none."""

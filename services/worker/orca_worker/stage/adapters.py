@@ -1,0 +1,111 @@
+"""The adapters that a rank has: those of its setting, and those that its master has had it load since."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from itertools import count
+from typing import TYPE_CHECKING, NamedTuple
+
+from orca_common.adapters import Adapter
+from orca_common.checkpoint import Checkpoint
+from orca_common.errors import FailedPrecondition
+
+from ..iteration.model import Adaptable, Model
+from ..machine import free_bytes
+from ..models.adapters import fingerprint
+from ..models.families import adapter_file
+
+if TYPE_CHECKING:
+    import torch
+
+log = logging.getLogger(__name__)
+
+
+class Wanted(NamedTuple):
+    """An adapter that the rank is to have."""
+
+    id: str  # by which requests name it
+    adapter: Adapter
+
+
+class Held(NamedTuple):
+    """Whether the rank has an adapter that it is to have."""
+
+    id: str
+    fingerprint: str  # of its files; "" where the rank does not have it
+    error: str = ""  # why it does not
+
+
+class LoadedAdapters:
+    """Loads and forgets adapters between two iterations. Only the GPU thread calls it.
+
+    `numbers` has the number of each adapter in the model: by name for those of the setting, and by id for all that the
+    master asked for.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, device: torch.device | None, numbers: dict[str, int]) -> None:
+        self._checkpoint, self._device, self._numbers = checkpoint, device, numbers
+        self._own = {one: fingerprint(one) for one in checkpoint.adapters}
+        self._held: dict[str, Held] = {}  # by id
+        self._model: Adaptable | None = None
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether the files of the setting's adapters are those that this rank began with."""
+        return all(fingerprint(one) == print_then for one, print_then in self._own.items())
+
+    def begin(self, model: Model | None) -> None:
+        """Goes on with a model that has the setting's adapters alone; None: with no model."""
+        for gone in self._held:
+            del self._numbers[gone]
+        self._held.clear()
+        self._model = model if isinstance(model, Adaptable) else None
+
+    def have(self, wanted: Sequence[Wanted]) -> list[Held]:
+        """Forgets adapters that are not wanted any more, and loads those that are not there."""
+        for gone in self._held.keys() - {one.id for one in wanted}:
+            self._forget(gone)
+        return [self._held.get(one.id) or self._load(*one) for one in wanted]
+
+    def _forget(self, gone: str) -> None:
+        number = self._numbers.pop(gone)
+        del self._held[gone]
+        if self._model is not None and number not in self._numbers.values():
+            self._model.adapt(number, None)
+            log.info("adapter unloaded", extra={"adapter": gone})
+
+    def _load(self, named: str, adapter: Adapter) -> Held:
+        try:
+            number, found = self._read(adapter)
+        except FailedPrecondition as error:
+            return Held(named, "", str(error))
+        except MemoryError as error:
+            return Held(named, "", f"adapter {adapter.name}: {error or 'no memory'}")
+        self._numbers[named] = number
+        self._held[named] = held = Held(named, found)
+        return held
+
+    def _read(self, adapter: Adapter) -> tuple[int, str]:
+        """The number and the fingerprint of an adapter, which is read unless it is the setting's and there already."""
+        found = fingerprint(adapter)
+        if self._own.get(adapter) == found and self._model is not None:
+            return self._numbers[adapter.name], found
+        model, root = self._model, self._checkpoint.adapters_folder
+        if model is None or root is None:
+            raise FailedPrecondition(f"adapter {adapter.name}: this rank loads none (the setting adapters_folder)")
+        if not adapter.folder.resolve().is_relative_to(root.resolve()):
+            raise FailedPrecondition(f"adapter {adapter.name}: {adapter.folder} is not below {root} (adapters_folder)")
+        started, file = time.monotonic(), adapter_file(self._checkpoint, adapter)
+        if file.bytes > (free := free_bytes(self._device, modest=False)):
+            raise FailedPrecondition(f"adapter {adapter.name}: it has {file.bytes} bytes; {free} of memory are free")
+        taken = set(self._numbers.values())
+        number = next(n for n in count() if n not in taken)
+        model.adapt(number, file)
+        if fingerprint(adapter) != found:
+            model.adapt(number, None)
+            raise FailedPrecondition(f"adapter {adapter.name}: {adapter.folder} was written over while it was read")
+        seconds = round(time.monotonic() - started, 3)
+        log.info("adapter loaded", extra={"adapter": adapter.name, "folder": str(adapter.folder), "seconds": seconds})
+        return number, found
