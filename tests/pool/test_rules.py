@@ -303,7 +303,7 @@ async def of_two_weights(lab: Lab) -> int:
     return await lab.claimed("a", 1)
 
 
-@rule("same_weights", "claim", " and suits(tied_to(id, request.weights), mine, finishing, engine)")
+@rule("same_weights", "claim", " and suits(tied_to(id, request.weights), engine, mine, finishing)")
 async def what_has_tokens_goes_on_with_the_weights_that_made_them(lab: Lab) -> None:
     await lab.lose("a", await of_two_weights(lab))
     assert list(await lab.claim("h")) == []
