@@ -572,11 +572,12 @@ async def test_detach_and_close_wake_the_reader(stage: Stage, face: Face, connec
 
 async def test_leaving_a_with_block_cancels(stage: Stage, face: Face, connect: Connect) -> None:
     script = Script(Act(upto=2), FINISH)
-    client = connect((await stage.endpoint(script)).address)
+    client, loop = connect((await stage.endpoint(script)).address), asyncio.get_running_loop()
 
     def left() -> Any:
         with client.generate("x", max_new_tokens=6) as stream:
             next(stream)
+            asyncio.run_coroutine_threadsafe(script.said.get(), loop).result()
         with client.generate("x", max_new_tokens=6) as whole:
             list(whole)
         return stream
@@ -584,6 +585,7 @@ async def test_leaving_a_with_block_cancels(stage: Stage, face: Face, connect: C
     async def left_async() -> Any:
         async with client.generate("x", max_new_tokens=6) as stream:
             await anext(stream)
+            await script.said.get()  # a call that ends before the endpoint hangs is not seen to be left
         async with client.generate("x", max_new_tokens=6) as whole:
             [event async for event in whole]
         return stream
