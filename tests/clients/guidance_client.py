@@ -1,6 +1,7 @@
 # /// script
 # dependencies = ["guidance==0.3.1", "openai==3.57.0"]
 # ///
+# pyright: reportMissingImports=false
 """guidance: a chat with a free text, and one with a schema."""
 
 import json

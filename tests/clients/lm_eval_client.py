@@ -1,6 +1,7 @@
 # /// script
 # dependencies = ["lm-eval[api]==0.4.13"]
 # ///
+# pyright: reportMissingImports=false
 """lm-evaluation-harness: a task of choices, which it scores by the loglikelihoods of prompts, and one of texts."""
 
 import json

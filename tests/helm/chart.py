@@ -114,7 +114,7 @@ OPTIONS = {
             {
                 "engine": {"slots": 1048576},
                 "endpoint": {"settings": {"max_waiting": 1000000, "pool_patience": 2.5}, "replicas": 3},
-                "scheduler": {"settings": {"max_batch_size": 32, "run_ahead": 0}, "journals": {"enabled": True}},
+                "scheduler": {"settings": {"max_batch_size": 30, "run_ahead": 0}, "journals": {"enabled": True}},
                 "worker": {"settings": {"threads": 4, "log_level": "DEBUG"}},
             },
         )

@@ -70,7 +70,7 @@ def test_values_become_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     endpoint = loaded(option, "endpoint", monkeypatch)
     assert (endpoint.max_waiting, endpoint.pool_patience) == (1000000, 2.5)
     scheduler = loaded(option, "scheduler", monkeypatch)
-    assert (scheduler.max_batch_size, scheduler.run_ahead, scheduler.slots) == (32, 0, 1048576)
+    assert (scheduler.max_batch_size, scheduler.run_ahead, scheduler.slots) == (30, 0, 1048576)
     assert scheduler.run_dir == "/journals"
     worker = loaded(option, "worker", monkeypatch)
     assert (worker.threads, worker.log_level, worker.slots) == (4, "DEBUG", 1048576)
