@@ -71,8 +71,10 @@ async def test_bytes_are_whole_blocks(tmp_path: Path) -> None:
         assert found.value("orca_decode_initiations_total") == 0
 
 
-@pytest.mark.timeout(200)
-@pytest.mark.parametrize("rounds", [2, pytest.param(40, marks=[pytest.mark.long, pytest.mark.timeout(1200)])])
+TIMES = {2: [pytest.mark.timeout(200)], 40: [pytest.mark.long, pytest.mark.timeout(1800)]}
+
+
+@pytest.mark.parametrize("rounds", [pytest.param(count, marks=marks) for count, marks in TIMES.items()])
 async def test_a_rank_of_either_side_is_lost(tmp_path: Path, rounds: int) -> None:
     """A rank of the engine that prefills, or of the one that decodes, is killed or stopped at a random moment."""
     model, draw = make_model(tmp_path / "model"), random.Random(rounds)
