@@ -231,8 +231,8 @@ class Faulty:
         while True:
             connection, _ = self._listening.accept()
             with connection:
-                _, *numbers, size = ASKED.unpack(receive(connection, ASKED.size))
-                asked = Asked(*numbers, receive(connection, size).decode())
+                _, epoch, row, claim, positions, size = ASKED.unpack(receive(connection, ASKED.size))
+                asked = Asked(epoch, row, claim, positions, receive(connection, size).decode())
                 connection.sendall(ANSWER.pack(SERVED, 0) + self._harmed(asked))
 
     def _harmed(self, asked: Asked) -> bytes:
