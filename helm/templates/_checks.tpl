@@ -58,6 +58,9 @@
 {{- end -}}
 {{- with $values.scheduler.settings.roles -}}
 {{- if ne . "mixed" -}}
+{{- if not (regexMatch "^prefill=[1-9][0-9]{0,5},decode=[1-9][0-9]{0,5}$" .) -}}
+{{- fail (printf "scheduler.settings.roles: %s is not mixed, nor like prefill=1,decode=1: each phase needs an engine" .) -}}
+{{- end -}}
 {{- $engines := 0 -}}
 {{- range regexFindAll "[0-9]+" . -1 }}{{ $engines = add $engines (int .) }}{{ end -}}
 {{- if $engine.autoscale.enabled -}}

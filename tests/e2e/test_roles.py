@@ -21,6 +21,8 @@ from stacks import running
 from orca_chaos.pool_check import leftovers
 from orca_scheduler.core.core import HandOver, Pull, Pulled
 from orca_scheduler.core.request import Phase
+from orca_scheduler.explain.explanation import Kind, explain
+from orca_scheduler.explain.history import History
 from orca_scheduler.master.journal import CoreStep, Line, read, scheduled
 
 ROLES, BLOCK = "prefill=1,decode=1", 4
@@ -69,10 +71,21 @@ async def test_bytes_are_whole_blocks(tmp_path: Path) -> None:
         assert found.value("orca_pulls_total", engine="engine-1", outcome="done") == len(prompts)
         assert found.value("orca_handed_over_total", engine="engine-0") == len(prompts)
         assert found.value("orca_decode_initiations_total") == 0
+    histories = {name: History(name) for name in ("engine-0", "engine-1")}
+    for name, history in histories.items():
+        history.take(lines(tmp_path / "run", name))
+    for stay in histories["engine-1"].stays:
+        story = explain(stay.request, histories.values(), None, 0)
+        assert story is not None
+        assert story.engines == ("engine-0", "engine-1")
+        assert {Kind.RUN, Kind.PULL} <= {part.kind for part in story.parts}
+        assert story.unseen == 0
 
 
-@pytest.mark.timeout(200)
-@pytest.mark.parametrize("rounds", [2, pytest.param(40, marks=[pytest.mark.long, pytest.mark.timeout(1200)])])
+TIMES = {2: [pytest.mark.timeout(200)], 40: [pytest.mark.long, pytest.mark.timeout(1800)]}
+
+
+@pytest.mark.parametrize("rounds", [pytest.param(count, marks=marks) for count, marks in TIMES.items()])
 async def test_a_rank_of_either_side_is_lost(tmp_path: Path, rounds: int) -> None:
     """A rank of the engine that prefills, or of the one that decodes, is killed or stopped at a random moment."""
     model, draw = make_model(tmp_path / "model"), random.Random(rounds)

@@ -27,6 +27,19 @@ HUB = {"name": "openai-community/gpt2"}
             {"engine": {"tp": 8, "gpusPerNode": 4}},
             "engine.gpusPerPod: a pod of 8 ranks fits on no node, which has 4 GPUs (gpusPerNode)",
         ),
+        (
+            {"scheduler": {"settings": {"roles": "prefill=1"}}},
+            "scheduler.settings.roles: prefill=1 is not mixed, nor like prefill=1,decode=1: each phase needs an engine",
+        ),
+        (
+            {"scheduler": {"settings": {"roles": "prefill=1,decode=2"}}, "engine": {"count": 2}},
+            "scheduler.settings.roles: prefill=1,decode=2 is 3 engines, and engine.count is 2",
+        ),
+        (
+            {"scheduler": {"settings": {"roles": "prefill=1,decode=1"}}, "engine": {"autoscale": {"enabled": True}}},
+            "scheduler.settings.roles: prefill=1,decode=1 is a fixed number of engines, and engine.autoscale changes "
+            "it",
+        ),
         ({"engine": {"tp": 4}, "model": {"numHeads": 6}}, "tp 4: 6 heads cannot be shared evenly by 4 tensor ranks"),
         ({"engine": {"pp": 5}, "model": {"numLayers": 4}}, "pp 5: 4 layers are too few for 5 stages"),
         (

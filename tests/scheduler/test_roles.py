@@ -328,7 +328,7 @@ def test_roles_are_those_of_the_engines() -> None:
 )
 def test_settings_that_do_not_go_together_are_refused(settings: dict[str, Any], why: str) -> None:
     with pytest.raises(ValidationError, match=why):
-        SchedulerSettings(**{"workers": "a:1"} | settings)
+        SchedulerSettings(**dict[str, Any](workers="a:1") | settings)
 
 
 def test_a_stack_has_as_many_engines_as_roles() -> None:

@@ -119,12 +119,44 @@ def test_tokens_and_bytes(folder: Path, kernels: str) -> None:
         assert both.go_on(held, 9) == reference.greedy(prompt, 9)
 
 
-def test_a_block_of_gpt2_124m(tmp_path: Path) -> None:
-    """Bytes of a block of GPT-2 124M in bfloat16: 12 layers of 768, 16 slots."""
-    model = make_gpt2(tmp_path / "m", heads=12, layers=12, hidden=768, vocab=31, positions=32, seed=1)
-    stage = make_stage(model, 64, 16, dtype="bfloat16", kernels="torch")
-    assert stage._kv.block_bytes == 589_824
-    assert len(stage._kv.read(0)) == 589_824
+@pytest.mark.long
+def test_a_request_of_gpt2_124m(tmp_path: Path) -> None:
+    """272 tokens in bfloat16 are 17 blocks of 16. Prints the transfer's time beside that of as many bytes alone."""
+    model = make_gpt2(tmp_path / "m", heads=12, layers=12, hidden=768, vocab=31, positions=320, seed=1)
+    first, second = (make_stage(model, 288, 16, dtype="bfloat16", kernels="torch") for _ in range(2))
+    both = Pair(first, second, served(first))
+    ended = list[float]()
+
+    def pulled(end: pb.Pulled) -> None:
+        ended.append(time.monotonic())
+        both.ends.put(end)
+
+    second.pulled = pulled
+    both.numbers += 1
+    message = pb.Iteration(number=1)
+    message.admissions.add(row=1, claim=1, token_ids=[n % 31 for n in range(272)], root=ROOT)
+    put_members(message, [initiation(1, 272, range(18))])
+    held = Held(1, 1, list(message.admissions[0].token_ids), first.run(message).token_ids[0])
+    admission = pb.Admission(row=3, claim=2, token_ids=[*held.prompt, held.token], generated=1, computed=272, root=ROOT)
+    handed = pb.Handed(epoch=EPOCH, claim=1, row=1, positions=272, sources=[both.source])
+    began = time.monotonic()
+    second.run(pb.Iteration(number=2, pull=pb.Pull(admission=admission, blocks=range(18), handed=handed)))
+    end = both.ends.get(timeout=30)
+    assert end.error == ""
+    assert end.bytes == 17 * 589_824
+    print(f"{end.bytes / 1e6:.1f} MB in {ended[0] - began:.4f} s, its floor {floor(end.bytes):.4f} s")
+
+
+def floor(size: int) -> float:
+    """Seconds for this number of bytes over a loopback connection alone."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        sending = socket.create_connection(listening.getsockname())
+        receiving, _ = listening.accept()
+        with sending, receiving:
+            began = time.monotonic()
+            threading.Thread(target=sending.sendall, args=[bytes(size)], daemon=True).start()
+            receive(receiving, size)
+            return time.monotonic() - began
 
 
 def test_what_is_not_there_is_refused(folder: Path) -> None:
@@ -231,8 +263,8 @@ class Faulty:
         while True:
             connection, _ = self._listening.accept()
             with connection:
-                _, *numbers, size = ASKED.unpack(receive(connection, ASKED.size))
-                asked = Asked(*numbers, receive(connection, size).decode())
+                _, epoch, row, claim, positions, size = ASKED.unpack(receive(connection, ASKED.size))
+                asked = Asked(epoch, row, claim, positions, receive(connection, size).decode())
                 connection.sendall(ANSWER.pack(SERVED, 0) + self._harmed(asked))
 
     def _harmed(self, asked: Asked) -> bytes:

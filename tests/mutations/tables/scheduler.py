@@ -334,8 +334,8 @@ MUTATIONS = [
     Mutation(
         "a request begins without its tokens",
         MASTER,
-        "_control_message",
-        passes("admissions.add", "token_ids", "record.prompt_ids"),
+        "_admission",
+        passes("pb.Admission", "token_ids", "record.prompt_ids"),
         f"{MASTER_TESTS}::test_a_rank_that_is_lost_is_fenced_and_forms_again",
     ),
     Mutation(
@@ -376,8 +376,8 @@ MUTATIONS = [
     Mutation(
         "the master forgets the sampling message",
         MASTER,
-        "_control_message",
-        passes("admissions.add", "sampling", "None"),
+        "_admission",
+        passes("pb.Admission", "sampling", "None"),
         "tests/e2e/test_tokens.py::test_a_draw_depends_on_seed_and_index_alone",
     ),
     # The core.

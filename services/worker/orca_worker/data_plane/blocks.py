@@ -89,10 +89,10 @@ class BlockServer:
         try:
             with connection:
                 connection.settimeout(STALL)
-                secret, *numbers, size = ASKED.unpack(receive(connection, ASKED.size))
+                secret, epoch, row, claim, positions, size = ASKED.unpack(receive(connection, ASKED.size))
                 if not hmac.compare_digest(secret, self.secret) or size > MOST_TEXT:
                     return
-                asked = Asked(*numbers, receive(connection, size).decode())
+                asked = Asked(epoch, row, claim, positions, receive(connection, size).decode())
                 self._answer(connection, asked)
         except (OSError, Unavailable, UnicodeDecodeError) as error:
             log.info("blocks were not taken: %s", error)

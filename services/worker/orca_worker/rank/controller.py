@@ -96,7 +96,7 @@ class Controller:
         self._left = False  # it takes nothing more
         self._failed = False  # `on_failure` was called
         self._blocks: BlockServer | None = None  # from the first epoch on in which it hands over
-        stage.pulled = lambda pulled: self._loop.call_soon_threadsafe(self._pulled, pulled)
+        stage.pulled = self._from_a_pull
         # The last OpenStore, Join and Allocate. A request that comes again waits for the same one.
         self._store: asyncio.Task[Store] | None = None
         self._joined: asyncio.Task[Memory] | None = None
@@ -312,6 +312,9 @@ class Controller:
         if not (isinstance(state, Member) and state.epoch == asked.epoch and state.formation.hands_over):
             raise FailedPrecondition(f"epoch {asked.epoch} hands nothing over here")
         return self._stage.blocks_of(asked)
+
+    def _from_a_pull(self, pulled: worker_pb2.Pulled) -> None:
+        self._loop.call_soon_threadsafe(self._pulled, pulled)
 
     def _pulled(self, pulled: worker_pb2.Pulled) -> None:
         """A pull has ended. The master that asked for it may be gone: the next one asks for others."""
