@@ -417,17 +417,16 @@ class Load:
     def delta(self, x: Operand, *matrices: Matrix) -> Delta | None:
         """Records the summands of adapters for the operation that is recorded next: of a matrix, or of a gate and what
         it gates."""
-        parts, column, columns, first = list[DeltaPart](), 0, 0, list[int]()
+        parts, first = list[DeltaPart](), list[int]()
         if self._adapters is None:
             return None
+        column, whole = 0, PANEL // len(matrices)  # a panel has columns of each matrix
         for matrix in matrices:
             first.append(column)
-            for one in self._adapters.of(matrix, column):
-                a, b = self._program.pack(one.a), self._program.pack(one.b)
-                parts.append(DeltaPart(one.adapter, a, b, one.column))
-                columns = max(columns, one.column + whole_panels(len(one.b)))  # perhaps behind the last output
-            column += whole_panels(matrix.outputs)
-        return self._program.delta(x, whole_panels(max(column, columns)), parts, first[-1]) if parts else None
+            parts += (DeltaPart(one.adapter, one.a, one.b, one.column) for one in self._adapters.of(matrix, column))
+            column += -(-matrix.outputs // whole) * whole
+        parts.sort(key=lambda part: (part.adapter, part.column))
+        return self._program.delta(x, column, parts, first[-1]) if parts else None
 
     def norm(self, norm: Norm) -> kernels.Norm:
         bias = self._weights.get(norm.bias.name) if norm.bias is not None else None
@@ -459,11 +458,6 @@ class Load:
             self._prefix_lm,
             None if a.bias is None else a.bias.by_distance(self._weights.get(a.bias.table.name)),
         )
-
-
-def whole_panels(outputs: int) -> int:
-    """The columns of a number of outputs."""
-    return -(-outputs // PANEL) * PANEL
 
 
 def ending(batch: Batch, start: int, end: int) -> tuple[int, int]:
