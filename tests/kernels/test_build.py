@@ -1,7 +1,6 @@
 """How the CPU kernels are compiled: which instruction sets, and when."""
 
 import ctypes
-import shutil
 from pathlib import Path
 
 import pytest
@@ -15,11 +14,16 @@ ODD = build.InstructionSet(("-munheard-of",), (), "")
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Libraries of the portable instruction set alone, without optimization, and in a home of their own."""
-    monkeypatch.setattr(build, "FLAGS", tuple(flag for flag in build.FLAGS if not flag.startswith("-O")))
+def sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Files that are compiled in a moment, for one instruction set; and a home of their own."""
     monkeypatch.setattr(build, "sets", lambda: {"portable": build.PORTABLE})
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    made = tmp_path / "src"
+    made.mkdir()
+    for source in (*build.COMMON, *build.of_set("portable"), "isa_second"):
+        (made / f"{source}.cpp").write_text(f"int {source}() {{ return 0; }}\n")
+    monkeypatch.setattr(build, "SOURCES", made)
+    return made
 
 
 @pytest.mark.skipif(build.platform.machine() != "x86_64", reason="this architecture has no instruction sets of its own")
@@ -42,11 +46,8 @@ def test_instruction_sets_of_a_processor(flags: str, best: list[str], monkeypatc
     assert build.of_processor("processor\t: 0\nFeatures\t: asimd\n") == ["portable"]
 
 
-def test_a_first_start_builds_the_best_one_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_first_start_builds_the_best_one_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second one is compiled when a setting names it, and the first is not compiled again."""
-    shutil.copytree(build.SOURCES, sources := tmp_path / "src")
-    (sources / "isa_second.cpp").write_text((sources / "isa_portable.cpp").read_text())
-    monkeypatch.setattr(build, "SOURCES", sources)
     monkeypatch.setattr(build, "sets", lambda: {"portable": build.PORTABLE, "second": build.PORTABLE})
     told = list[str]()
     build.built(told.append)
@@ -77,11 +78,9 @@ def test_a_package_has_all_that_its_compiler_knows(tmp_path: Path, monkeypatch: 
         list(build.runnable())
 
 
-def test_a_fault_in_an_instruction_sets_file_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_in_an_instruction_sets_file_is_an_error(tmp_path: Path, sources: Path) -> None:
     """It must not pass for a compiler that does not know the flags: the machine would quietly run slower kernels."""
-    shutil.copytree(build.SOURCES, sources := tmp_path / "src")
     (sources / "isa_portable.cpp").write_text("no C++\n")
-    monkeypatch.setattr(build, "SOURCES", sources)
     with pytest.raises(build.CannotBuild, match=r"isa_portable\.cpp"):
         build.build(tmp_path / "built")
 
