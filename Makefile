@@ -23,8 +23,8 @@ PYTEST = $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Where a process of the tests crashes, as in a thread of a library, pytest-xdist waits for ever for what it had left.
 BOUNDED = timeout --foreground --signal=INT --kill-after=60 40m
 
-# On a fresh machine each process would compile the kernels for itself, for some minutes of CPU time.
-KERNELS = $(BIN)/python -c 'from orca_kernels.cpu.build import built; built(print)'
+# Tests run all instruction sets of the machine. On a fresh one each process would compile the kernels for itself.
+KERNELS = $(BIN)/python -c 'from orca_kernels.cpu.build import all_built; all_built(print)'
 
 # Bytecode is kept, whatever the shell says: hundreds of processes of the tests import the same modules.
 unexport PYTHONDONTWRITEBYTECODE

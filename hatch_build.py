@@ -16,11 +16,11 @@ class Kernels(BuildHookInterface):  # type: ignore[type-arg]
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         build = runpy.run_path(str(Path(self.root) / CPU / "build.py"))
         try:
-            built = build["build"](Path(self.root) / CPU)
+            libraries = build["build"](Path(self.root) / CPU)
         except build["CannotBuild"] as error:  # the client needs none, and a worker runs plain torch then
             self.app.display_warning(f"no compiled kernels in this wheel: {error}")
             return
-        build_data["force_include"][str(built)] = f"orca_kernels/cpu/{built.name}"
+        build_data["force_include"].update({str(one): f"orca_kernels/cpu/{one.name}" for one in libraries})
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
 

@@ -3,16 +3,8 @@
 from contextlib import suppress
 from pathlib import Path
 
-from orca_kernels.cpu.build import CannotBuild
-from orca_kernels.cpu.library import instruction_sets
-
-# The best first: an instruction set, and the flags of /proc/cpuinfo that it needs.
-SETS = (
-    ("amx", {"amx_bf16", "amx_tile", "avx512f"}),
-    ("avx512_bf16", {"avx512_bf16", "avx512f"}),
-    ("avx512", {"avx512f", "avx512bw", "avx512vl"}),
-    ("avx2", {"avx2", "fma"}),
-)
+from orca_kernels.cpu.build import CannotBuild, of_processor
+from orca_kernels.cpu.library import best
 
 
 def isa(kernels: str = "auto") -> str:
@@ -21,14 +13,8 @@ def isa(kernels: str = "auto") -> str:
         return kernels
     if kernels == "auto":
         with suppress(CannotBuild):
-            return instruction_sets()[0]
-    return best_isa(Path("/proc/cpuinfo").read_text())
-
-
-def best_isa(cpuinfo: str) -> str:
-    """The best instruction set that a processor has, by the text of /proc/cpuinfo."""
-    flags = set(field(cpuinfo, "flags").split())
-    return next((name for name, needed in SETS if needed <= flags), "portable")
+            return best()
+    return of_processor(Path("/proc/cpuinfo").read_text())[0]
 
 
 def processor() -> str:

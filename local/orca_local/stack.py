@@ -205,7 +205,7 @@ class Stack:
             await check_reachable(settings.redis_url, REDIS_SECONDS, password=password, tls_dir=self._own_certificate)
         self._kernels = family_of(checkpoint).needs_torch and kernels_needed(settings.device, settings.kernels)
         if self._kernels:
-            await in_thread(partial(compile_kernels, self._tell_compiling))
+            await in_thread(partial(compile_kernels, settings.kernels, self._tell_compiling))
         try:
             async with asyncio.timeout(settings.start_timeout):
                 await self._start_all(modules_of(checkpoint))

@@ -1,13 +1,13 @@
-"""The compiled kernels as Python calls them: one shared library, built by `build.py`.
+"""The compiled kernels as Python calls them: a shared library for each instruction set, built by `build.py`.
 
-It holds a table of kernels for each instruction set (src/isa.h).
+Each has one table of kernels (src/isa.h).
 """
 
 import ctypes
-from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_float, c_int, c_int32, c_int64, c_void_p
 from functools import cache
 
-from .build import CannotBuild, library_path
+from .build import CannotBuild, library_path, runnable
 
 
 class BatchPointers(ctypes.Structure):
@@ -45,8 +45,8 @@ def made(number: int) -> int:
 
 
 SIGNATURES = {
-    "orca_isas": (c_char_p, ()),
-    "orca_model": (c_void_p, (c_char_p, c_int)),
+    "orca_runs_here": (c_int, ()),
+    "orca_model": (c_void_p, (c_int,)),
     "orca_free": (None, (c_void_p,)),
     "orca_multiplies_bf16": (c_int, (c_void_p,)),
     "orca_pack": (c_void_p, (c_void_p, c_void_p, c_int, c_int64, c_int64, c_int, c_int, c_int, c_void_p)),
@@ -60,8 +60,9 @@ SIGNATURES = {
     "orca_steps": (c_int, (c_void_p,)),
     "orca_embed": (made, (c_void_p, c_int, c_void_p, c_int64, c_float, c_void_p, c_int)),
     "orca_normalize": (made, (c_void_p, c_int, c_int, c_void_p, c_void_p, c_float, c_int, c_int, c_int)),
-    "orca_delta": (c_void_p, (c_void_p, c_int, c_int, c_int)),
-    "orca_delta_part": (made, (c_void_p, c_void_p, c_int, c_void_p, c_void_p, c_int)),
+    "orca_delta": (c_void_p, (c_void_p, c_int, c_int)),
+    "orca_delta_adapter": (made, (c_void_p, c_void_p, c_int, c_void_p)),
+    "orca_delta_run": (made, (c_void_p, c_void_p, *[c_int] * 6, c_void_p)),
     "orca_linear": (made, (c_void_p, c_int, c_void_p, c_int, c_int, c_int, c_void_p)),
     "orca_write_kv": (made, (c_void_p, *[c_int] * 6, c_void_p, c_void_p, c_float, c_void_p, c_void_p, c_int)),
     "orca_attend": (made, (c_void_p, *[c_int] * 7, c_float, c_int64, c_int, c_int, c_void_p, c_int)),
@@ -70,19 +71,19 @@ SIGNATURES = {
 }
 
 
-def library() -> ctypes.CDLL:
-    """The compiled kernels. Raises `CannotBuild` with a sentence where they are not built and cannot be."""
-    loaded = _load()
+def library(isa: str) -> ctypes.CDLL:
+    """The kernels of an instruction set. Raises `CannotBuild` where they are not built and cannot be."""
+    loaded = _load(isa)
     if isinstance(loaded, CannotBuild):
         raise loaded
     return loaded
 
 
 @cache
-def _load() -> ctypes.CDLL | CannotBuild:
+def _load(isa: str) -> ctypes.CDLL | CannotBuild:
     """Tries once: a compiler that fails does so every time."""
     try:
-        loaded = ctypes.CDLL(str(library_path()))
+        loaded = ctypes.CDLL(str(library_path(isa)))
         for name, (result, arguments) in SIGNATURES.items():
             function = getattr(loaded, name)
             function.restype, function.argtypes = result, arguments
@@ -93,6 +94,15 @@ def _load() -> ctypes.CDLL | CannotBuild:
     return loaded
 
 
-def instruction_sets() -> list[str]:
+def best() -> str:
+    """The best instruction set that this machine runs. Raises as `library` does."""
+    try:
+        return next(isa for isa in runnable() if library(isa).orca_runs_here())  # a kernel may refuse one to processes
+    except (OSError, RuntimeError) as error:
+        raise CannotBuild(str(error)) from None
+
+
+@cache
+def instruction_sets() -> tuple[str, ...]:
     """Those that this machine runs, the best first. Raises as `library` does."""
-    return library().orca_isas().decode().split()
+    return tuple(runnable())

@@ -7,7 +7,8 @@ multiplies is narrowed, where the instruction set multiplies bfloat16.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, NewType
 
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .cores import cores
-from .library import BatchPointers, instruction_sets, library
+from .library import BatchPointers, best, instruction_sets, library
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 # Type of src/formats.h
@@ -73,10 +74,9 @@ class Attention(NamedTuple):
 class DeltaPart(NamedTuple):
     """The summand x A^T B^T of some outputs, by one adapter."""
 
-    adapter: int  # from 0
-    a: Packed  # [rank, inputs]
-    b: Packed  # [outputs, rank]
-    column: int  # of the first output; an adapter's parts come in their order
+    a: Tensor  # [rank, inputs]
+    b: Tensor  # [outputs, rank]
+    column: int  # of the first output
 
 
 class Program:
@@ -87,13 +87,14 @@ class Program:
     """
 
     def __init__(self, dtype: torch.dtype, threads: int = 0, instruction_set: str = "auto") -> None:
-        self._library, have = library(), instruction_sets()
-        if instruction_set not in ("auto", *have):
+        if instruction_set == "auto":
+            instruction_set = best()
+        elif instruction_set not in (have := instruction_sets()):
             raise ValueError(f"kernels {instruction_set}: this machine runs {', '.join(have)}")
-        self.instruction_set = have[0] if instruction_set == "auto" else instruction_set
+        self.instruction_set, self._library = instruction_set, library(instruction_set)
         self.dtype = dtype
         self.threads = threads or cores()
-        self._model = self._library.orca_model(self.instruction_set.encode(), self.threads)
+        self._model = self._library.orca_model(self.threads)
         if not self._model:
             raise MemoryError(f"{self.threads} threads cannot be started")
         self._kept: list[Tensor] = []  # what the program points to
@@ -221,18 +222,26 @@ class Program:
     def copy(self, x: Rows, width: int, out: Operand) -> None:
         self._library.orca_normalize(self._model, x, out, None, None, 0.0, width, False, False)
 
-    def delta(self, x: Operand, columns: int, up: int = 0) -> Delta:
-        """Records that adapters add to the operation on x that is recorded next, with the result: `add_part` says what.
-        `columns`: of all outputs, in whole panels. `up`: of a gated one, the column behind the gate's, where those of
-        `up` begin. Raises MemoryError."""
-        assert columns % PANEL == 0
-        if not (made := self._library.orca_delta(self._model, x, columns, up)):
+    def delta(self, x: Operand) -> Delta:
+        """Records that adapters may add to the operation on x that is recorded next, with the result, by `add_adapter`.
+        Raises MemoryError."""
+        if not (made := self._library.orca_delta(self._model, x, TYPES[self.dtype])):
             raise MemoryError("no memory for an operation of the program")
         return Delta(made)
 
-    def add_part(self, delta: Delta, part: DeltaPart) -> None:
-        """Adds an adapter's summand to those of an operation, between two runs. Raises MemoryError."""
-        self._library.orca_delta_part(self._model, delta, part.adapter, part.a, part.b, part.column)
+    def add_adapter(self, delta: Delta, adapter: int, parts: Sequence[DeltaPart], columns: int, up: int = 0) -> None:
+        """Adds the summands of an adapter, from 0 on, to an operation, by column; between two runs. `columns`: of all
+        outputs, and what is missing to whole panels. `up`: of a gated one, the column behind the gate's, where those of
+        `up` begin: half of all. Raises MemoryError."""
+        assert columns % PANEL == 0
+        assert up in (0, columns // 2)
+        a, runs = low_rank(parts, columns, up)
+        self._library.orca_delta_adapter(self._model, delta, adapter, self.pack(a))
+        side_by_side = 2 if self.dtype is torch.bfloat16 else 1  # k
+        for begin, end, first, second, of_panels in runs:
+            count = of_panels.shape[2]
+            b = of_panels.to(self.dtype).unflatten(2, (-1, side_by_side)).transpose(1, 2).contiguous()
+            self._library.orca_delta_run(self._model, delta, adapter, begin, end, first, second, count, b.data_ptr())
 
     @contextmanager
     def packing_for(self, adapter: int) -> Iterator[None]:
@@ -337,3 +346,49 @@ def in_turn(gate: Tensor, up: Tensor) -> Tensor:
     both = gate.new_zeros(2, blocks * GATED_COLUMNS, *gate.shape[1:])
     both[0, : len(gate)], both[1, : len(up)] = gate, up
     return both.view(2, blocks, GATED_COLUMNS, -1).transpose(0, 1).reshape(-1, *gate.shape[1:])
+
+
+class Run(NamedTuple):
+    """Panels [begin, end) of an operation to whose products an adapter adds: for the first half of a panel's columns
+    `count` numbers of low = x A^T from `first` on, times B, and for the other half those from `second` on."""
+
+    begin: int
+    end: int
+    first: int
+    second: int
+    b: Tensor  # [panels, PANEL, count]
+
+
+def low_rank(parts: Sequence[DeltaPart], columns: int, up: int) -> tuple[Tensor, list[Run]]:
+    """One adapter's parts of an operation, as `Program.add_adapter` takes them -> A [ranks, inputs] of them all, and B.
+
+    A panel of a gate and of `up` has 8 columns of each. Any panel may have columns of several parts, as of the queries
+    and of the keys: there B has zeros for what the others add.
+    """
+    starts = [0, *itertools.accumulate(len(part.a) + len(part.a) % 2 for part in parts)]  # in low, where count is even
+    whole = parts[0].b.new_zeros(columns, 2 * starts[-1])  # B of all parts, zeros where one does not add
+    bounds = np.zeros((2, columns // GATED_COLUMNS), np.int64)  # of each 8 columns: begin and end in low
+    bounds[0] = starts[-1]
+    for part, start, end in zip(parts, starts, starts[1:], strict=False):
+        outputs, rank = part.b.shape
+        whole[part.column : part.column + outputs, start : start + rank] = part.b
+        eights = slice(part.column // GATED_COLUMNS, -(-(part.column + outputs) // GATED_COLUMNS))
+        bounds[0, eights] = np.minimum(bounds[0, eights], start)
+        bounds[1, eights] = np.maximum(bounds[1, eights], end)
+    bounds[0, bounds[1] == 0] = 0  # nothing is added there
+    halves = (bounds.reshape(2, 2, -1) if up else bounds.reshape(2, -1, 2).swapaxes(1, 2)).swapaxes(0, 1)
+    eights = whole.unflatten(0, (-1, GATED_COLUMNS))
+    of_half = eights.unflatten(0, (2, -1)) if up else eights.unflatten(0, (-1, 2)).transpose(0, 1)
+    firsts, counts = halves[:, 0], (halves[:, 1] - halves[:, 0]).max(0)
+    alike = np.vstack([firsts, counts])
+    edges = [0, *(np.flatnonzero(np.diff(alike).any(0)) + 1).tolist(), len(counts)]
+    runs = list[Run]()
+    for begin, end in itertools.pairwise(edges):
+        count, first, second = int(counts[begin]), *firsts[:, begin].tolist()
+        if count:
+            own = [of_half[half, begin:end, :, at : at + count] for half, at in enumerate((first, second))]
+            runs.append(Run(begin, end, first, second, torch.cat(own, 1)))
+    a = parts[0].a.new_zeros(max(max(run.first, run.second) + run.b.shape[2] for run in runs), parts[0].a.shape[1])
+    for part, start in zip(parts, starts, strict=False):
+        a[start : start + len(part.a)] = part.a
+    return a, runs

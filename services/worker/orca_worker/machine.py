@@ -73,9 +73,12 @@ def kernels_needed(device: str, kernels: str) -> bool:
     return kernels not in ("torch", "device-loop") and not on_gpu(device)
 
 
-def compile_kernels(tell: Callable[[str], None]) -> None:
-    """Compiles the CPU's kernels where they are not, and tells the begin and the end. A failure is told by a rank."""
-    built(tell)
+def compile_kernels(kernels: str, tell: Callable[[str], None]) -> None:
+    """Compiles the kernels of an instruction set, or of the best one ("auto"), where they are not.
+
+    tell: is given the begin and the end. A failure is reported by a rank.
+    """
+    built(tell, kernels)
 
 
 def free_bytes(device: torch.device | None, modest: bool) -> int:

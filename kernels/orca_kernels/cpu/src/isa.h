@@ -1,5 +1,7 @@
-// What an instruction set provides: one table of kernels each. kernels.h makes most of them, from one source.
+// What an instruction set provides: one table of kernels, in a library of its own. kernels.h makes most of them, from one source.
 #pragma once
+
+#include <vector>
 
 #include "formats.h"
 
@@ -11,6 +13,32 @@ enum class Epilogue : int {
   operand,   // the next operation's operand = activation(y)
   gated,     // the same = activation(gate) * up, of panels with 8 columns of a gate and the 8 of `up` behind them
   greedy,    // the largest column of each row, NaN before all, and out = y where it is asked for
+};
+
+// What adapters add to the products of some rows before anything else: low B^T, of each row's own B, where low is the row's
+// x A^T (Hu et al., "LoRA", section 4.1).
+struct Added {
+  // Of one adapter: `count` numbers of low from `first` on make the first 8 columns of each of these panels, and those from
+  // `second` on the other 8. In a panel of a gate and of `up` they are of two As. `count` is even.
+  struct Run {
+    int begin, end;  // panels
+    int first, second, count;
+    const char* b;  // of bfloat16 [panels][count / 2][16][2], of float32 [panels][count][16]
+  };
+
+  Type type;           // of B
+  const void* low;     // [.., ld] of float32, or of bfloat16 where B is and the instruction set multiplies it
+  int ld;
+  const int32_t* at;   // [rows] a row's in `low`; -1: it gets nothing, and its bits are those without adapters
+  const int32_t* adapters;              // of each row of `low`
+  const std::vector<std::vector<Run>>* runs;  // by adapter, in the order of their panels
+
+  const Run* run(int adapter, int panel) const {
+    if (size_t(adapter) < runs->size())
+      for (const Run& one : (*runs)[adapter])
+        if (panel < one.end) return panel < one.begin ? nullptr : &one;
+    return nullptr;
+  }
 };
 
 // Rows of an operand times packed weights, plus bias. A row's result depends on nothing but the row: every element is
@@ -25,9 +53,7 @@ struct Gemm {
   float* out;  // store, add: [rows][ld]; greedy: the logits, or null
   int ld;
   Operand out_operand;  // operand, gated: the next operation's
-  const float* added;   // [.., added_ld]: what some rows' products get before anything else; null: none does
-  int added_ld, up;     // up: gated: the column of `added` at which those of `up` begin; the gate's are the first
-  const int32_t* added_at;  // [rows] a row's in `added`; -1: it gets nothing, and its bits are those without `added`
+  const Added* added;   // null: no row gets anything
   float* best;          // greedy: [rows], for the columns of this call
   int32_t* index;
 };
@@ -85,21 +111,14 @@ struct Isa {
   int tile, deep;        // rows and columns of an operand's tile of float32
   void (*enter)();       // in each thread, before its first kernel of a run
   void (*leave)();
-  void (*gemm_bf16)(const Gemm&, int first_panel, int last_panel);
   void (*gemm_f32)(const Gemm&, int first_panel, int last_panel);
-  void (*gemm_codes)(const Gemm&, int first_panel, int last_panel);
-  void (*gemm_fours)(const Gemm&, int first_panel, int last_panel);
-  void (*gemm_blocks8)(const Gemm&, int first_panel, int last_panel);
-  void (*gemm_blocks4)(const Gemm&, int first_panel, int last_panel);
-  void (*gemm_grouped[3])(const Gemm&, int first_panel, int last_panel);  // grouped128, grouped64, grouped32
+  void (*gemm_bf16)(const Gemm&, int first_panel, int last_panel);
   void (*encode)(const float* x, const Operand& to, const Codes& codes, int row);  // x [to.width], zeros behind its end
   void (*norm)(const Norm&, const float* x, const Operand& to, int row, float* kept);  // kept: the same as rows, or null
   void (*copy)(const float* x, int width, const Operand& to, int row);
   void (*norm_head)(const Norm&, float* x);  // RMSNorm in place
   void (*turn)(const Turn&, float* x);
   void (*narrow)(const float*, bf16*, int n);
-  // Scratch of attention_scratch(...) floats.
-  void (*attention)(const Attention&, float* scratch);
 };
 
 constexpr int64_t UNBOUNDED = INT64_MAX;  // a window of all keys
@@ -114,6 +133,14 @@ inline size_t attention_scratch(int head_size) {
   return 2 * KEYS * d + TILED_ROWS * (3 * d + 2 * KEYS + 3) + 256;
 }
 
-extern const Isa portable, avx2, avx512, avx512_bf16, amx;
+// The library has one set. Some parts are in files of their own, so that several processors compile it at once.
+extern const Isa isa;
+void gemm_codes(const Gemm&, int first_panel, int last_panel);  // of weights in codes
+void attend_cache(const Attention&, float* scratch);             // scratch of attention_scratch(...) floats
+
+// What becomes of `rows` x 16 sums of one panel: sums[r * stride ...], of the rows from `first` on.
+void finish(const Gemm&, int panel, int first, int rows, const float* sums, int stride);
+// The same of `panel`, an even one, and of the panel behind it, whose sums begin at `second`.
+void finish_two(const Gemm&, int panel, int first, int rows, const float* sums, const float* second, int stride);
 
 }  // namespace orca

@@ -1,7 +1,5 @@
-// The kernels, over vectors of LANES floats. Each isa_*.cpp includes this once, compiled for its instruction set.
-//
-// No function here may have a name that another instruction set's file defines too, so all are in an anonymous
-// namespace: the linker must never take one file's code for the other's.
+// The kernels, over vectors of LANES floats. Each file that includes this is compiled once for each instruction set, and an
+// instruction set's files make one library: so each has what it uses, and no more of it.
 #pragma once
 
 #include <algorithm>
@@ -16,6 +14,14 @@
 #endif
 
 #include "isa.h"
+
+#if defined(__AVX512F__)
+#define LANES 16
+#elif defined(__AVX2__)
+#define LANES 8
+#else
+#define LANES 4
+#endif
 
 namespace {
 
@@ -97,216 +103,11 @@ inline vf exponential(vf x) {
   return given == given ? bits(bits(p) + ((bits(shifted) - bits(magic)) << 23)) : given;  // NaN stays NaN
 }
 
-// 1 - 2 / (1 + e^2x)
-inline vf hyperbolic_tangent(vf x) { return 1.0f - 2.0f / (1.0f + exponential(2.0f * x)); }
-
-// Abramowitz and Stegun 7.1.26: an absolute error of 1.5e-7.
-inline vf error_function(vf x) {
-  vf a = x < 0.0f ? -x : x;
-  vf t = 1.0f / (1.0f + 0.3275911f * a);
-  vf p = splat(1.061405429f);
-  p = p * t - 1.453152027f;
-  p = p * t + 1.421413741f;
-  p = p * t - 0.284496736f;
-  p = p * t + 0.254829592f;
-  vf y = 1.0f - p * t * exponential(-a * a);
-  return x < 0.0f ? -y : y;
-}
-
-template <Activation A>
-inline vf activate(vf x) {
-  if constexpr (A == Activation::gelu) return 0.5f * x * (1.0f + error_function(x * 0.70710678f));
-  // 0.5 (1 + tanh u) = 1 / (1 + e^-2u)
-  if constexpr (A == Activation::tanh_gelu)
-    return x / (1.0f + exponential(-1.5957691216f * (x + 0.044715f * x * x * x)));
-  if constexpr (A == Activation::relu) return x < 0.0f ? vf{} : x;
-  if constexpr (A == Activation::silu) return x / (1.0f + exponential(-x));
-  if constexpr (A == Activation::tanh) return hyperbolic_tangent(x);
-  return x;
-}
-
-// What becomes of `rows` x 16 sums of one panel: sums[r * stride ...], of the rows from `first` on.
-
-template <class F>
-inline void with_bias(const Gemm& g, int panel, int rows, const float* sums, int stride, F use) {
-  vf bias[VECTORS] = {};
-  if (g.weights->bias)
-    for (int v = 0; v < VECTORS; v++) bias[v] = load(g.weights->bias + panel * PANEL + v * LANES);
-  for (int r = 0; r < rows; r++)
-    for (int v = 0; v < VECTORS; v++) use(r, v * LANES, load(sums + r * stride + v * LANES) + bias[v]);
-}
-
-template <Activation A, class T>
-inline void finish_operand(const Gemm& g, int panel, int first, int rows, const float* sums, int stride) {
-  const Operand& to = g.out_operand;
-  const int column = panel * PANEL;
-  for (int done = 0; done < rows;) {
-    const Operand::Tile tile = to.tile_of(first + done);
-    const int here = std::min(rows - done, tile.first + tile.rows - first - done);
-    T* out = to.row<T>(first + done) + to.column(column);
-    with_bias(g, panel, here, sums + done * stride, stride,
-              [&](int r, int c, vf y) { save(out + r * to.deep + c, activate<A>(y)); });
-    done += here;
-  }
-}
-
-template <Activation A>
-inline void finish_operand(const Gemm& g, int panel, int first, int rows, const float* sums, int stride) {
-  if (g.out_operand.is_bf16()) finish_operand<A, bf16>(g, panel, first, rows, sums, stride);
-  else finish_operand<A, float>(g, panel, first, rows, sums, stride);
-}
-
-// The columns of a gate are the first half of a panel, those of `up` the second.
-template <Activation A, class T>
-inline void finish_gated(const Gemm& g, int panel, int first, int rows, const float* sums, int stride) {
-  const Operand& to = g.out_operand;
-  const int column = panel * PANEL / 2;
-  for (int done = 0; done < rows;) {
-    const Operand::Tile tile = to.tile_of(first + done);
-    const int here = std::min(rows - done, tile.first + tile.rows - first - done);
-    T* out = to.row<T>(first + done) + to.column(column);
-    vf kept[VECTORS];
-    with_bias(g, panel, here, sums + done * stride, stride, [&](int r, int c, vf y) {
-      if constexpr (VECTORS == 1) {
-        alignas(64) T both[PANEL];
-        save(both, activate<A>(y) * __builtin_shuffle(y, lanes() ^ (PANEL / 2)));
-        std::memcpy(out + r * to.deep, both, sizeof(T) * PANEL / 2);
-      } else {
-        kept[c / LANES] = c < PANEL / 2 ? activate<A>(y) : y;
-        if (c >= PANEL / 2) save(out + r * to.deep + c - PANEL / 2, kept[(c - PANEL / 2) / LANES] * y);
-      }
-    });
-    done += here;
-  }
-}
-
-template <Activation A>
-inline void finish_gated(const Gemm& g, int panel, int first, int rows, const float* sums, int stride) {
-  if (g.out_operand.is_bf16()) finish_gated<A, bf16>(g, panel, first, rows, sums, stride);
-  else finish_gated<A, float>(g, panel, first, rows, sums, stride);
-}
-
-// Two panels, of which the first is even: the gates of both fill a vector, so that the activation is computed once for them.
-template <Activation A, class T>
-inline void finish_two_gated(const Gemm& g, int panel, int first, int rows, const float* sums, const float* second,
-                             int stride) {
-  const Operand& to = g.out_operand;
-  const int column = panel * PANEL / 2;
-  vf bias[2] = {};
-  if (g.weights->bias)
-    for (int p = 0; p < 2; p++) bias[p] = load(g.weights->bias + (panel + p) * PANEL);
-  const vi gates = lanes() + (lanes() & LANES / 2), ups = gates + LANES / 2;
-  for (int done = 0; done < rows;) {
-    const Operand::Tile tile = to.tile_of(first + done);
-    const int end = std::min(rows, tile.first + tile.rows - first);
-    T* out = to.row<T>(first + done) + to.column(column);
-    for (; done < end; done++, out += to.deep) {
-      const vf a = load(sums + done * stride) + bias[0], b = load(second + done * stride) + bias[1];
-      save(out, activate<A>(__builtin_shuffle(a, b, gates)) * __builtin_shuffle(a, b, ups));
-    }
-  }
-}
-
-// Calls use(activation) with a constant.
-template <class F>
-inline void with_activation(Activation activation, F use) {
-  switch (activation) {
-    case Activation::none: return use(std::integral_constant<Activation, Activation::none>());
-    case Activation::gelu: return use(std::integral_constant<Activation, Activation::gelu>());
-    case Activation::tanh_gelu: return use(std::integral_constant<Activation, Activation::tanh_gelu>());
-    case Activation::relu: return use(std::integral_constant<Activation, Activation::relu>());
-    case Activation::silu: return use(std::integral_constant<Activation, Activation::silu>());
-    case Activation::tanh: return use(std::integral_constant<Activation, Activation::tanh>());
-  }
-}
-
-constexpr int ADDED = 32;  // rows that get what is added to them at once
-
-// `sums` of at most ADDED rows, and what is added to them.
-inline void add_to(const Gemm& g, int panel, int first, int rows, const float* sums, int stride, float (&to)[ADDED][PANEL]) {
-  constexpr int HALF = PANEL / 2;
-  const bool gated = g.epilogue == Epilogue::gated;
-  for (int r = 0; r < rows; r++) {
-    std::copy(sums + r * stride, sums + r * stride + PANEL, to[r]);
-    if (g.added_at[first + r] < 0) continue;
-    const float* added = g.added + size_t(g.added_at[first + r]) * g.added_ld;
-    const float* halves[] = {added + panel * (gated ? HALF : PANEL), added + (gated ? g.up + panel * HALF : panel * PANEL + HALF)};
-    for (int c = 0; c < PANEL; c++) to[r][c] += halves[c / HALF][c % HALF];
-  }
-}
-
-void finish(const Gemm& g, int panel, int first, int rows, const float* sums, int stride) {
-  if (g.added) {
-    alignas(64) float with[ADDED][PANEL];
-    Gemm plain = g;
-    plain.added = nullptr;
-    for (int done = 0, here; done < rows; done += here) {
-      here = std::min(rows - done, ADDED);
-      add_to(g, panel, first + done, here, sums + done * stride, stride, with);
-      finish(plain, panel, first + done, here, with[0], PANEL);
-    }
-    return;
-  }
-  const int column = panel * PANEL;
-  float* out = g.out + size_t(first) * g.ld + column;
-  switch (g.epilogue) {
-    case Epilogue::store:
-      return with_bias(g, panel, rows, sums, stride, [&](int r, int c, vf y) { save(out + size_t(r) * g.ld + c, y); });
-    case Epilogue::add:
-      return with_bias(g, panel, rows, sums, stride, [&](int r, int c, vf y) {
-        float* to = out + size_t(r) * g.ld + c;
-        save(to, load(to) + y);
-      });
-    case Epilogue::operand:
-      return with_activation(g.activation,
-                             [&](auto a) { finish_operand<decltype(a)::value>(g, panel, first, rows, sums, stride); });
-    case Epilogue::gated:
-      return with_activation(g.activation,
-                             [&](auto a) { finish_gated<decltype(a)::value>(g, panel, first, rows, sums, stride); });
-    case Epilogue::greedy: {
-      const int n = std::min(PANEL, g.weights->n - column);
-      for (int r = 0; r < rows; r++) {
-        float y[PANEL];
-        std::copy(sums + r * stride, sums + r * stride + PANEL, y);
-        if (g.weights->bias)
-          for (int c = 0; c < PANEL; c++) y[c] += g.weights->bias[column + c];
-        if (g.out) std::copy(y, y + n, out + size_t(r) * g.ld);
-        const int row = first + r;
-        if (std::isnan(g.best[row])) continue;  // NaN is larger than every number: such a row has no token
-        vf above{};
-        for (int v = 0; v < VECTORS; v++) above = load(y + v * LANES) <= g.best[row] ? above : splat(1.0f);
-        if (n == PANEL && !(largest(above)[0] > 0.0f)) continue;
-        for (int c = 0; c < n && !std::isnan(g.best[row]); c++)  // the first of equals: panels come in ascending order
-          if (!(y[c] <= g.best[row])) g.best[row] = y[c], g.index[row] = column + c;
-      }
-      return;
-    }
-  }
-}
-
-// The same of `panel`, an even one, and of the panel behind it, whose sums begin at `second`.
-inline void finish_two(const Gemm& g, int panel, int first, int rows, const float* sums, const float* second, int stride) {
-  if (g.added) {
-    alignas(64) float with[2][ADDED][PANEL];
-    Gemm plain = g;
-    plain.added = nullptr;
-    for (int done = 0, here; done < rows; done += here) {
-      here = std::min(rows - done, ADDED);
-      add_to(g, panel, first + done, here, sums + done * stride, stride, with[0]);
-      add_to(g, panel + 1, first + done, here, second + done * stride, stride, with[1]);
-      finish_two(plain, panel, first + done, here, with[0][0], with[1][0], PANEL);
-    }
-    return;
-  }
-  if constexpr (VECTORS == 1)
-    if (g.epilogue == Epilogue::gated)
-      return with_activation(g.activation, [&](auto a) {
-        constexpr Activation A = decltype(a)::value;
-        if (g.out_operand.is_bf16()) finish_two_gated<A, bf16>(g, panel, first, rows, sums, second, stride);
-        else finish_two_gated<A, float>(g, panel, first, rows, sums, second, stride);
-      });
-  finish(g, panel, first, rows, sums, stride);
-  finish(g, panel + 1, first, rows, second, stride);
+// Calls use(rows), at most MOST, with a constant.
+template <int MOST, class F>
+inline void with_rows(int rows, F use) {
+  if (rows == MOST) return use(std::integral_constant<int, MOST>());
+  if constexpr (MOST > 1) with_rows<MOST - 1>(rows, use);
 }
 
 // Products in float32. A tile has as many rows as there are registers for their sums. An element is the sum over k in
@@ -319,13 +120,6 @@ constexpr int MOST_ROWS = LANES == 16 ? 8 : LANES == 8 ? 6 : 2, PANELS = LANES =
 constexpr int ROWS = 96, GROUP = 16;
 // Rows for whose sums, and for weights while they are widened, there are registers.
 constexpr int FEW = LANES == 16 ? 8 : LANES == 8 ? 4 : 2;
-
-// Calls use(rows), at most MOST, with a constant.
-template <int MOST, class F>
-inline void with_rows(int rows, F use) {
-  if (rows == MOST) return use(std::integral_constant<int, MOST>());
-  if constexpr (MOST > 1) with_rows<MOST - 1>(rows, use);
-}
 
 template <class T>
 constexpr bool IS_BF16 = std::is_same_v<T, bf16>;
@@ -595,7 +389,7 @@ inline void encode_row(const float* x, const Operand& to, const Codes& codes, in
   }
 }
 
-void encode(const float* x, const Operand& to, const Codes& codes, int row) {
+[[maybe_unused]] void encode(const float* x, const Operand& to, const Codes& codes, int row) {
   if (to.type == Type::i8) encode_row<int8_t>(x, to, codes, row);
   else encode_row<float>(x, to, codes, row);
 }
@@ -642,12 +436,12 @@ inline void normalize(const Norm& n, const float* x, const Operand& to, int row,
     }
 }
 
-void norm(const Norm& n, const float* x, const Operand& to, int row, float* kept) {
+[[maybe_unused]] void norm(const Norm& n, const float* x, const Operand& to, int row, float* kept) {
   if (to.is_bf16()) normalize<bf16>(n, x, to, row, kept);
   else normalize<float>(n, x, to, row, kept);
 }
 
-void norm_head(const Norm& n, float* x) {
+[[maybe_unused]] void norm_head(const Norm& n, float* x) {
   const int whole = n.width / LANES * LANES;
   vf squares{};
   for (int i = 0; i < whole; i += LANES) squares += load(x + i) * load(x + i);
@@ -658,7 +452,7 @@ void norm_head(const Norm& n, float* x) {
   for (int i = whole; i < n.width; i++) x[i] = x[i] * factor * n.weight[i];
 }
 
-void turn(const Turn& t, float* x) {
+[[maybe_unused]] void turn(const Turn& t, float* x) {
   float* y = x + t.half;
   int i = 0;
   for (; i + LANES <= t.half; i += LANES) {
@@ -949,7 +743,7 @@ inline void put(const Operand& operand, int row, int column, const float* x, int
   }
 }
 
-void copy(const float* x, int width, const Operand& to, int row) {
+[[maybe_unused]] void copy(const float* x, int width, const Operand& to, int row) {
   if (to.is_bf16()) put<bf16>(to, row, 0, x, width, 1.0f);
   else put<float>(to, row, 0, x, width, 1.0f);
 }
@@ -1094,12 +888,12 @@ void attend_heads(const Attention& a, float* scratch) {
   }
 }
 
-void attention(const Attention& a, float* scratch) {
+[[maybe_unused]] void attention(const Attention& a, float* scratch) {
   if (a.cache.type == Type::bf16) attend_heads<bf16>(a, scratch);
   else attend_heads<float>(a, scratch);
 }
 
-void narrow_all(const float* from, bf16* to, int n) {
+[[maybe_unused]] void narrow_all(const float* from, bf16* to, int n) {
   int i = 0;
   for (; i + LANES <= n; i += LANES) save(to + i, load(from + i));
   for (; i < n; i++) to[i] = narrow(from[i]);

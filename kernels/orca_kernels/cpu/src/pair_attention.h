@@ -41,6 +41,16 @@ inline void transpose(__m512i (&x)[16]) {
   }
 }
 
+// 16 pairs of bfloat16.
+inline __m512bh pairs_at(const void* p) { return reinterpret_cast<__m512bh>(_mm512_loadu_si512(p)); }
+
+// A pair of bfloat16 in each lane.
+inline __m512bh pair_at(const bf16* p) {
+  int32_t both;
+  std::memcpy(&both, p, 4);
+  return reinterpret_cast<__m512bh>(_mm512_set1_epi32(both));
+}
+
 // 16 rows of float32 [16][d] as pairs of bfloat16, [d / 2][16][2].
 inline void pair_rows(const float* rows, int d, bf16* out) {
   for (int i = 0; i < d; i += 32, out += 16 * 32) {

@@ -102,11 +102,11 @@ void Program::plan() {
 
 constexpr int ROWS_OF_A_TASK = 8;
 constexpr int ROWS_OF_A_PRODUCT = 512;  // of a task that multiplies, at most and but for a tile
-constexpr int ROWS_OF_A_DELTA = 64;     // of a task that multiplies with an adapter's matrices
+constexpr int ROWS_OF_A_DELTA = 64;     // of a task that multiplies with an adapter's A
 
 // Puts the tokens of each adapter together, and cuts them into tasks.
 void Program::plan_adapters() {
-  adapted.clear(), adapted_tokens.clear(), adapted_at.clear();
+  adapted.clear(), adapted_tokens.clear(), adapted_at.clear(), adapters.clear();
   if (!batch->adapters) return;
   for (int32_t t = 0; t < batch->tokens; t++)
     if (batch->adapters[t] >= 0) adapted_tokens.push_back(t);
@@ -115,12 +115,12 @@ void Program::plan_adapters() {
   adapted_at.assign(batch->tokens, -1);
   for (size_t i = 0; i < adapted_tokens.size(); i++) {
     const int adapter = batch->adapters[adapted_tokens[i]];
-    adapted_at[adapted_tokens[i]] = int32_t(i);
+    adapted_at[adapted_tokens[i]] = int32_t(i), adapters.push_back(adapter);
     if (adapted.empty() || adapted.back().adapter != adapter || adapted.back().rows == ROWS_OF_A_DELTA)
       adapted.push_back({adapter, int(i), 0});
     adapted.back().rows++;
   }
-  deltas.resize(adapted_tokens.size() * size_t(delta_columns));
+  lows.resize(adapted_tokens.size() * size_t(low_width));
   operands.resize(pool.threads());
   for (HugePages& memory : operands)
     if (memory.size() < operand_bytes) {
@@ -223,46 +223,47 @@ int panels_of_a_task(int panels, int parts, int threads, int unit) {
   return best;
 }
 
-// What adapters add to a linear operation's products, before their bias: x A^T B^T, of each token's own A and B (Hu et al.,
-// "LoRA", section 4.1). A task has tokens of one adapter. A row's result depends on nothing but the row, as Gemm's does.
+// The first half of what adapters add to a linear operation's products: low = x A^T, of each token's own A. A task has tokens of one
+// adapter. A row's result depends on nothing but the row, as Gemm's does.
 struct Delta : Step {
-  struct Part {
-    const Packed *a, *b;  // A [rank, inputs], B [outputs, rank]
-    int column;           // of the first output
-  };
   int operand;
-  int columns, up;                       // as Gemm's added_ld and up
-  std::vector<std::vector<Part>> parts;  // by adapter, in the order of their columns
+  Type type;                                  // of A and B
+  int width = 0;                              // of a row of low: of all adapters the most
+  std::vector<const Packed*> a;               // by adapter: [ranks, inputs], or null
+  std::vector<std::vector<Added::Run>> runs;  // by adapter: the second half, which is the linear operation's
 
   uint32_t tasks(const Program& p) const override { return uint32_t(p.adapted.size()); }
 
   void forget(int adapter) override {
-    if (size_t(adapter) < parts.size()) parts[adapter].clear();
+    if (size_t(adapter) < a.size()) a[adapter] = nullptr, runs[adapter].clear();
   }
 
   void run(Program& p, uint32_t task, int thread) override {
     const Program::Adapted of = p.adapted[task];
-    float* out = p.deltas.data() + size_t(of.first) * columns;
-    std::fill(out, out + size_t(of.rows) * columns, 0.0f);
-    if (size_t(of.adapter) >= parts.size() || parts[of.adapter].empty()) return;
-    const Part& first = parts[of.adapter][0];
-    const Operand from = operand_of(p, *first.a, of.rows, p.operands[thread].data());
-    gather(p, of, from);
-    for (const Part& part : parts[of.adapter]) {
-      const Operand low = operand_of(p, *part.b, of.rows, from.data + bytes_of(from));
-      float* sums = reinterpret_cast<float*>(low.data + bytes_of(low));
-      const int rank = part.a->panels * PANEL;
-      multiply(p, *part.a, from, sums, rank);
-      std::memset(low.data, 0, size_t(rounded(low.rows, low.tile)) * low.width * bytes(low.type));
-      for (int r = 0; r < of.rows; r++) p.isa.copy(sums + size_t(r) * rank, rank, low, r);
-      multiply(p, *part.b, low, out + part.column, columns);
+    if (size_t(of.adapter) >= a.size() || !a[of.adapter]) return;
+    const Packed& weights = *a[of.adapter];
+    const int ld = weights.panels * PANEL;
+    Gemm g{};
+    g.weights = &weights, g.operand = operand_of(p, weights, of.rows, p.operands[thread].data()), g.rows = of.rows;
+    float* made = reinterpret_cast<float*>(g.operand.data + bytes_of(g.operand));
+    g.epilogue = Epilogue::store, g.out = made, g.ld = ld;
+    gather(p, of, g.operand);
+    (type == Type::bf16 ? p.isa.gemm_bf16 : p.isa.gemm_f32)(g, 0, weights.panels);
+    for (int r = 0; r < of.rows; r++, made += ld) {
+      const size_t at = size_t(of.first + r) * width;
+      if (g.operand.is_bf16()) p.isa.narrow(made, reinterpret_cast<bf16*>(p.lows.data()) + at, ld);
+      else std::memcpy(p.lows.data() + at, made, sizeof(float) * ld);
     }
   }
 
-  // Of a thread's memory, what a part needs.
-  static size_t memory(const Program& p, const Part& part) {
-    const size_t sums = sizeof(float) * ROWS_OF_A_DELTA * part.a->panels * PANEL;
-    return bytes_of(operand_of(p, *part.a, ROWS_OF_A_DELTA, nullptr)) + bytes_of(operand_of(p, *part.b, ROWS_OF_A_DELTA, nullptr)) + sums;
+  // For the rows of an operation from `row` on.
+  Added added(const Program& p, int row) const {
+    return {type, p.lows.data(), width, p.adapted_at.data() + row, p.adapters.data(), &runs};
+  }
+
+  // Bytes of a thread that multiplies with A.
+  static size_t memory(const Program& p, const Packed& a) {
+    return bytes_of(operand_of(p, a, ROWS_OF_A_DELTA, nullptr)) + sizeof(float) * ROWS_OF_A_DELTA * a.panels * PANEL;
   }
 
  private:
@@ -288,12 +289,6 @@ struct Delta : Step {
       for (int c = 0; c < to.width; c += to.deep)
         std::memcpy(to.data + (to.at(r) + to.column(c)) * item, all.data + (all.at(t) + all.column(c)) * item, size_t(to.deep) * item);
     }
-  }
-
-  static void multiply(const Program& p, const Packed& weights, const Operand& from, float* out, int ld) {
-    Gemm g{};
-    g.weights = &weights, g.operand = from, g.rows = from.rows, g.epilogue = Epilogue::store, g.out = out, g.ld = ld;
-    (weights.type == Type::bf16 ? p.isa.gemm_bf16 : p.isa.gemm_f32)(g, 0, weights.panels);
   }
 };
 
@@ -324,8 +319,8 @@ struct Linear : Step {
     Gemm g{};
     g.weights = weights, g.operand = from.from(row), g.codes = p.buffers[operand].codes().from(row), g.rows = begin(task / parts(p) + 1) - row;
     g.epilogue = epilogue, g.activation = activation;
-    if (delta && !p.adapted.empty())
-      g.added = p.deltas.data(), g.added_ld = delta->columns, g.up = delta->up, g.added_at = p.adapted_at.data() + row;
+    Added added{};
+    if (delta && !p.adapted.empty()) added = delta->added(p, row), g.added = &added;
     if (epilogue == Epilogue::greedy) {
       g.ld = int(p.batch->logits_stride), g.out = p.batch->logits ? p.batch->logits + size_t(row) * g.ld : nullptr;
       const size_t at = size_t(part) * rows(p) + row;
@@ -342,13 +337,7 @@ struct Linear : Step {
     switch (weights->type) {
       case Type::f32: return p.isa.gemm_f32(g, first, last);
       case Type::bf16: return p.isa.gemm_bf16(g, first, last);
-      case Type::i8: return p.isa.gemm_codes(g, first, last);
-      case Type::i4: return p.isa.gemm_fours(g, first, last);
-      case Type::blocks8: return p.isa.gemm_blocks8(g, first, last);
-      case Type::blocks4: return p.isa.gemm_blocks4(g, first, last);
-      case Type::grouped128:
-      case Type::grouped64:
-      case Type::grouped32: return p.isa.gemm_grouped[int(weights->type) - int(Type::grouped128)](g, first, last);
+      default: return gemm_codes(g, first, last);
     }
   }
 };
@@ -473,7 +462,7 @@ struct Attend : Step {
       a.bias = bias.of(head * heads.group), a.bias_reach = bias.reach, a.bias_ld = bias.ld();
       a.cache = heads.cache(*p.batch), a.head = head, a.scale = scale, a.window = window;
       a.out = p.writable(out, p.batch->tokens), a.out_row = int(queries.token), a.out_column = column;
-      p.isa.attention(a, scratch);
+      attend_cache(a, scratch);
     }
   }
 };
@@ -591,21 +580,6 @@ struct PackingCodes final : Region {
   T* scales_of(uint32_t panel, int index) const { return reinterpret_cast<T*>(group(panel, index) + group_of(to->type).scales); }
 };
 
-const Isa* const ISAS[] = {  // those whose files were compiled (build.py), the best first
-#ifdef HAVE_AMX
-    &amx,
-#endif
-#ifdef HAVE_AVX512_BF16
-    &avx512_bf16,
-#endif
-#ifdef HAVE_AVX512
-    &avx512,
-#endif
-#ifdef HAVE_AVX2
-    &avx2,
-#endif
-    &portable};
-
 }  // namespace
 
 // A model's slice on this machine: its weights, its threads, its program.
@@ -664,24 +638,12 @@ using namespace orca;
 // Those that record an operation return 0, or -1.
 extern "C" {
 
-// The names of the instruction sets that this machine runs, the best first, with spaces between them.
-const char* orca_isas() try {
-  static const std::string names = [] {
-    std::string all;
-    for (const Isa* isa : ISAS)
-      if (isa->runs_here()) all += (all.empty() ? "" : " ") + std::string(isa->name);
-    return all;
-  }();
-  return names.c_str();
-} catch (...) {
-  return "";
-}
+// Whether this machine runs the library's instruction set, and its kernel lets this process.
+int orca_runs_here() { return isa.runs_here(); }
 
-// Null when there is no such instruction set, or no more threads or memory.
-Model* orca_model(const char* isa_name, int threads) try {
-  for (const Isa* isa : ISAS)
-    if (isa->name == std::string(isa_name) && isa->runs_here()) return new Model(*isa, threads);
-  return nullptr;
+// Null when the machine does not run it, or there are no more threads or memory.
+Model* orca_model(int threads) try {
+  return isa.runs_here() ? new Model(isa, threads) : nullptr;
 } catch (...) {
   return nullptr;
 }
@@ -796,24 +758,36 @@ int orca_normalize(Model* model, int x, int out, const float* weight, const floa
   return -1;
 }
 
-// What adapters add to the products of the linear operation that is recorded next with it. `columns`: of all its outputs, in whole
-// panels. `up`: the first column of the second half of a gated one. Null when memory is short.
-Delta* orca_delta(Model* model, int operand, int columns, int up) try {
+// What adapters add to the products of the linear operation that is recorded next with it. `type`: of A and B. Null when memory is
+// short.
+Delta* orca_delta(Model* model, int operand, int type) try {
   Delta& step = model->add<Delta>();
-  step.operand = operand, step.columns = columns, step.up = up;
-  model->program.delta_columns = std::max(model->program.delta_columns, columns);
+  step.operand = operand, step.type = Type(type);
   return &step;
 } catch (...) {
   return nullptr;
 }
 
-// A [rank, inputs] and B [outputs, rank] of an adapter, from 0 on, for the outputs from `column` on. An adapter's parts come in the
-// order of their columns, for each ends with zeros to a whole panel. Returns -1 also for one that ends behind `columns`.
-int orca_delta_part(Model* model, Delta* delta, int adapter, const Packed* a, const Packed* b, int column) try {
-  if (column + b->panels * PANEL > delta->columns) return -1;
-  delta->parts.resize(std::max<size_t>(delta->parts.size(), adapter + 1));
-  delta->parts[adapter].push_back({a, b, column});
-  model->program.operand_bytes = std::max(model->program.operand_bytes, Delta::memory(model->program, {a, b, column}));
+// An adapter, from 0 on, and its A [ranks, inputs].
+int orca_delta_adapter(Model* model, Delta* delta, int adapter, const Packed* a) try {
+  const size_t adapters = std::max<size_t>(delta->a.size(), adapter + 1);
+  delta->a.resize(adapters), delta->runs.resize(adapters);
+  delta->a[adapter] = a, delta->width = std::max(delta->width, a->panels * PANEL);
+  Program& program = model->program;
+  program.low_width = std::max(program.low_width, delta->width);
+  program.operand_bytes = std::max(program.operand_bytes, Delta::memory(program, *a));
+  return 0;
+} catch (...) {
+  return -1;
+}
+
+// B of some of an adapter's panels, in their order; as Added::Run has them, which it copies.
+int orca_delta_run(Model* model, Delta* delta, int adapter, int begin, int end, int first, int second, int count, const void* b) try {
+  const size_t size = size_t(end - begin) * count * PANEL * bytes(delta->type);
+  char* copy = static_cast<char*>(model->packing->arena.take(size));
+  if (!copy) return -1;
+  std::memcpy(copy, b, size);
+  delta->runs[adapter].push_back({begin, end, first, second, count, copy});
   return 0;
 } catch (...) {
   return -1;

@@ -121,9 +121,10 @@ class Program final : public Region {
   std::vector<Adapted> adapted;
   std::vector<int32_t> adapted_tokens;  // those with an adapter, by adapter
   std::vector<int32_t> adapted_at;      // [T] where a token is among them; -1: nowhere
-  std::vector<float> deltas;            // of one operation: [adapted tokens][its columns]
-  std::vector<HugePages> operands;      // of each thread: what it multiplies with an adapter's matrices
-  int delta_columns = 0;                // of the widest operation
+  std::vector<int32_t> adapters;        // of each of adapted_tokens
+  std::vector<float> lows;              // of one operation: [adapted tokens][its width]
+  std::vector<HugePages> operands;      // of each thread: what it multiplies with an adapter's A
+  int low_width = 0;                    // of the widest operation
   size_t operand_bytes = 0;             // of the largest of `operands`
 
  private:

@@ -10,20 +10,6 @@ namespace {
 // Rows at once: they leave registers for the weights of two panels and a pair of the operand.
 constexpr int TOGETHER = 12;
 
-// sums [P][R][PANEL] += the integers of a group [R][P] times the scales of their rows and columns, which lie `apart` bytes from
-// each other.
-template <int R, int P>
-inline void add_counted(const __m512i (&counted)[R][P], const float* of_rows, int groups, const char* of_columns,
-                        size_t apart, float (&sums)[P][R][PANEL]) {
-  for (int p = 0; p < P; p++) {
-    const __m512 of_panel = _mm512_load_ps(of_columns + p * apart);
-    for (int r = 0; r < R; r++) {
-      const __m512 scale = _mm512_set1_ps(of_rows[r * groups]) * of_panel;
-      _mm512_store_ps(sums[p][r], _mm512_fmadd_ps(_mm512_cvtepi32_ps(counted[r][p]), scale, _mm512_load_ps(sums[p][r])));
-    }
-  }
-}
-
 template <int R, int P>
 inline void finish_panels(const Gemm& g, int panel, int first, const float (&sums)[P][R][PANEL]) {
   for (int p = 0; p + 2 <= P; p += 2) finish_two(g, panel + p, first, R, sums[p][0], sums[p + 1][0], PANEL);
@@ -37,14 +23,10 @@ inline __m512i four_at(const int8_t* codes) {
   return _mm512_set1_epi32(four);
 }
 
-// Sums of a part of 32 inputs begin at -of_each times the sum of the operand's codes.
-template <int R, int P>
-inline void begin_part(const int32_t* of_codes, int groups, int of_each, __m512i (&products)[R][P]) {
-  for (int r = 0; r < R; r++)
-    for (int p = 0; p < P; p++) products[r][p] = _mm512_set1_epi32(-of_each * of_codes[r * groups * PARTS]);
-}
+constexpr bool is_in_fours(Type type) { return type != Type::i8 && type != Type::blocks8; }
 
-// products += a part, of R rows `a` and P panels. FOURS: in bytes with two codes, otherwise in bytes with one.
+// products += a part of 32 inputs, of R rows `a` and P panels. FOURS: in bytes with two codes, otherwise in bytes with one, which
+// becomes unsigned by 128 more.
 template <bool FOURS, int R, int P>
 [[gnu::always_inline]] inline void multiply_part(const int8_t* a, const char* w, size_t apart, __m512i (&products)[R][P]) {
   constexpr int LINE = 64;
@@ -67,87 +49,81 @@ template <bool FOURS, int R, int P>
   }
 }
 
-// The same of whole groups in blocks, whose parts have scales of their own.
-template <Type TYPE, int R, int P>
-void multiply_blocks(const Gemm& g, int panel, int first) {
-  constexpr bool FOURS = TYPE == Type::blocks4;
-  constexpr GroupOfPanel OF = group_of(TYPE);
-  constexpr int LINE = 64, AHEAD = (FOURS ? 2 : 1) * OF.bytes, OF_A_PART = OF.scales / PARTS;
-  const int groups = g.codes.groups;
-  const int8_t* a = g.operand.row<const int8_t>(first);
-  const char* w = g.weights->panel(panel);
-  const size_t apart = g.weights->panel_bytes();
-  const float* of_rows = g.codes.scales + size_t(first) * groups;
-  const int32_t* of_codes = g.codes.sums + size_t(first) * groups * PARTS;
-  alignas(64) float sums[P][R][PANEL] = {};
-  for (int group = 0; group < groups; group++, w += OF.bytes) {
-    if (!first)
-      for (int p = 0; p < P; p++)
-        for (int line = OF.scales; line < OF.bytes; line += LINE) __builtin_prefetch(w + AHEAD + p * apart + line);
-#pragma GCC unroll 1
-    for (int part = 0; part < PARTS; part++) {
-      const char* of_part = w + part * OF_A_PART;
-      if (!first)
-        for (int p = 0; p < P; p++)
-          for (int line = 0; line < OF_A_PART; line += LINE) __builtin_prefetch(of_part + AHEAD + p * apart + line);
-      __m512i products[R][P];
-      begin_part(of_codes + group * PARTS + part, groups, FOURS ? 8 : 128, products);
-      multiply_part<FOURS>(a + (size_t(group) * 2 + part / 2) * TILE * LINE + part % 2 * PART, of_part, apart, products);
-      for (int p = 0; p < P; p++) {
-        const char* scales = w + p * apart + OF.scales;
-        const __m512 of_panel = _mm512_cvtph_ps(_mm256_load_si256(reinterpret_cast<const __m256i*>(scales) + part));
-        for (int r = 0; r < R; r++) {
-          const __m512 scale = _mm512_set1_ps(of_rows[r * groups + group]) * of_panel;
-          _mm512_store_ps(sums[p][r], _mm512_fmadd_ps(_mm512_cvtepi32_ps(products[r][p]), scale, _mm512_load_ps(sums[p][r])));
-        }
-      }
-    }
-  }
-  finish_panels(g, panel, first, sums);
+// A row of 16 scales of a panel.
+template <Type TYPE>
+inline __m512 scales_at(const char* scales, int row) {
+  if constexpr (is_grouped(TYPE))
+    return _mm512_castsi512_ps(_mm512_andnot_si512(_mm512_set1_epi32(ZERO_BITS), _mm512_load_si512(scales + row * 64)));
+  else if constexpr (TYPE == Type::blocks8 || TYPE == Type::blocks4)
+    return _mm512_cvtph_ps(_mm256_load_si256(reinterpret_cast<const __m256i*>(scales) + row));
+  else
+    return _mm512_load_ps(scales + row * 64);
 }
 
-// The same of grouped codes. Sums begin at the zero points times the sums of the operand's codes: of 128 of them these fit a word, so
-// that a product of words takes both.
+// R rows of one tile from `first` on, times P panels. What has one scale is summed in integers. These sums begin at what unsigned
+// weights multiply too often, which the operand's sums of codes tell: 128 or 8 times those, or zero points times those, which
+// fit a word, so that a product of words takes both. The first rows wait for memory, and ask for lines of the P panels a group
+// ahead, or two.
 template <Type TYPE, int R, int P>
-void multiply_grouped(const Gemm& g, int panel, int first) {
+void multiply_codes(const Gemm& g, int panel, int first) {
   constexpr GroupOfPanel OF = group_of(TYPE);
-  constexpr int LINE = 64, AHEAD = 2 * OF.bytes, OF_A_PART = OF.scales / PARTS, DEPTH = PARTS / OF.of_output;
+  constexpr bool FOURS = is_in_fours(TYPE), MULTIPLIED = TYPE == Type::i4;
+  constexpr int LINE = 64, AHEAD = (FOURS ? 2 : 1) * OF.bytes, MORE = FOURS ? 8 : 128;
+  constexpr int OF_CODES = FOURS ? MULTIPLIERS : SCALES, OF_A_PART = OF_CODES / PARTS, DEPTH = PARTS / OF.of_output;
   const int groups = g.codes.groups;
   const int8_t* a = g.operand.row<const int8_t>(first);
   const char* w = g.weights->panel(panel);
   const size_t apart = g.weights->panel_bytes();
   const float* of_rows = g.codes.scales + size_t(first) * groups;
   const int32_t* of_codes = g.codes.sums + size_t(first) * groups * PARTS;
-  const __m512i zero_bits = _mm512_set1_epi32(ZERO_BITS);
+  auto ask = [&](int from, int to) {
+    for (int p = 0; !first && p < P; p++)
+      for (int at = from; at < to; at += LINE) __builtin_prefetch(w + AHEAD + p * apart + at);
+  };
   alignas(64) float sums[P][R][PANEL] = {};
   for (int group = 0; group < groups; group++, w += OF.bytes) {
-    if (!first)
-      for (int p = 0; p < P; p++)
-        for (int line = OF.scales; line < OF.bytes; line += LINE) __builtin_prefetch(w + AHEAD + p * apart + line);
+    ask(OF_CODES, OF.bytes);
 #pragma GCC unroll 1
     for (int part = 0; part < PARTS; part += DEPTH) {
-      __m512i words[P], products[R][P];
-      for (int p = 0; p < P; p++) words[p] = _mm512_load_si512(w + p * apart + OF.scales + part / DEPTH * LINE);
+      __m512i counted[R][P];
       for (int r = 0; r < R; r++) {
         const int32_t* parts = of_codes + (r * groups + group) * PARTS + part;
         int32_t sum = 0;
         for (int i = 0; i < DEPTH; i++) sum += parts[i];
-        // The upper word of a zero point is 0.
-        for (int p = 0; p < P; p++) products[r][p] = _mm512_madd_epi16(_mm512_and_si512(words[p], zero_bits), _mm512_set1_epi32(-sum));
+        for (int p = 0; p < P; p++) {
+          if constexpr (is_grouped(TYPE)) {  // the upper word of a zero point is 0
+            const __m512i words = _mm512_load_si512(w + p * apart + OF.scales + part / DEPTH * LINE);
+            counted[r][p] = _mm512_madd_epi16(_mm512_and_si512(words, _mm512_set1_epi32(ZERO_BITS)), _mm512_set1_epi32(-sum));
+          } else {
+            counted[r][p] = _mm512_set1_epi32(MULTIPLIED ? 0 : -MORE * sum);
+          }
+        }
       }
 #pragma GCC unroll 1
       for (int deep = part; deep < part + DEPTH; deep++) {
-        const char* of_part = w + deep * OF_A_PART;
-        if (!first)
-          for (int p = 0; p < P; p++)
-            for (int line = 0; line < OF_A_PART; line += LINE) __builtin_prefetch(of_part + AHEAD + p * apart + line);
-        multiply_part<true>(a + (size_t(group) * 2 + deep / 2) * TILE * LINE + deep % 2 * PART, of_part, apart, products);
+        const int8_t* of_part = a + (size_t(group) * 2 + deep / 2) * TILE * LINE + deep % 2 * PART;
+        ask(deep * OF_A_PART, (deep + 1) * OF_A_PART);
+        if constexpr (!MULTIPLIED) {
+          multiply_part<FOURS>(of_part, w + deep * OF_A_PART, apart, counted);
+          continue;
+        }
+        // The sum of a part's 32 products of four bits with eight is below 2^15, so a product of words multiplies it and adds it.
+        __m512i products[R][P];
+        for (int r = 0; r < R; r++)
+          for (int p = 0; p < P; p++) products[r][p] = _mm512_set1_epi32(-MORE * of_codes[(r * groups + group) * PARTS + deep]);
+        multiply_part<FOURS>(of_part, w + deep * OF_A_PART, apart, products);
+        for (int p = 0; p < P; p++) {
+          const __m128i bytes = _mm_load_si128(reinterpret_cast<const __m128i*>(w + MULTIPLIERS + p * apart) + deep);
+          // Of the two words of a lane the upper one, the sign, is multiplied with nothing.
+          const __m512i multiplier = _mm512_and_si512(_mm512_cvtepi8_epi32(bytes), _mm512_set1_epi32(0xffff));
+          for (int r = 0; r < R; r++) counted[r][p] = _mm512_dpwssd_epi32(counted[r][p], products[r][p], multiplier);
+        }
       }
       for (int p = 0; p < P; p++) {
-        const __m512 of_panel = _mm512_castsi512_ps(_mm512_andnot_si512(zero_bits, words[p]));
+        const __m512 of_panel = scales_at<TYPE>(w + p * apart + OF.scales, part / DEPTH);
         for (int r = 0; r < R; r++) {
           const __m512 scale = _mm512_set1_ps(of_rows[r * groups + group]) * of_panel;
-          _mm512_store_ps(sums[p][r], _mm512_fmadd_ps(_mm512_cvtepi32_ps(products[r][p]), scale, _mm512_load_ps(sums[p][r])));
+          _mm512_store_ps(sums[p][r], _mm512_fmadd_ps(_mm512_cvtepi32_ps(counted[r][p]), scale, _mm512_load_ps(sums[p][r])));
         }
       }
     }
@@ -155,103 +131,24 @@ void multiply_grouped(const Gemm& g, int panel, int first) {
   finish_panels(g, panel, first, sums);
 }
 
-// R rows of one tile from `first` on, times P panels, in codes. The weights' codes become unsigned by 128 more; the operand's
-// sums, from which those of the products begin, take it away again. A core asks for lines of the P panels a group ahead.
-template <int R, int P>
-void multiply_codes(const Gemm& g, int panel, int first) {
-  constexpr int LINE = 64, AHEAD = BYTES_OF_CODES;
-  const int groups = g.codes.groups;
-  const int8_t* a = g.operand.row<const int8_t>(first);
-  const char* w = g.weights->panel(panel);
-  const size_t apart = g.weights->panel_bytes();
-  const float* of_rows = g.codes.scales + size_t(first) * groups;
-  const int32_t* of_codes = g.codes.sums + size_t(first) * groups * PARTS;
-  const __m512i unsigned_again = _mm512_set1_epi8(char(0x80));
-  alignas(64) float sums[P][R][PANEL] = {};
-  for (int group = 0; group < groups; group++, w += LINE) {
-    __m512i counted[R][P];
-    for (int r = 0; r < R; r++) {
-      const int32_t* parts = of_codes + (r * groups + group) * PARTS;
-      for (int p = 0; p < P; p++) counted[r][p] = _mm512_set1_epi32(-128 * (parts[0] + parts[1] + parts[2] + parts[3]));
-    }
-    for (int tile = 0; tile < 2; tile++, a += TILE * LINE)
-#pragma GCC unroll 2
-      for (int k = 0; k < LINE; k += 4, w += LINE) {
-        __m512i codes[P];
-        for (int p = 0; p < P; p++) {
-          if (!first) __builtin_prefetch(w + AHEAD + p * apart);
-          codes[p] = _mm512_xor_si512(_mm512_loadu_si512(w + p * apart), unsigned_again);
-        }
-        for (int r = 0; r < R; r++) {
-          const __m512i of_row = four_at(a + r * LINE + k);
-          for (int p = 0; p < P; p++) counted[r][p] = _mm512_dpbusd_epi32(counted[r][p], codes[p], of_row);
-        }
-      }
-    add_counted(counted, of_rows + group, groups, w, apart, sums);
-  }
-  finish_panels(g, panel, first, sums);
-}
-
-// The same in fours. The sum of a part's 32 products of four bits with eight is below 2^15, so a product of words multiplies it
-// and adds it to the sum of the group.
-template <int R, int P>
-void multiply_fours(const Gemm& g, int panel, int first) {
-  constexpr int LINE = 64, AHEAD = 2 * BYTES_OF_FOURS;
-  const int groups = g.codes.groups;
-  const int8_t* a = g.operand.row<const int8_t>(first);
-  const char* w = g.weights->panel(panel);
-  const size_t apart = g.weights->panel_bytes();
-  const float* of_rows = g.codes.scales + size_t(first) * groups;
-  const int32_t* of_codes = g.codes.sums + size_t(first) * groups * PARTS;
-  alignas(64) float sums[P][R][PANEL] = {};
-  for (int group = 0; group < groups; group++, w += BYTES_OF_FOURS) {
-    __m512i counted[R][P];
-    for (int r = 0; r < R; r++)
-      for (int p = 0; p < P; p++) counted[r][p] = _mm512_setzero_si512();
-    if (!first)
-      for (int p = 0; p < P; p++)
-        for (int line = 16 * LINE; line < BYTES_OF_FOURS; line += LINE) __builtin_prefetch(w + AHEAD + p * apart + line);
-#pragma GCC unroll 1
-    for (int part = 0; part < PARTS; part++) {
-      const int8_t* of_part = a + (size_t(group) * 2 + part / 2) * TILE * LINE + part % 2 * PART;
-      if (!first)
-        for (int p = 0; p < P; p++)
-          for (int line = 0; line < 4; line++) __builtin_prefetch(w + (part * 4 + line) * LINE + AHEAD + p * apart);
-      __m512i products[R][P];
-      begin_part(of_codes + group * PARTS + part, groups, 8, products);
-      multiply_part<true>(of_part, w + part * 4 * LINE, apart, products);
-      for (int p = 0; p < P; p++) {
-        const __m128i bytes = _mm_load_si128(reinterpret_cast<const __m128i*>(w + MULTIPLIERS + p * apart) + part);
-        // Of the two words of a lane the upper one, the sign, is multiplied with nothing.
-        const __m512i multiplier = _mm512_and_si512(_mm512_cvtepi8_epi32(bytes), _mm512_set1_epi32(0xffff));
-        for (int r = 0; r < R; r++) counted[r][p] = _mm512_dpwssd_epi32(counted[r][p], products[r][p], multiplier);
-      }
-    }
-    add_counted(counted, of_rows + group, groups, w + SCALES_OF_FOURS, apart, sums);
-  }
-  finish_panels(g, panel, first, sums);
-}
-
-template <int P, Type TYPE>
+// MOST: rows at once.
+template <int MOST, int P, Type TYPE>
 void multiply_code_panels(const Gemm& g, int& panel, int last) {
   for (; panel + P <= last; panel += P)
     for (int first = 0, end; first < g.rows; first = end) {
-      const int left = std::min(TILE - first % TILE, g.rows - first);  // of the tile
-      end = first + (left > TOGETHER ? (left + 1) / 2 : left);
-      with_rows<TOGETHER>(end - first, [&](auto rows) {
-        if constexpr (TYPE == Type::i8) multiply_codes<rows, P>(g, panel, first);
-        else if constexpr (TYPE == Type::i4) multiply_fours<rows, P>(g, panel, first);
-        else if constexpr (is_grouped(TYPE)) multiply_grouped<TYPE, rows, P>(g, panel, first);
-        else multiply_blocks<TYPE, rows, P>(g, panel, first);
-      });
+      const int left = std::min(TILE - first % TILE, g.rows - first), pieces = (left + MOST - 1) / MOST;  // of the tile
+      end = first + (left + pieces - 1) / pieces;
+      with_rows<MOST>(end - first, [&](auto rows) { multiply_codes<TYPE, rows, P>(g, panel, first); });
     }
 }
 
-template <Type TYPE>
+// MOST: rows at once. A single panel is the last one of a task, if there is one, so few rows at once do for it.
+template <Type TYPE, int MOST = TOGETHER>
 void gemm_vnni(const Gemm& g, int panel, int last) {
-  if (g.rows <= (TYPE == Type::i8 ? 4 : 2)) multiply_code_panels<4, TYPE>(g, panel, last);
-  multiply_code_panels<2, TYPE>(g, panel, last);
-  multiply_code_panels<1, TYPE>(g, panel, last);
+  constexpr int OF_FOUR = TYPE == Type::i8 ? 4 : 2;
+  if (g.rows <= OF_FOUR) multiply_code_panels<OF_FOUR, 4, TYPE>(g, panel, last);
+  multiply_code_panels<MOST, 2, TYPE>(g, panel, last);
+  multiply_code_panels<4, 1, TYPE>(g, panel, last);
 }
 
 }  // namespace

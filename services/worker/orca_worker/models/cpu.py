@@ -32,7 +32,7 @@ from ..sampling.scoring import PromptScores
 from .adapters import AdapterFile
 from .formats import floats
 from .formats.table import Reader
-from .low_rank import LowRanks, columns_of, outputs_of
+from .low_rank import LowRanks
 from .parts import parts
 from .passes import Passes
 from .positions import Sinusoids, Table
@@ -76,6 +76,7 @@ class Changed(NamedTuple):
 
     delta: Delta
     matrices: Sequence[tuple[Matrix, int]]
+    columns: int  # of all outputs, in whole panels
 
 
 class StageOnCPU:
@@ -140,11 +141,11 @@ class StageOnCPU:
         assert self._adapters is not None
         try:
             with self.program.packing_for(number):
-                for delta, matrices in self._deltas:
-                    for matrix, first in matrices:
-                        for one in self._adapters.of(file, matrix, first):
-                            a, b = self.program.pack(one.a), self.program.pack(one.b)
-                            self.program.add_part(delta, DeltaPart(number, a, b, one.column))
+                for delta, matrices, columns in self._deltas:
+                    found = [one for matrix, first in matrices for one in self._adapters.of(file, matrix, first)]
+                    if found:
+                        parts = [DeltaPart(one.a, one.b, one.column) for one in found]
+                        self.program.add_adapter(delta, number, parts, columns, matrices[-1][1])
         except (FailedPrecondition, MemoryError):
             self.program.forget(number)
             raise
@@ -448,14 +449,12 @@ class Load:
         it gates."""
         if self._adapters is None or not self._adapters.may_change(matrices):
             return None
-        column, columns, at = 0, 0, list[tuple[Matrix, int]]()
+        column, whole, at = 0, PANEL // len(matrices), list[tuple[Matrix, int]]()  # a panel has columns of each matrix
         for matrix in matrices:
             at.append((matrix, column))
-            for part, first in columns_of(matrix, column):
-                columns = max(columns, first + whole_panels(outputs_of(part, matrix)))  # perhaps behind the last output
-            column += whole_panels(matrix.outputs)
-        delta = self._program.delta(x, whole_panels(max(column, columns)), at[-1][1])
-        self.deltas.append(Changed(delta, at))
+            column += -(-matrix.outputs // whole) * whole
+        delta = self._program.delta(x)
+        self.deltas.append(Changed(delta, at, column))
         return delta
 
     def norm(self, norm: Norm) -> kernels.Norm:
@@ -488,11 +487,6 @@ class Load:
             self._prefix_lm,
             None if a.bias is None else a.bias.by_distance(self._weights.get(a.bias.table.name)),
         )
-
-
-def whole_panels(outputs: int) -> int:
-    """The columns of a number of outputs."""
-    return -(-outputs // PANEL) * PANEL
 
 
 def ending(batch: Batch, start: int, end: int) -> tuple[int, int]:

@@ -48,12 +48,12 @@ def kernels_are_used(compute: Compute) -> bool:
     Raises FailedPrecondition when an instruction set was asked for by name and nothing is built.
     """
     from orca_kernels.cpu.build import CannotBuild
-    from orca_kernels.cpu.library import library
+    from orca_kernels.cpu.library import best, library
 
     if compute.kernels in ("torch", "device-loop"):
         return False
     try:
-        library()
+        library(best() if compute.kernels == "auto" else compute.kernels)
     except CannotBuild as error:
         if compute.kernels != "auto":
             raise FailedPrecondition(f"kernels: {compute.kernels} cannot be had: {error}") from None

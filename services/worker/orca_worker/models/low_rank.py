@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -46,9 +46,10 @@ class LowRanks:
         Raises FailedPrecondition where a file ends too early.
         """
         found = list[LowRank]()
-        for part, column in columns_of(matrix, first):
+        for part in matrix.weights:
             if part.name in file.changes:
-                found.append(LowRank(column, *self._read(file, part, matrix)))
+                found.append(LowRank(first, *self._read(file, part, matrix)))
+            first += part.size[1] if matrix.transposed else part.size[0]
         return found
 
     def _read(self, file: AdapterFile, part: Slice, matrix: Matrix) -> tuple[Tensor, Tensor]:
@@ -65,14 +66,3 @@ class LowRanks:
         into = tensor.view(-1).view(torch.uint8).numpy().data
         read_runs(file.path, name, [(0, stored.size)], stored.start, into)
         return tensor.float()
-
-
-def columns_of(matrix: Matrix, first: int = 0) -> Iterator[tuple[Slice, int]]:
-    """The parts of a matrix, each with the column of its first output."""
-    for part in matrix.weights:
-        yield part, first
-        first += outputs_of(part, matrix)
-
-
-def outputs_of(part: Slice, matrix: Matrix) -> int:
-    return part.size[1] if matrix.transposed else part.size[0]

@@ -378,7 +378,7 @@ class SupervisorApp:
     async def run(self) -> None:
         assert self._supervisor is not None
         if self._needs_kernels:  # once, not by each rank
-            await service.in_thread(partial(compile_kernels, self._tell))
+            await service.in_thread(partial(compile_kernels, self._settings.kernels, self._tell))
             self._compiling = None
         await self._supervisor.run()
 
