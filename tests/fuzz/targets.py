@@ -422,7 +422,7 @@ def _reports(runner: asyncio.Runner) -> Target:
     async def check(raw: bytes) -> None:
         wrong: list[dict[str, Any]] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: wrong.append(context))
-        told = Listener(lambda event: None, lambda: None, returned, lambda *_: None, lambda: 9)
+        told = Listener(lambda event: None, lambda: None, returned, lambda *_: None, lambda *_: None, lambda: 9)
         rank = Rank(0, "engine", 1, 1, Plaintext(), told, {})
         rank._heard(raw)
         await asyncio.sleep(0)

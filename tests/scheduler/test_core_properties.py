@@ -169,7 +169,7 @@ def test_storms_reach_everything() -> None:
                 finishes.update(outcome.finish for outcome in action.outcomes)
             elif isinstance(action, GiveBack):
                 given.update(running for _, running in action.requests)
-            else:
+            elif isinstance(action, ScheduleBatch):
                 phases = {member.phase for member in action.members}
                 past_blocked += action.stop == Stop.SLOTS and Phase.INCREMENT in phases
         assert set(stops) == {Stop.BATCH_FULL, Stop.SLOTS, Stop.POOL}

@@ -535,7 +535,7 @@ class World:
                 elif isinstance(action, GiveBack):
                     for claim, running in action.requests:
                         ends(claim, (1 + self.run_ahead) * running)
-                else:
+                elif isinstance(action, ScheduleBatch):
                     claims = [member.claim for member in action.members]
                     assert set(claims) <= set(next_index)
                     assert ended_now.isdisjoint(claims), "a request runs that this very event has ended"

@@ -19,7 +19,9 @@ class LabSettings(SchedulerSettings):
     lab_selection: str = "batchmaker"
     """As `any_policy` reads it: batchmaker, batchmaker-strict, or as in request-level,mbs=4,longest=1024."""
 
-    def core(self) -> Core:
+    def core(self, role: Role | None = Role.MIXED) -> Core:
+        if role:
+            raise InvalidArgument("roles", "selections of the lab have none")
         policy = any_policy(self.lab_selection)
         return core_of(policy, self.max_batch_size, self.pp, self.block_size, self.run_ahead)
 
