@@ -4,8 +4,10 @@ import sys
 
 from pydantic_settings import SettingsConfigDict
 
+from orca_common.errors import InvalidArgument
 from orca_scheduler import app
 from orca_scheduler.core.core import Core
+from orca_scheduler.core.roles import Role
 from orca_scheduler.settings import SchedulerSettings
 
 from .selections import any_policy, core_of
