@@ -25,6 +25,7 @@ def test_refusals(refusal: Refusal) -> None:
         Refusal.OTHER_BODY: CODE.ALREADY_EXISTS,
         Refusal.NEVER_FITS: CODE.FAILED_PRECONDITION,
         Refusal.NO_ENGINE: CODE.UNAVAILABLE,
+        Refusal.NO_ADAPTER: CODE.NOT_FOUND,
         Refusal.MEMORY: CODE.RESOURCE_EXHAUSTED,
     }
     assert refusal_error(refusal, "one", 300, 200).code is codes[refusal]
