@@ -136,6 +136,9 @@ async def test_operators_alone_load_and_unload_adapters(redis_url: str, model: P
             {**legal, "rank": 3},
             {**legal, "lora_name": own},
             {**legal, "lora_path": 5},
+            {**legal, "lora_path": "/a\0b"},
+            {**legal, "lora_path": "/x" * 4096},
+            {**legal, "lora_name": "a=b"},
         ]
         assert [(await call("load", **body)).status_code for body in wrong] == [400] * len(wrong)
         assert not (await orca.pool.adapters()).entries
@@ -144,8 +147,17 @@ async def test_operators_alone_load_and_unload_adapters(redis_url: str, model: P
         while not (await orca.pool.adapters()).entries:
             await asyncio.sleep(0.01)
         assert await names() == [own], "no engine has it yet"
+        again = await call("load", **legal, load_inplace=False)
+        assert (again.status_code, "loaded already" in again.text) == (400, True)
         await orca.engine.load_adapters()
         assert (await loading).status_code == 200
         assert await names() == [own, "legal"]
+        replaced = asyncio.create_task(call("load", **legal, load_inplace=True))
+        while len((await orca.pool.adapters()).entries) < 2:
+            await asyncio.sleep(0.01)
+        [pending] = [key for key, one in (await orca.pool.adapters()).entries.items() if one.state == "pending"]
+        await orca.pool.drop_adapter(pending)
+        answer = await replaced
+        assert (answer.status_code, "meanwhile" in answer.text) == (503, True)
         assert [(await call("unload", lora_name="legal")).status_code for _ in range(2)] == [200, 404]
         assert await names() == [own]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from orca_pool.leases import RENEW_SECONDS
+from orca_pool.pool import TAKEN
 from orca_pool.records import (
     BY_ARRIVAL,
     NO_LOAD,
@@ -628,9 +629,11 @@ class Model:
                 self._retire(i)
         return made
 
-    def load_adapter(self, name: str, folder: str) -> str:
+    def load_adapter(self, name: str, folder: str, replace: bool = True) -> str:
         has = self.table.get(self._newest(name) or "", {})
-        return "" if has.get("source") == "setting" else self._add_adapter(name, folder, "load")
+        if has.get("source") == "setting":
+            return ""
+        return TAKEN if has and not replace else self._add_adapter(name, folder, "load")
 
     def unload_adapter(self, name: str) -> bool:
         has = self._newest(name)
@@ -758,7 +761,8 @@ class Model:
 
     def expect(self, engine: str, owner: str, term: int, seconds: float) -> None:
         if not self._fenced(engine, owner, term) and self.engines[engine].weights:
-            self.expected[self.engines[engine].weights] = self.now + round(seconds * 1e6)
+            weights, until = self.engines[engine].weights, self.now + round(seconds * 1e6)
+            self.expected[weights] = max(self.expected.get(weights, 0), until)
 
     def commit(self, engine: str, owner: str, term: int, rows: Sequence[CommitRow]) -> CommitAnswer | None:
         if self._fenced(engine, owner, term):

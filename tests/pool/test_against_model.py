@@ -202,7 +202,7 @@ class SideBySide(RuleBasedStateMachine):
             case "name":
                 self.do("name_adapters", dict.fromkeys(names, folder))
             case "load":
-                self.do("load_adapter", names[0], folder)
+                self.do("load_adapter", names[0], folder, which < 3)
             case "unload":
                 self.do("unload_adapter", names[0])
             case "drop":

@@ -15,6 +15,7 @@ from pool.lab import Lab, tokens_of
 from pool.model import prefix_digest
 from servers import RedisServer
 
+from orca_pool.pool import TAKEN
 from orca_pool.records import (
     NO_LOAD,
     Attached,
@@ -429,6 +430,18 @@ async def an_old_master_expects_nothing(lab: Lab) -> None:
     assert not (await lab.dump())["expected"]
 
 
+@rule("expected, longest", "expect", "EXPECTED, 'GT', ", "EXPECTED, ")
+async def an_engine_shortens_no_wait_of_another(lab: Lab) -> None:
+    await ready(lab)
+    for engine in ("g", "h"):
+        await lab.engine(engine)
+        await with_weights(lab, engine, "old")
+    await lab.pool.expect("g", *lab.terms["g"], 30.0)
+    before = (await lab.dump())["expected"]
+    await lab.pool.expect("h", *lab.terms["h"], 3.0)
+    assert (await lab.dump())["expected"] == before
+
+
 @rule("finishing", "prelude", "(weights == '' and not finishing)", "weights == ''")
 async def an_engine_that_finishes_begins_nothing(lab: Lab) -> None:
     await lab.lose("a", await of_two_weights(lab))
@@ -532,6 +545,14 @@ async def calls_leave_the_adapters_of_settings_alone(lab: Lab) -> None:
     assert await lab.pool.load_adapter("legal", "/y") == ""
     assert not await lab.pool.unload_adapter("legal")
     assert (await lab.pool.adapters()).entries[adapter].state == "pending"
+
+
+@rule("same_adapter, taken", "change_adapters", "elseif what == 'load' and has then", "elseif false then")
+async def a_name_is_loaded_once(lab: Lab) -> None:
+    await ready(lab)
+    first = await lab.pool.load_adapter("legal", "/x", replace=False)
+    assert await lab.pool.load_adapter("legal", "/y", replace=False) == TAKEN
+    assert [*(await lab.pool.adapters()).entries] == [first]
 
 
 # -- hints

@@ -58,6 +58,7 @@ DEFAULTS = Constants()
 TOLD = frozenset(["submit", "submit_known", "attach", "cancel", "finish_at"])  # a client hears of what these did
 SCHEMA_ERROR = "SCHEMA "
 EXACT = 2**53  # Lua has doubles only: integers below this are exact
+TAKEN = "="  # instead of an adapter's id, which ends with a number
 LET_GO = "/"  # before a claim number in a hint: no id begins so
 
 
@@ -234,9 +235,11 @@ class Pool:
         named = [part for pair in folders.items() for part in pair]
         return [made.decode() for made in await self._run("change_adapters", "setting", *named)]
 
-    async def load_adapter(self, name: str, folder: str) -> str:
-        """Has engines load one more adapter, or another folder of it. Returns its id; "": the name is the setting's."""
-        return (await self._run("change_adapters", "load", name, folder))[0].decode()
+    async def load_adapter(self, name: str, folder: str, replace: bool = True) -> str:
+        """Has engines load one more adapter, or with `replace` another folder of it. Returns its id; "": the name is the
+        setting's; TAKEN: it is loaded already."""
+        what = "replace" if replace else "load"
+        return (await self._run("change_adapters", what, name, folder))[0].decode()
 
     async def unload_adapter(self, name: str) -> bool:
         """New requests do not name it any more. False: it was not loaded, or the name is the setting's."""

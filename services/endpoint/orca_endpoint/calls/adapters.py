@@ -2,13 +2,14 @@
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 
 from orca_common.adapters import Adapter, check_names, parse_adapter, read_adapters
 from orca_common.bounded_file import read_bounded
 from orca_common.errors import FailedPrecondition, InvalidArgument, NotFound, PermissionDenied, Unavailable
 from orca_common.file_version import version_of
-from orca_pool.pool import Pool
+from orca_pool.pool import TAKEN, Pool
 from orca_pool.retry import reached
 
 from ..settings import EndpointSettings
@@ -19,10 +20,12 @@ LOOK = 0.5  # seconds between looks at the pool's table, and at the file
 WATCH = 0.05  # seconds between looks at whether engines have loaded an adapter
 LOAD_SECONDS = 60.0  # for engines to load one
 FILE_BYTES = 1 << 20
+MAX_FOLDER = 4096  # characters, as of a path on Linux
 
 
 class ServedAdapters:
-    """`ids` has the id of the adapter with which requests of a name begin now. The same dictionary, always."""
+    """`ids` has the id of the adapter with which requests of a name begin now. A name of the settings has none while the
+    pool does not know it, as when an endpoint of newer settings has taken it out: then it is served no more."""
 
     def __init__(self, settings: EndpointSettings, model: str, pool: Pool) -> None:
         """model: the name of the model itself. Raises FailedPrecondition."""
@@ -31,12 +34,12 @@ class ServedAdapters:
         self._file_version = self._seen()
         self._named = self._read()
         self._version = -1  # of the pool's table
-        self.ids: dict[str, str] = {adapter.name: "" for adapter in self._named}
+        self.ids: Mapping[str, str] = {}
         self._operators = frozenset(one.strip() for one in settings.operators.split(",") if one.strip())
 
     @property
     def _may_change(self) -> bool:
-        return bool(self.ids or self._file is not None or self._operators)
+        return bool(self.ids or self._named or self._file is not None or self._operators)
 
     def _seen(self) -> object:
         return None if self._file is None else version_of(self._file)
@@ -72,12 +75,11 @@ class ServedAdapters:
             await self._name()
             table = await self._pool.adapters()
         self._version = table.version
-        ids = {adapter.name: "" for adapter in self._named}
+        named, ids = {adapter.name for adapter in self._named}, dict[str, str]()
         for one in sorted(table.entries.values(), key=lambda entry: (entry.name, entry.state != "pending")):
-            if one.state == "current" or (one.state == "pending" and one.name in ids):
+            if one.state == "current" or (one.state == "pending" and one.name in named):
                 ids[one.name] = one.id  # a current one comes behind, and counts
-        self.ids.clear()
-        self.ids.update(ids)
+        self.ids = ids
 
     async def follow(self) -> None:
         """Keeps up with the pool's table and with the file. Ends with its task."""
@@ -111,20 +113,30 @@ class ServedAdapters:
     async def load(self, name: str, folder: str, *, replace: bool) -> None:
         """Returns when all engines that have formed serve the adapter, or cannot. replace: also a name that is taken.
 
-        Raises InvalidArgument, FailedPrecondition where no engine can load it, and Unavailable where none has in time.
+        Raises InvalidArgument, FailedPrecondition where no engine can load it, and Unavailable where none has in time, or
+        another call has replaced or unloaded it meanwhile.
         """
+        if not folder.isprintable() or len(folder) > MAX_FOLDER:
+            raise InvalidArgument("lora_path", f"must be at most {MAX_FOLDER} printable characters")
         try:
-            check_names((parse_adapter(f"{name}={folder}"),), self._model, self._settings.others)
+            if parse_adapter(f"{name}={folder}") != (name, Path(folder)):
+                raise InvalidArgument(
+                    "lora_name", "must have no '=' and no spaces at its ends, nor the folder any there"
+                )
+            check_names((Adapter(name, Path(folder)),), self._model, self._settings.others)
         except FailedPrecondition as error:
             raise InvalidArgument("lora_name", str(error).removeprefix("adapters: ")) from None
-        if name in self.ids and not replace:
-            raise InvalidArgument("lora_name", f"{name!r} is loaded already; load_inplace replaces it")
-        adapter = await self._pool.load_adapter(name, folder)
+        adapter = await self._pool.load_adapter(name, folder, replace)
         if not adapter:
             raise self._of_settings(name)
+        if adapter == TAKEN:
+            raise InvalidArgument("lora_name", f"{name!r} is loaded already; load_inplace replaces it")
         give_up, loop = asyncio.get_running_loop().time() + LOAD_SECONDS, asyncio.get_running_loop()
         while True:
-            said = (await self._pool.adapters(self._version, adapter)).engines
+            table = await self._pool.adapters(about=adapter)
+            if adapter not in table.entries or table.entries[adapter].state == "retired":
+                raise Unavailable(f"adapter {name}: another call has replaced or unloaded it meanwhile")
+            said = table.engines
             if late := loop.time() >= give_up:
                 said = {engine: one for engine, one in said.items() if one}
             if said and all(said.values()):

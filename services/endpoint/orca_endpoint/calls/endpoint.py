@@ -108,7 +108,6 @@ class Endpoint:
             self.chats,
             forms,
             defaults.forced_end,
-            self.adapters.ids,
         )
         self.arrivals = Arrivals()
         self._engines = Recent(pool.engine_infos, ENGINES_SECONDS)
@@ -190,10 +189,13 @@ class Endpoint:
         with refused(span):
             self._admit(deadline, self.settings.max_calls)
             self.check_model(request.model)
+            adapter = self.adapters.ids.get(request.model, "")  # it may be replaced while the request is read
             turn = self._turn(request.priority, Fields(names or {}), tenant)
             self._validating += 1
             try:
-                work = await self._validator.generate(request, names, encoded, self._slots, tenant or host, loose)
+                work = await self._validator.generate(
+                    request, names, encoded, self._slots, tenant or host, loose, adapter
+                )
                 keys = await self._keys(work.record, tenant, host)
             finally:
                 self._validating -= 1

@@ -72,9 +72,6 @@ class Attempts:
         return self._last
 
 
-NO_ADAPTERS: Mapping[str, str] = {}
-
-
 class Validator:
     """Checks requests against one model and one endpoint's limits."""
 
@@ -87,13 +84,11 @@ class Validator:
         chats: Chats,
         forms: FormCompiler,
         forced_end: int | None = None,
-        adapters: Mapping[str, str] = NO_ADAPTERS,
     ) -> None:
-        """threads: tokenize long texts. forced_end: the token with which the model's longest answers end. adapters: the
-        ids, by name, of those that are served beside the model now."""
+        """threads: tokenize long texts. forced_end: the token with which the model's longest answers end."""
         self._limits, self._model, self._vocabulary, self._threads = settings, checkpoint, vocabulary, threads
         self._chats, self._forms, self._forced_end = chats, forms, forced_end
-        self._adapters, self._attempts = adapters, Attempts()
+        self._attempts = Attempts()
 
     async def generate(
         self,
@@ -103,6 +98,7 @@ class Validator:
         room: int | None = None,
         caller: str = "",
         loose: Collection[str] = (),
+        adapter: str = "",
     ) -> Work:
         """The work of a valid request; the caller adds `record.trace`. Raises InvalidArgument, FailedPrecondition, and
         ResourceExhausted when too many long texts wait.
@@ -110,7 +106,8 @@ class Validator:
         names: the caller's names of fields, where they differ from orca.v1's. encoded: the tokens of the request's
         prompt, where another request had the same. room: tokens that prompt and answer may have together in an engine,
         for a chat that does not say how long its answer may be. caller: the tenant or host, whose turn it is. loose:
-        fields with schemas of which an answer need only follow what can be enforced.
+        fields with schemas of which an answer need only follow what can be enforced. adapter: the id of the one that the
+        request's model names.
         """
         check = Fields(names or {})
         request_id = self.request_id(request.request_id) if request.request_id else f"req-{secrets.token_hex(12)}"
@@ -147,10 +144,9 @@ class Validator:
             sampling = sampling if sampling is not None else SamplingParams()
             sampling.not_before.min_new_tokens = least
             sampling.not_before.token_ids.extend(ends)
-        adapter = request.model if request.model in self._adapters else ""
         if adapter:
             sampling = sampling if sampling is not None else SamplingParams()
-            sampling.adapter = self._adapters[adapter]
+            sampling.adapter = adapter
         record = PoolRequest(
             request_id=request_id,
             prompt_ids=prompt_ids,
@@ -163,7 +159,12 @@ class Validator:
             show_special_tokens=request.show_special_tokens,
             tool_syntax=syntax.name if syntax is not None and request.chat.tool_choice != TOOL_CHOICE_NONE else "",
         )
-        return Work(record, body_digest(request, adapter), attempt, () if form is None else form.left_out)
+        return Work(
+            record,
+            body_digest(request, request.model if adapter else ""),
+            attempt,
+            () if form is None else form.left_out,
+        )
 
     def resume(self, request: ResumeRequest) -> int:
         """Checks a ResumeRequest and returns its attempt. Raises InvalidArgument."""

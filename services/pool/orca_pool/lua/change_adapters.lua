@@ -1,9 +1,10 @@
 -- Changes which adapters are served beside the model.
 --
 -- KEYS: the pool hash.
--- ARGV: 'setting': the adapters that a setting names are these, and no others; 'load': this one more, or another folder of it;
---   'unload': this one less; 'drop': the same, while it waits for an engine. Then names and folders in turn; of 'drop' the id, and ''.
--- Returns the ids of the adapters that are new, of 'load' and 'unload' '' where the name is the setting's, or nothing has it.
+-- ARGV: 'setting': the adapters that a setting names are these, and no others; 'load': this one more; 'replace': the same, or
+--   another folder of it; 'unload': this one less; 'drop': the same, while it waits for an engine. Then names and folders in turn; of 'drop' the id, and ''.
+-- Returns the ids of the adapters that are new, of 'load', 'replace' and 'unload' '' where the name is the setting's, or nothing
+--   has it, of 'load' '=' where it is taken.
 --
 -- An entry is an adapter's name, folder, state, source ('setting' or 'load'), the moment `at` of its last change, and the
 -- fingerprint of its files, '' until an engine has read them. It is `pending` until an engine has it, `current`, and then
@@ -90,6 +91,8 @@ end
 local has = newest(name)
 if has and entries[has].source == 'setting' or (what == 'unload' and not has) then
   return { '' }
+elseif what == 'load' and has then
+  return { '=' }
 elseif what == 'unload' then
   retire_named(name)
 else

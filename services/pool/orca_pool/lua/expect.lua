@@ -6,5 +6,5 @@
 local engine, owner, term, wait = unpack(ARGV)
 local weights = not fenced(engine, owner, term) and taste(engine) or ''
 if weights ~= '' then
-  call('ZADD', EXPECTED, int(now() + wait), weights)
+  call('ZADD', EXPECTED, 'GT', int(now() + wait), weights)
 end
