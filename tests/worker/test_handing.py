@@ -206,6 +206,19 @@ def test_a_frozen_source_is_given_up(folder: Path, monkeypatch: pytest.MonkeyPat
         assert time.monotonic() - began < 5
 
 
+@pytest.mark.parametrize("error", [RuntimeError("out of memory"), MemoryError()])
+def test_whatever_ends_a_pull_is_reported(folder: Path, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scheduler keeps row, slots and request until it knows."""
+
+    def write(block: int, payload: bytes | bytearray) -> None:
+        raise error
+
+    both = pair(folder)
+    held = both.begin([5, 6, 7, 8, 9], 1)
+    monkeypatch.setattr(both.second._kv, "write", write)
+    assert type(error).__name__ in both.pull(held, 3).error
+
+
 def test_a_row_that_is_freed_gets_no_more_blocks(folder: Path) -> None:
     """Its blocks may be another row's: what comes late is not written."""
     read, go_on = threading.Event(), threading.Event()
