@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from properties import examples
 from scheduler.world import EOS, STOP, WAIT, WORD, Asked, World, made, storm
 
-from orca_scheduler.core.core import Arrived, BatchReturned, Commit, Core, EngineReady, Flight, GiveBack
+from orca_scheduler.core.core import Arrived, BatchReturned, Commit, Core, EngineReady, Flight, GiveBack, ScheduleBatch
 from orca_scheduler.core.invariants import violations
 from orca_scheduler.core.memory import Slots
 from orca_scheduler.core.request import Arrival, Phase, Reason, Request

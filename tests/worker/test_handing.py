@@ -176,6 +176,29 @@ def test_what_is_not_there_is_refused(folder: Path) -> None:
     assert "Connection" in both.pull(held, 3).error
 
 
+def test_a_pull_that_does_not_fit_the_engine_is_reported(folder: Path) -> None:
+    """The other engine has said it, so the rank goes on, and the row is none that may run."""
+    both = pair(folder)
+    held = both.begin([5, 6, 7, 8, 9], 1)
+    handed = pb.Handed(epoch=EPOCH, claim=held.claim, row=1, positions=5, sources=[both.source] * 2)
+    admission = pb.Admission(row=3, claim=9, token_ids=[*held.prompt, held.token], generated=1, computed=5, root=ROOT)
+    for harm, why in (
+        (pb.Handed(), "2 sources for an engine of 1 ranks"),
+        (pb.Handed(positions=4), "4 positions of 6 tokens"),
+    ):
+        both.numbers += 1
+        pull = pb.Pull(admission=admission, blocks=[5, 6], handed=handed)
+        pull.handed.MergeFrom(harm)
+        both.second.run(pb.Iteration(number=both.numbers, pull=pull))
+        end = both.ends.get(timeout=20)
+        assert (end.number, why in end.error) == (both.numbers, True), end
+        with pytest.raises(FailedPrecondition, match="row 3"):
+            both.go_on(held, 2)
+    both.free = [3]
+    assert both.pull(held, 3).error == ""
+    assert len(both.go_on(held, 3)) == 3
+
+
 def test_another_layout_is_refused(folder: Path) -> None:
     both = pair(folder)
     held = both.begin([5, 6, 7, 8, 9], 1)

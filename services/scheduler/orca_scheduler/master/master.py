@@ -22,7 +22,7 @@ from orca_common.block_keys import keys_of, root_by
 from orca_common.errors import FailedPrecondition, Unavailable
 from orca_common.metrics import Metrics
 from orca_common.priorities import ABOVE_ALL
-from orca_common.protocol import SHARED
+from orca_common.protocol import HANDED, SHARED
 from orca_common.reservation import Reservation
 from orca_common.sampling import scores_prompt
 from orca_common.service import LoopPulse
@@ -907,8 +907,9 @@ def _of_candidate(candidate: Candidate | None) -> tuple[tuple[str, ...] | None, 
 
 def check_needs(policy: Policy, can: Collection[str], role: Role = Role.MIXED) -> None:
     """Raises FailedPrecondition where a model's ranks cannot do what the policy, or the engine's role, asks of them."""
-    if role and SHARED not in can:
-        raise FailedPrecondition(f"roles: {role} needs {SHARED}, which ranks of this model cannot do")
+    if role and (lacking := sorted({HANDED, SHARED}.difference(can))):
+        needs = f"{role} needs {' and '.join(lacking)}"
+        raise FailedPrecondition(f"roles: {needs}, which ranks of this model, or of their release, cannot do")
     if lacking := sorted(policy.needs.difference(can)):
         needs = " and ".join(lacking)
         raise FailedPrecondition(f"policy: {policy.name} needs {needs}, which ranks of this model cannot do")
