@@ -94,9 +94,10 @@ class Checkpoint:
 
     @property
     def can(self) -> tuple[str, ...]:
-        """Returns what a policy, or a role, may need of its ranks. Where the tokens of a prompt see each other they run together,
-        and their keys and values depend on all of it. A model with an encoder makes one token an iteration, and keeps
-        it one slot behind its place among the tokens: the decoder's first token has a slot, too."""
+        """Returns what a policy, or a role, may need of its ranks. Where the tokens of a prompt see each other they run
+        together, and their keys and values depend on all of it. A model with an encoder makes one token an
+        iteration, and keeps it one slot behind its place among the tokens: the first token of its decoder has a slot,
+        too."""
         if self.has_encoder:
             return ()
         return (OUTPUTS, GROWN) if self.prefix_lm else (PARTS, OUTPUTS, SHARED, GROWN, HANDED)
