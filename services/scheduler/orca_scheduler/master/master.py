@@ -597,7 +597,10 @@ class EngineMaster:
 
     async def _identify(self, life: int, models: tuple[Model, ...]) -> None:
         try:
-            await self._check_roles()
+            if self._roles.of(self.engine) is None:
+                raise FailedPrecondition(
+                    f"roles: {self.engine} has none, {self._roles} are {self._roles.engines} engines"
+                )
             for model in models:
                 check_needs(self.core.policy, model.can, self.core.role)
                 await reached(lambda of=model: self._pool.identify(of.digest, of.max_positions, of.vocab_size))
@@ -605,21 +608,6 @@ class EngineMaster:
             self._post(Refused(self._now, life, None, str(refusal)))
         else:
             self._post(Identified(self._now, life))
-
-    async def _check_roles(self) -> None:
-        """Raises FailedPrecondition where the engine has no role, or its ranks cannot exchange blocks with others'."""
-        roles, mine = self._roles, self.core.role
-        if roles.of(self.engine) is None:
-            raise FailedPrecondition(f"roles: {self.engine} has none, {roles} are {roles.engines} engines")
-        if not mine:
-            return
-        for other in await reached(self._pool.engine_infos):
-            cut = other.tensor_parallel, other.pipeline_parallel
-            if other.role and other.role != mine and cut != (self.shape.tp, self.shape.pp):
-                raise FailedPrecondition(
-                    f"roles: {self.engine} ({mine}) of {self.shape.tp} x {self.shape.pp} ranks (tp x pp) cannot "
-                    f"exchange blocks with {other.engine} ({other.role}) of {cut[0]} x {cut[1]}"
-                )
 
     async def _new_epoch(self, life: int, above: int) -> None:
         self._post(EpochGiven(self._now, life, await self._ledger.new_epoch(above)))
