@@ -56,7 +56,7 @@ from ..core.core import (
 from ..core.drafting import MOST
 from ..core.invariants import violations
 from ..core.policy import Policy
-from ..core.request import Arrival, Phase
+from ..core.request import Arrival
 from ..core.roles import Role, Roles
 from ..discovery.candidates import Candidate, Discovery
 from ..lifecycle.events import (
@@ -179,7 +179,8 @@ class EngineMaster:
         self.core: Core = settings.core(role)
         limits, seconds = self.core.limits, self.core.policy.seconds
         self._forecast = Forecast(seconds, limits.positions) if seconds is not None and limits.positions else None
-        self._pace, self._metrics = Pace(), EngineMetrics(metrics, engine, settings.pp)
+        self._pace = Pace()
+        self._metrics = EngineMetrics(metrics, engine, settings.pp, decodes=role is Role.DECODE)
         self._adapters = EngineAdapters(pool, engine, owner, term, settings.shape.ranks, self._tell_adapters)
         self._ledger = Ledger(
             pool,
@@ -725,8 +726,6 @@ class EngineMaster:
             self._forecast.scheduled(action.iteration, action.positions)
         message = self._control_message(action)
         self._metrics.scheduled(action, now)
-        if self.core.role is Role.DECODE:
-            self._metrics.begun_again(sum(member.phase is Phase.INITIATION for member in action.members))
         self._dialed.send(message)
 
     def _control_message(self, action: ScheduleBatch) -> pb.Iteration:
