@@ -35,9 +35,10 @@ from orca_scheduler.core.memory import Slots
 from orca_scheduler.core.request import Arrival, Phase
 from orca_scheduler.core.roles import Role, Roles
 from orca_scheduler.core.sets import MEMORIES, PAPER, FirstCome
+from orca_scheduler.explain.history import History
 from orca_scheduler.lifecycle.lifecycle import Lifecycle
 from orca_scheduler.lifecycle.places import Shape
-from orca_scheduler.master.journal import Journal, replay
+from orca_scheduler.master.journal import Journal, read, replay
 from orca_scheduler.master.master import check_needs
 from orca_scheduler.settings import SchedulerSettings
 
@@ -294,6 +295,23 @@ def test_a_state_with_what_was_handed_over_is_restored(tmp_path: Path) -> None:
         assert one.step(LetGo(0.0, (1,))) == []
         assert one.room().slots == 64
         assert isinstance(one.memory, Slots)
+
+
+def test_a_request_that_is_cancelled_while_it_is_handed_over_leaves_no_slots(tmp_path: Path) -> None:
+    """Neither in the core nor in its history."""
+    core, path = Core(2, 1, 4, role=Role.PREFILL), tmp_path / "journal-engine-0-1.jsonl"
+    journal = Journal(path, core, Lifecycle("e", Shape(1, 1, 1, 4), None))
+    for event in (
+        EngineReady(0.0, 64, 1),
+        Arrived(0.0, (Arrival(1, 1, 5, 9),)),
+        BatchReturned(1.0, 1, ((WORD,),)),
+        Cancelled(2.0, (1,)),
+    ):
+        journal.core_step(event, core.step(event))
+    journal.close()
+    history = History("engine-0")
+    history.take(read(path))
+    assert history.states[-1].room == core.room().slots == 64
 
 
 def test_a_loss_while_keys_and_values_are_pulled_counts() -> None:
