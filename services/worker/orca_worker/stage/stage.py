@@ -100,7 +100,7 @@ class WeightsChanged(Exception):
 
 class Stage:
     """Forms and runs iterations. Only the GPU thread calls it, but for `rows.held`, `samples`, `loaded`, `loading` and
-    `blocks_of`. `pulled` is called with the end of each pull, in a thread of its own.
+    `blocks_of`. `pulled` is called with the end of each pull, in any thread.
 
     `weights` is the fingerprint of those that it reads. `max_slots` bounds the slots that are offered. `load` makes the
     model's slice of a place, of weights without a fingerprint; without it the checkpoint is read.
