@@ -93,6 +93,10 @@ class ScriptedRank(worker_pb2_grpc.ControllerServicer):
         else:
             self._lane.put_nowait(pb.Report(times=pb.Times(stages=[times])))
 
+    def pulled(self, number: int, error: str = "") -> None:
+        """Says how its part of a pull has ended."""
+        self._lane.put_nowait(pb.Report(pulled=pb.Pulled(number=number, error=error)))
+
     def leave(self) -> None:
         """Says that it was asked to end."""
         self._lane.put_nowait(pb.Report(leaving=pb.Leaving()))

@@ -64,6 +64,7 @@ class Rank(worker_pb2_grpc.ControllerServicer, worker_pb2_grpc.SupervisorService
         self.slots, self.formation = SLOTS, pb.Formation()  # of the epoch
         self.rows: list[int] = []  # that it holds
         self.room = SLOTS  # in its memory
+        self.can: list[str] = []
         self.iterations: asyncio.Queue[pb.Iteration] = asyncio.Queue()
         self._reports: asyncio.Queue[pb.Report | None] = asyncio.Queue()
 
@@ -110,6 +111,7 @@ class Rank(worker_pb2_grpc.ControllerServicer, worker_pb2_grpc.SupervisorService
             model_digest="digest",
             max_positions=SLOTS,
             vocab_size=256,
+            can=self.can,
         )
 
     async def Form(self, request: pb.FormRequest, context: grpc.aio.ServicerContext) -> pb.FormResponse:  # noqa: N802
@@ -546,6 +548,20 @@ async def test_an_epoch_of_other_settings_is_not_kept(settings: dict[str, int], 
         assert [form.epoch for form in rank.forms] == [epoch, rank.epoch]
         assert (rank.formation.block_size, rank.slots) == (settings["block_size"], slots)
         assert this.master.core.memory.n_slots == slots
+
+
+async def test_an_engine_with_a_role_forms_whatever_the_cut_of_the_others() -> None:
+    """Both roles get another cut: one of the engines must be the first."""
+    rank = Rank()
+    rank.can = ["handed", "keyed"]
+    rank.may_greet.clear()
+    async with bench(rank, roles="prefill=1,decode=1") as this:
+        term = await this.pool.acquire("engine-1", "another", None)
+        assert term is not None
+        await this.pool.renew("engine-1", "another", term, form=EngineInfo("engine-1", 2, 1, 64, 1, role="decode"))
+        rank.may_greet.set()
+        await this.formed()
+        assert rank.formation.hands_over
 
 
 async def test_an_epoch_that_returns_tokens_is_not_kept_for_one_that_does_not() -> None:

@@ -6,7 +6,10 @@ from metrics import Scrape
 from orca.v1 import worker_pb2 as pb
 from orca_common.metrics import CAUSES, Metrics
 from orca_pool.records import CommitRow, Committed
-from orca_scheduler.core.core import Member, ScheduleBatch
+from orca_scheduler.core.core import Arrived, BatchReturned, Core, EngineReady, Member, ScheduleBatch
+from orca_scheduler.core.request import Arrival, Phase
+from orca_scheduler.core.roles import Role
+from orca_scheduler.core.sets import FirstCome
 from orca_scheduler.lifecycle.suspicions import Kind
 from orca_scheduler.master.metrics import EngineMetrics
 from orca_scheduler.master.output import new_tokens
@@ -84,6 +87,22 @@ def test_an_engine_is_active_while_a_batch_is_in_flight() -> None:
     engine.scheduled(batch(3, 1), now=20.0)  # whether the times of the others have come or not
     engine.returned(3, 0.0, 0.0, now=21.0)
     assert value(metrics, "orca_engine_active_seconds_total") == 5.0
+
+
+def test_an_initiation_in_parts_is_one() -> None:
+    """At an engine that decodes: of a request that it had when its master changed."""
+    metrics, core = Metrics("scheduler"), Core(2, 1, 4, policy=FirstCome("stall-free", positions=4), role=Role.DECODE)
+    engine = EngineMetrics(metrics, "e", 1, decodes=True)
+    core.step(EngineReady(0.0, 64, 1))
+    actions, parts = core.step(Arrived(0.0, (Arrival(1, 1, 21, 9, 1),))), 0
+    for iteration in range(1, 10):
+        [batch] = [action for action in actions if isinstance(action, ScheduleBatch)]
+        engine.scheduled(batch, now=1.0)
+        [member] = batch.members
+        parts += member.phase is Phase.INITIATION
+        actions = core.step(BatchReturned(0.0, iteration, ((7,),) if member.outputs else ()))
+    assert parts > 1
+    assert value(metrics, "orca_decode_initiations_total") == 1
 
 
 def test_iterations_that_were_lost_are_not_observed() -> None:

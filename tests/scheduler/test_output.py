@@ -83,3 +83,19 @@ def test_nothing_is_sent_of_a_request_that_is_gone() -> None:
     outputs.append(1, TOKEN.pack(5, -1.0, 1), None)
     outputs.drop(1)
     assert not outputs.take()
+
+
+def test_a_hand_over_whose_answer_was_lost_is_said_again() -> None:
+    """Until the pool has it: the request is handed over then, and not gone, so its row stays."""
+    outputs = held(0, committed=2)
+    outputs.append(1, TOKEN.pack(2, -1.0, 2), None)
+    outputs.hand_over(1, b"here")
+    (first,) = outputs.take()
+    outputs.unanswered([first])
+    (again,) = outputs.take()
+    assert again == first
+    assert outputs.answered([again], [3]) == ([], [], []), "the pool has the token"
+    (again,) = outputs.take()
+    assert (again.base, again.tokens, again.handed) == (3, b"", b"here")
+    assert outputs.answered([again], [Committed.OK]) == ([], [], [1])
+    assert not outputs.held

@@ -265,6 +265,24 @@ async def test_a_master_that_was_late_itself_judges_nobody() -> None:
         assert isinstance(engine.master.lifecycle.state, Running)
 
 
+async def test_a_pull_that_is_never_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that ends no pull is lost, and its engine's requests begin again. The time of each pull begins when those
+    before it have ended, and those of other ranks do not count."""
+    monkeypatch.setattr(timers, "PULL", 0.6)
+    async with scripted(2, 1, ranks_per_pod=1) as engine:
+        await formed(engine)
+        for number in (9, 10):
+            engine.master.send(pb.Iteration(number=number, pull=pb.Pull(admission=pb.Admission(claim=number))))
+        await until(lambda: engine.ranks[0].iterations == [9, 10])
+        engine.ranks[0].report(9)
+        engine.ranks[0].report(10)
+        for n, number in ((0, 9), (0, 10), (1, 10)):
+            engine.ranks[n].pulled(number)
+        verdict = await engine.master.verdict()
+        assert re.search(r"rank 1 .*answers and has ended no pull for \d\.\d s", verdict.sentence), verdict
+        assert verdict.pids == [101]
+
+
 async def test_of_ranks_that_are_stuck_the_last_one_is_suspected(monkeypatch: pytest.MonkeyPatch) -> None:
     """All answer and nothing moves: the ranks ahead wait for the one that is furthest behind."""
     monkeypatch.setattr(timers, "STUCK", 0.5)

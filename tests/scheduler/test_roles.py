@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from orca_common.errors import FailedPrecondition
 from orca_local.settings import ServeSettings
 from orca_scheduler.core.core import (
     Action,
@@ -33,10 +34,12 @@ from orca_scheduler.core.invariants import violations
 from orca_scheduler.core.memory import Slots
 from orca_scheduler.core.request import Arrival, Phase
 from orca_scheduler.core.roles import Role, Roles
-from orca_scheduler.core.sets import MEMORIES, FirstCome
+from orca_scheduler.core.sets import MEMORIES, PAPER, FirstCome
+from orca_scheduler.explain.history import History
 from orca_scheduler.lifecycle.lifecycle import Lifecycle
 from orca_scheduler.lifecycle.places import Shape
-from orca_scheduler.master.journal import Journal, replay
+from orca_scheduler.master.journal import Journal, read, replay
+from orca_scheduler.master.master import check_needs
 from orca_scheduler.settings import SchedulerSettings
 
 EOS, WORD = 0, 7
@@ -292,6 +295,47 @@ def test_a_state_with_what_was_handed_over_is_restored(tmp_path: Path) -> None:
         assert one.step(LetGo(0.0, (1,))) == []
         assert one.room().slots == 64
         assert isinstance(one.memory, Slots)
+
+
+def test_a_request_that_is_cancelled_while_it_is_handed_over_leaves_no_slots(tmp_path: Path) -> None:
+    """Neither in the core nor in its history."""
+    core, path = Core(2, 1, 4, role=Role.PREFILL), tmp_path / "journal-engine-0-1.jsonl"
+    journal = Journal(path, core, Lifecycle("e", Shape(1, 1, 1, 4), None))
+    for event in (
+        EngineReady(0.0, 64, 1),
+        Arrived(0.0, (Arrival(1, 1, 5, 9),)),
+        BatchReturned(1.0, 1, ((WORD,),)),
+        Cancelled(2.0, (1,)),
+    ):
+        journal.core_step(event, core.step(event))
+    journal.close()
+    history = History("engine-0")
+    history.take(read(path))
+    assert history.states[-1].room == core.room().slots == 64
+
+
+def test_a_loss_while_keys_and_values_are_pulled_counts() -> None:
+    """The pull may be what the ranks died of. One that waits for its slots has not reached them."""
+    core = Core(2, 1, 4, role=Role.DECODE)
+    core.step(EngineReady(0.0, 16, 1))
+    [pull] = core.step(Arrived(0.0, tuple(Arrival(n, n, 5, 9, 1, elsewhere=5) for n in (1, 2))))
+    assert isinstance(pull, Pull)
+    assert core.step(EngineLost(1.0)) == [GiveBack(((1, True), (2, False)))]
+
+
+@pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE])
+@pytest.mark.parametrize(
+    ("can", "lacking"),
+    [
+        (("parts", "outputs", "keyed", "grown"), "handed"),  # a rank of the release before
+        (("outputs", "grown"), "handed and keyed"),
+    ],
+)
+def test_ranks_that_cannot_change_engines_are_refused(role: Role, can: tuple[str, ...], lacking: str) -> None:
+    with pytest.raises(FailedPrecondition, match=f"roles: {role} needs {lacking}, which ranks of this model, or of"):
+        check_needs(PAPER, can, role)
+    check_needs(PAPER, can)
+    check_needs(PAPER, (*can, "keyed", "handed"), role)
 
 
 @pytest.mark.parametrize(

@@ -250,7 +250,7 @@ async def test_a_model_that_cannot_do_what_a_policy_needs(tmp_path: Path, monkey
 @pytest.mark.parametrize(
     ("config", "can"),
     [
-        ({}, ("parts", "outputs", "keyed", "grown")),
+        ({}, ("parts", "outputs", "keyed", "grown", "handed")),
         ({"orca_prefix_lm": True}, ("outputs", "grown")),
         ({"model_type": "t5"}, ()),
         ({"model_type": "marian"}, ()),

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +22,7 @@ from orca_common.block_keys import root_of
 from orca_common.errors import FailedPrecondition
 from orca_scheduler.ranks.members import increment, initiation, put_members
 from orca_worker.data_plane import blocks
-from orca_worker.data_plane.blocks import ANSWER, ASKED, BLOCK, SERVED, Asked, Block, BlockServer, receive
+from orca_worker.data_plane.blocks import ANSWER, ASKED, BLOCK, REFUSED, SERVED, Asked, Block, BlockServer, receive
 from orca_worker.stage.stage import Stage
 
 VOCAB, BLOCK_SIZE, SLOTS, EPOCH = 97, 4, 256, 9
@@ -176,6 +177,29 @@ def test_what_is_not_there_is_refused(folder: Path) -> None:
     assert "Connection" in both.pull(held, 3).error
 
 
+def test_a_pull_that_does_not_fit_the_engine_is_reported(folder: Path) -> None:
+    """The other engine has said it, so the rank goes on, and the row is none that may run."""
+    both = pair(folder)
+    held = both.begin([5, 6, 7, 8, 9], 1)
+    handed = pb.Handed(epoch=EPOCH, claim=held.claim, row=1, positions=5, sources=[both.source] * 2)
+    admission = pb.Admission(row=3, claim=9, token_ids=[*held.prompt, held.token], generated=1, computed=5, root=ROOT)
+    for harm, why in (
+        (pb.Handed(), "2 sources for an engine of 1 ranks"),
+        (pb.Handed(positions=4), "4 positions of 6 tokens"),
+    ):
+        both.numbers += 1
+        pull = pb.Pull(admission=admission, blocks=[5, 6], handed=handed)
+        pull.handed.MergeFrom(harm)
+        both.second.run(pb.Iteration(number=both.numbers, pull=pull))
+        end = both.ends.get(timeout=20)
+        assert (end.number, why in end.error) == (both.numbers, True), end
+        with pytest.raises(FailedPrecondition, match="row 3"):
+            both.go_on(held, 2)
+    both.free = [3]
+    assert both.pull(held, 3).error == ""
+    assert len(both.go_on(held, 3)) == 3
+
+
 def test_another_layout_is_refused(folder: Path) -> None:
     both = pair(folder)
     held = both.begin([5, 6, 7, 8, 9], 1)
@@ -204,6 +228,77 @@ def test_a_frozen_source_is_given_up(folder: Path, monkeypatch: pytest.MonkeyPat
         began = time.monotonic()
         assert "timed out" in both.pull(Held(1, 1, [5, 6, 7], 3), 3).error
         assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize(
+    "said",
+    [ANSWER.pack(REFUSED, 40) + b"x" * 40, ANSWER.pack(SERVED, 0) + BLOCK.pack(b"k" * 16, 4096, 1)],
+    ids=["a refusal", "a header"],
+)
+def test_a_source_that_says_a_byte_now_and_then_is_given_up(
+    folder: Path, said: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever part of the answer it is in."""
+    monkeypatch.setattr(blocks, "LONGEST", 0.5)
+    over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as slow:
+
+        def serve() -> None:
+            connection, _ = slow.accept()
+            with connection, suppress(OSError):
+                for byte in said:
+                    connection.sendall(bytes([byte]))
+                    if over.wait(0.1):
+                        return
+
+        serving = threading.Thread(target=serve)
+        serving.start()
+        both = pair(folder)
+        both.source.address = f"127.0.0.1:{slow.getsockname()[1]}"
+        assert "took too long" in both.pull(Held(1, 1, [5, 6, 7], 3), 3).error
+        over.set()
+        serving.join()
+
+
+def test_a_greeting_takes_no_longer_than_all_of_its_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A byte now and then keeps no connection."""
+    monkeypatch.setattr(blocks, "GREETING", 0.5)
+    address = pair(folder).source.address.split(":")
+    with socket.create_connection((address[0], int(address[1])), 10) as slow:
+        slow.settimeout(0.1)
+        for _ in range(ASKED.size - 1):
+            try:
+                slow.sendall(b"x")
+                assert slow.recv(1) == b""
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                pass
+            return
+    pytest.fail("it has still not ended")
+
+
+def test_those_without_the_secret_take_no_places(folder: Path) -> None:
+    both = pair(folder)
+    held = both.begin([5, 6, 7, 8, 9], 1)
+    host, port = both.source.address.split(":")
+    with ExitStack() as silent:
+        for _ in range(blocks.MOST):
+            silent.enter_context(socket.create_connection((host, int(port))))
+        assert both.pull(held, 3).error == ""
+
+
+@pytest.mark.parametrize("error", [RuntimeError("out of memory"), MemoryError()])
+def test_whatever_ends_a_pull_is_reported(folder: Path, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scheduler keeps row, slots and request until it knows."""
+
+    def write(block: int, payload: bytes | bytearray) -> None:
+        raise error
+
+    both = pair(folder)
+    held = both.begin([5, 6, 7, 8, 9], 1)
+    monkeypatch.setattr(both.second._kv, "write", write)
+    assert type(error).__name__ in both.pull(held, 3).error
 
 
 def test_a_row_that_is_freed_gets_no_more_blocks(folder: Path) -> None:

@@ -12,7 +12,7 @@ from .adapters import Adapter
 from .bounded_file import SHOWN, json_object, read_bounded, shown
 from .errors import FailedPrecondition
 from .gguf.folder import gguf_file, unpacked
-from .protocol import GROWN, OUTPUTS, PARTS, SHARED
+from .protocol import GROWN, HANDED, OUTPUTS, PARTS, SHARED
 
 INDEX = "model.safetensors.index.json"
 WEIGHT_NAMES = ("model.safetensors", INDEX)
@@ -94,12 +94,13 @@ class Checkpoint:
 
     @property
     def can(self) -> tuple[str, ...]:
-        """Returns what a policy may need of its ranks. Where the tokens of a prompt see each other they run together,
-        and their keys and values depend on all of it. A model with an encoder makes one token an iteration, and keeps
-        it one slot behind its place among the tokens: the decoder's first token has a slot, too."""
+        """Returns what a policy, or a role, may need of its ranks. Where the tokens of a prompt see each other they run
+        together, and their keys and values depend on all of it. A model with an encoder makes one token an
+        iteration, and keeps it one slot behind its place among the tokens: the first token of its decoder has a slot,
+        too."""
         if self.has_encoder:
             return ()
-        return (OUTPUTS, GROWN) if self.prefix_lm else (PARTS, OUTPUTS, SHARED, GROWN)
+        return (OUTPUTS, GROWN) if self.prefix_lm else (PARTS, OUTPUTS, SHARED, GROWN, HANDED)
 
     @property
     def quantization(self) -> dict[str, Any] | None:

@@ -14,8 +14,9 @@ PROTOCOL = 1
 
 # What a policy may need, and a rank of a model can, beyond the paper's iterations: parts of prompts; several outputs of
 # one member, one for each of its drafts and one more; rows that begin behind blocks whose keys a rank checks; rows that
-# get blocks for each position as it comes.
-PARTS, OUTPUTS, SHARED, GROWN = "parts", "outputs", "keyed", "grown"
+# get blocks for each position as it comes. An engine with a role needs ranks that give and take the keys and values of
+# requests that change engines.
+PARTS, OUTPUTS, SHARED, GROWN, HANDED = "parts", "outputs", "keyed", "grown", "handed"
 NO_TOKEN = (1 << 32) - 1  # in an iteration's `tokens`, where the admission has the token
 CONTROLLER = "orca.v1.Controller"  # the service of a rank
 TERM_METADATA = "orca-term"  # key in a Run call's metadata; with the term, a rank refuses the stream of an old master

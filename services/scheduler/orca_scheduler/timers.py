@@ -30,6 +30,7 @@ LONGEST_REFORM = 5.0  # the same after refusals, which double it
 
 # Requests that change engines
 KEEP = 45.0  # for a row that was handed over: longer than it may be claimed (KEEP_SECONDS), and a pull
+PULL = 30.0  # for a pull whose turn it is on a rank, until the rank is suspected: it ends one within 12 s by itself
 
 # Changing the model
 FINISH = 300.0  # for what was begun on the old one; `finish_seconds` is the setting

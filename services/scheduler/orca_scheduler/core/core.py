@@ -621,7 +621,7 @@ class Core:
         return [Commit(None, outcomes)] if outcomes else []
 
     def _lost(self) -> list[Action]:
-        requests = tuple((r.claim, r.running and not r.elsewhere) for r in self._pool if not r.ended)
+        requests = tuple((r.claim, r.running) for r in self._pool if not r.ended)
         self._kept.clear()
         self._pool.clear()
         self._claims.clear()

@@ -280,9 +280,9 @@ class History:
             case Cancelled():
                 for claim in event.claims:
                     self._end(claim, at, ELSEWHERE)
+                self._let_go(event.claims)
             case LetGo():
-                for stay in filter(None, (self._kept.pop(claim, None) for claim in event.claims)):
-                    self._reserved -= stay.slots
+                self._let_go(event.claims)
             case BatchReturned():
                 batch = self._flying.pop(event.iteration, None)
                 if batch is not None:
@@ -346,6 +346,11 @@ class History:
         if stay is not None:
             self._reserved -= stay.slots
             self._leave(stay, at, why)
+
+    def _let_go(self, claims: Iterable[int]) -> None:
+        """Those that were handed over give up their slots."""
+        for stay in filter(None, (self._kept.pop(claim, None) for claim in claims)):
+            self._reserved -= stay.slots
 
     def _leave(self, stay: Stay, at: int, why: str) -> None:
         stay.left, stay.why = at, why

@@ -22,7 +22,7 @@ from orca_common.block_keys import keys_of, root_by
 from orca_common.errors import FailedPrecondition, Unavailable
 from orca_common.metrics import Metrics
 from orca_common.priorities import ABOVE_ALL
-from orca_common.protocol import SHARED
+from orca_common.protocol import HANDED, SHARED
 from orca_common.reservation import Reservation
 from orca_common.sampling import scores_prompt
 from orca_common.service import LoopPulse
@@ -56,7 +56,7 @@ from ..core.core import (
 from ..core.drafting import MOST
 from ..core.invariants import violations
 from ..core.policy import Policy
-from ..core.request import Arrival, Phase
+from ..core.request import Arrival
 from ..core.roles import Role, Roles
 from ..discovery.candidates import Candidate, Discovery
 from ..lifecycle.events import (
@@ -179,7 +179,8 @@ class EngineMaster:
         self.core: Core = settings.core(role)
         limits, seconds = self.core.limits, self.core.policy.seconds
         self._forecast = Forecast(seconds, limits.positions) if seconds is not None and limits.positions else None
-        self._pace, self._metrics = Pace(), EngineMetrics(metrics, engine, settings.pp)
+        self._pace = Pace()
+        self._metrics = EngineMetrics(metrics, engine, settings.pp, decodes=role is Role.DECODE)
         self._adapters = EngineAdapters(pool, engine, owner, term, settings.shape.ranks, self._tell_adapters)
         self._ledger = Ledger(
             pool,
@@ -597,7 +598,10 @@ class EngineMaster:
 
     async def _identify(self, life: int, models: tuple[Model, ...]) -> None:
         try:
-            await self._check_roles()
+            if self._roles.of(self.engine) is None:
+                raise FailedPrecondition(
+                    f"roles: {self.engine} has none, {self._roles} are {self._roles.engines} engines"
+                )
             for model in models:
                 check_needs(self.core.policy, model.can, self.core.role)
                 await reached(lambda of=model: self._pool.identify(of.digest, of.max_positions, of.vocab_size))
@@ -605,21 +609,6 @@ class EngineMaster:
             self._post(Refused(self._now, life, None, str(refusal)))
         else:
             self._post(Identified(self._now, life))
-
-    async def _check_roles(self) -> None:
-        """Raises FailedPrecondition where the engine has no role, or its ranks cannot exchange blocks with others'."""
-        roles, mine = self._roles, self.core.role
-        if roles.of(self.engine) is None:
-            raise FailedPrecondition(f"roles: {self.engine} has none, {roles} are {roles.engines} engines")
-        if not mine:
-            return
-        for other in await reached(self._pool.engine_infos):
-            cut = other.tensor_parallel, other.pipeline_parallel
-            if other.role and other.role != mine and cut != (self.shape.tp, self.shape.pp):
-                raise FailedPrecondition(
-                    f"roles: {self.engine} ({mine}) of {self.shape.tp} x {self.shape.pp} ranks (tp x pp) cannot "
-                    f"exchange blocks with {other.engine} ({other.role}) of {cut[0]} x {cut[1]}"
-                )
 
     async def _new_epoch(self, life: int, above: int) -> None:
         self._post(EpochGiven(self._now, life, await self._ledger.new_epoch(above)))
@@ -737,8 +726,6 @@ class EngineMaster:
             self._forecast.scheduled(action.iteration, action.positions)
         message = self._control_message(action)
         self._metrics.scheduled(action, now)
-        if self.core.role is Role.DECODE:
-            self._metrics.begun_again(sum(member.phase is Phase.INITIATION for member in action.members))
         self._dialed.send(message)
 
     def _control_message(self, action: ScheduleBatch) -> pb.Iteration:
@@ -907,8 +894,9 @@ def _of_candidate(candidate: Candidate | None) -> tuple[tuple[str, ...] | None, 
 
 def check_needs(policy: Policy, can: Collection[str], role: Role = Role.MIXED) -> None:
     """Raises FailedPrecondition where a model's ranks cannot do what the policy, or the engine's role, asks of them."""
-    if role and SHARED not in can:
-        raise FailedPrecondition(f"roles: {role} needs {SHARED}, which ranks of this model cannot do")
+    if role and (lacking := sorted({HANDED, SHARED}.difference(can))):
+        needs = f"{role} needs {' and '.join(lacking)}"
+        raise FailedPrecondition(f"roles: {needs}, which ranks of this model, or of their release, cannot do")
     if lacking := sorted(policy.needs.difference(can)):
         needs = " and ".join(lacking)
         raise FailedPrecondition(f"policy: {policy.name} needs {needs}, which ranks of this model cannot do")

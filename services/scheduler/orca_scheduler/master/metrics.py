@@ -24,7 +24,8 @@ class Flight:
 class EngineMetrics:
     """One engine's values. The counters are the process's: they go on when this scheduler masters the engine again."""
 
-    def __init__(self, metrics: Metrics, engine: str, stages: int) -> None:
+    def __init__(self, metrics: Metrics, engine: str, stages: int, decodes: bool = False) -> None:
+        """decodes: it goes on with what other engines have begun."""
         self._batch = metrics.histogram("orca_batch_size", engine)
         self._positions = metrics.histogram("orca_iteration_positions", engine)
         self._cached = metrics.counter("orca_cached_tokens_total", engine)
@@ -35,6 +36,7 @@ class EngineMetrics:
         }
         self._pulled_bytes = metrics.counter("orca_pulled_bytes_total", engine)
         self._begun_again = metrics.counter("orca_decode_initiations_total", engine)
+        self._decodes = decodes
         self._scheduler, self._control, self._data, self._compute = (
             metrics.histogram("orca_iteration_seconds", engine, part)
             for part in ("scheduler", "control", "data", "compute")
@@ -56,6 +58,8 @@ class EngineMetrics:
         self._preemptions.add(len(action.preempted))
         if action.admitted:
             self._cached.add(sum(member.start for member in action.members[: action.admitted]))
+            if self._decodes:
+                self._begun_again.add(action.admitted)  # what is pulled has its row before
         if not self._in_flight:
             self._since = now
         self._in_flight += 1
@@ -114,10 +118,6 @@ class EngineMetrics:
         """The pull of a request has ended on all ranks, which took this number of bytes."""
         self._pulls[done].add()
         self._pulled_bytes.add(size)
-
-    def begun_again(self, members: int) -> None:
-        """An engine that decodes initiates requests."""
-        self._begun_again.add(members)
 
     def committed(self, seconds: float, tokens: int) -> None:
         """The pool has answered a commit, by which it has this many tokens more."""

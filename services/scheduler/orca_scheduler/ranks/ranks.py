@@ -1,7 +1,7 @@
 """The ranks of an engine in one life, as its master reaches them: pods, formation, control lanes."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any
 
@@ -54,6 +54,7 @@ class Ranks:
         self._spawn, self._post, self._returned, self._timed = spawn, post, returned, timed
         self._pulled = pulled
         self._pulls: dict[int, tuple[int, dict[int, pb.Pulled]]] = {}  # by iteration: claim, and what ranks have told
+        self._pulling: dict[int, tuple[int, float]] = {}  # by rank: the pull whose turn it is, and since when
         self._places = shape.places()
         self._progress = Progress(durations, shape.pp)
         self._times: dict[int, dict[int, pb.StageTimes]] = {}  # by iteration and rank, until all have told theirs
@@ -199,6 +200,27 @@ class Ranks:
             errors = [echo(one.error, LONGEST_ERROR) for one in told.values() if one.error]
             self._pulled(claim, sum(one.bytes for one in told.values()), errors[0] if errors else "")
 
+    def _unpulled(self, now: float) -> Iterator[tuple[Rank, float]]:
+        """The ranks that owe the end of a pull for too long, and for how many seconds.
+
+        A rank takes pulls up in their order, so the first that it has not ended has its turn: since those before it
+        have ended, and the iterations before it.
+        """
+        oldest = self._progress.oldest
+        begun = [(n, told) for n, (_, told) in self._pulls.items() if oldest is None or n < oldest]
+        for rank in self._ranks:
+            number = next((n for n, told in begun if rank.index not in told), None)
+            if number is None:
+                self._pulling.pop(rank.index, None)
+                continue
+            was, since = self._pulling.get(rank.index, (None, now))
+            if was != number:
+                since = now
+            self._pulling[rank.index] = number, since
+            standing = now - max(since, self._pulse.late_at)
+            if standing > timers.PULL:
+                yield rank, standing
+
     # -- complaints, silence and standstill
 
     def _told(self, event: Told) -> None:
@@ -222,6 +244,11 @@ class Ranks:
                 if silent > rank.silence and self._pulse.on_time(rank.silence):
                     rank.last_heard = None
                     rank.suspect(Kind.SILENT, f"has been silent for {silent:.1f} s")
+            owing = list(self._unpulled(now))
+            if owing and self._pulse.on_time(timers.SILENCE):
+                for rank, standing in owing:
+                    rank.suspect(Kind.STUCK, f"answers and has ended no pull for {standing:.1f} s")
+                return
             standing = self._progress.stuck(now, since=self._pulse.late_at)
             if standing is not None and self._pulse.on_time(timers.SILENCE):
                 for rank in self._stuck():

@@ -29,7 +29,9 @@ log = logging.getLogger(__name__)
 SECRET = 16  # bytes
 STALL = 2.0  # seconds without a byte, until a transfer is given up
 LONGEST = 10.0  # seconds of a transfer
-MOST = 64  # connections at a time
+GREETING = 1.0  # seconds, until a connection has shown the secret and said what it asks for
+MOST = 64  # transfers at a time
+MOST_STRANGERS = 256  # connections at a time that have not shown the secret yet
 MOST_TEXT = 1024  # bytes of a layout, or of a refusal
 MOST_BLOCK = 1 << 30  # bytes of a block
 # What is asked: secret, epoch, row, claim, positions, bytes of the layout, which follows.
@@ -62,10 +64,11 @@ class BlockServer:
 
     def __init__(self, listen_on: str, read: Callable[[Asked], Iterator[Block]]) -> None:
         family, *_, address = socket.getaddrinfo(listen_on, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        self._listening = socket.create_server(address[:2], family=family, backlog=MOST)
+        self._listening = socket.create_server(address[:2], family=family, backlog=MOST_STRANGERS)
         self.port: int = self._listening.getsockname()[1]
         self.secret = secrets.token_bytes(SECRET)
-        self._read, self._free = read, threading.Semaphore(MOST)
+        self._read = read
+        self._transfers, self._strangers = threading.Semaphore(MOST), threading.Semaphore(MOST_STRANGERS)
         threading.Thread(target=self._accept, name="blocks", daemon=True).start()
 
     def close(self) -> None:
@@ -80,24 +83,37 @@ class BlockServer:
                 connection, _ = self._listening.accept()
             except OSError:
                 return
-            if not self._free.acquire(blocking=False):
+            if not self._strangers.acquire(blocking=False):
                 connection.close()
                 continue
             threading.Thread(target=self._serve, args=[connection], name="blocks-of", daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        try:
-            with connection:
-                connection.settimeout(STALL)
-                secret, epoch, row, claim, positions, size = ASKED.unpack(receive(connection, ASKED.size))
-                if not hmac.compare_digest(secret, self.secret) or size > MOST_TEXT:
+        with connection:
+            try:
+                asked = self._greeted(connection)
+                if asked is None or not self._transfers.acquire(blocking=False):
                     return
-                asked = Asked(epoch, row, claim, positions, receive(connection, size).decode())
-                self._answer(connection, asked)
-        except (OSError, Unavailable, UnicodeDecodeError) as error:
-            log.info("blocks were not taken: %s", error)
+                try:
+                    connection.settimeout(STALL)
+                    self._answer(connection, asked)
+                finally:
+                    self._transfers.release()
+            except (OSError, Unavailable, UnicodeDecodeError) as error:
+                log.info("blocks were not taken: %s", error)
+
+    def _greeted(self, connection: socket.socket) -> Asked | None:
+        """What a connection asks for; None: it does not know the secret. Raises OSError, Unavailable,
+        UnicodeDecodeError."""
+        try:
+            connection.settimeout(GREETING)
+            until = time.monotonic() + GREETING
+            secret, epoch, row, claim, positions, size = ASKED.unpack(receive(connection, ASKED.size, until))
+            if not hmac.compare_digest(secret, self.secret) or size > MOST_TEXT:
+                return None
+            return Asked(epoch, row, claim, positions, receive(connection, size, until).decode())
         finally:
-            self._free.release()
+            self._strangers.release()
 
     def _answer(self, connection: socket.socket, asked: Asked) -> None:
         begun = False
@@ -127,11 +143,11 @@ def pull(address: str, secret: bytes, asked: Asked, count: int, size: int) -> It
     with socket.create_connection(split_address(address), STALL) as connection:
         connection.settimeout(STALL)
         connection.sendall(ASKED.pack(secret, *asked[:-1], len(layout)) + layout)
-        served, length = ANSWER.unpack(receive(connection, ANSWER.size))
+        served, length = ANSWER.unpack(receive(connection, ANSWER.size, until))
         if served != SERVED:
-            raise FailedPrecondition(receive(connection, min(length, MOST_TEXT)).decode(errors="replace"))
+            raise FailedPrecondition(receive(connection, min(length, MOST_TEXT), until).decode(errors="replace"))
         for n in range(count):
-            key, length, checksum = BLOCK.unpack(receive(connection, BLOCK.size))
+            key, length, checksum = BLOCK.unpack(receive(connection, BLOCK.size, until))
             if length != size:
                 raise Unavailable(f"block {n} has {length} bytes, not {size}")
             payload = receive(connection, size, until)
@@ -141,12 +157,13 @@ def pull(address: str, secret: bytes, asked: Asked, count: int, size: int) -> It
 
 
 def receive(connection: socket.socket, size: int, until: float | None = None) -> bytearray:
-    """The next `size` bytes. Raises OSError, and Unavailable where the connection ends before, or when it is late."""
+    """The next `size` bytes. Raises OSError, and Unavailable where the connection ends before, or when it is
+    late: at `until`, by `time.monotonic`."""
     data = bytearray(size)
     view, got = memoryview(data), 0
     while got < size:
         if until is not None and time.monotonic() > until:
-            raise Unavailable(f"a transfer took longer than {LONGEST:g} s")
+            raise Unavailable("it took too long")
         more = connection.recv_into(view[got:])
         if not more:
             raise Unavailable("the connection ended before all was there")

@@ -85,7 +85,9 @@ class Filling:
                     self._kv.write(block, payload)
                 taken += len(payload)
             self.filled = True
-        except (OrcaError, OSError, ValueError) as failed:
+        except Exception as failed:  # the scheduler keeps the request until it knows
+            if not isinstance(failed, (OrcaError, OSError)):
+                log.exception("blocks were not filled")
             error = reason_of(failed)
         self._done(taken, error)
 

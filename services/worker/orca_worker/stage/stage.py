@@ -100,7 +100,7 @@ class WeightsChanged(Exception):
 
 class Stage:
     """Forms and runs iterations. Only the GPU thread calls it, but for `rows.held`, `samples`, `loaded`, `loading` and
-    `blocks_of`. `pulled` is called with the end of each pull, in a thread of its own.
+    `blocks_of`. `pulled` is called with the end of each pull, in any thread.
 
     `weights` is the fingerprint of those that it reads. `max_slots` bounds the slots that are offered. `load` makes the
     model's slice of a place, of weights without a fingerprint; without it the checkpoint is read.
@@ -328,14 +328,18 @@ class Stage:
         return blocks_of(self._kv, self.rows, asked, self._layout)
 
     def _begin_pull(self, iteration: worker_pb2.Iteration) -> None:
-        """Gives a request its row and blocks, and begins to fill these."""
+        """Gives a request its row and blocks, and begins to fill these. Where what the other engine has said does not
+        fit, the pull has failed."""
         asked, kv = iteration.pull, self._kv
         admission, handed, row = asked.admission, asked.handed, asked.admission.row
-        positions, place = admission.computed, self._place
+        positions, place, wrong = admission.computed, self._place, ""
         if not 0 < positions == handed.positions == len(admission.token_ids) - 1:
-            raise FailedPrecondition(f"row {row}: {handed.positions} positions of {len(admission.token_ids)} tokens")
-        if len(handed.sources) != place.ranks:
-            raise FailedPrecondition(f"row {row}: {len(handed.sources)} sources for an engine of {place.ranks} ranks")
+            wrong = f"row {row}: {handed.positions} positions of {len(admission.token_ids)} tokens"
+        elif len(handed.sources) != place.ranks:
+            wrong = f"row {row}: {len(handed.sources)} sources for an engine of {place.ranks} ranks"
+        if wrong:
+            self._filled(iteration.number, row, 0, wrong)
+            return
         self.rows.admit(admission)
         kv.free((row,))
         self._stop_filling((row,))
