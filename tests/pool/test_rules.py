@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import pytest
 from pool.lab import Lab, tokens_of
 from pool.model import prefix_digest
+from redis.exceptions import ResponseError
 from servers import RedisServer
 
 from orca_pool.records import (
@@ -86,7 +87,7 @@ async def an_engine_that_decodes_takes_what_was_handed_over_alone(lab: Lab) -> N
     assert list(await lab.claim("g")) == ["b"]
 
 
-@rule("handed, kept", "claim", "decodes and not kept(request.handed_at, request.queued_at, time)", "false")
+@rule("handed, kept", "claim", "decodes and request.new and not kept(request.handed_at, request.queued_at, time)", "false")
 async def what_a_lost_engine_has_handed_over_begins_again(lab: Lab) -> None:
     await handed_over(lab)
     await lab.pool.renew("g", *lab.terms["g"], epoch=9)
@@ -610,6 +611,58 @@ async def a_queue_goes_on_past_a_lost_record(lab: Lab) -> None:
     await lab.redis("DEL", f"{lab.keys.prefix}request:a")
     assert list(await lab.claim()) == ["b"]
     assert await lab.redis("ZRANGE", f"{lab.keys.prefix}waiting", 0, -1) == []
+
+
+@rule("restore, handed", "claim", "decodes and request.new and not kept", "decodes and not kept")
+async def a_long_walk_goes_on_past_a_lost_record(lab: Lab) -> None:
+    """Of what was handed over, too: more than a page of it."""
+    await lab.endpoint()
+    await lab.engine("g", slots=400, role="prefill")
+    await lab.engine("h", slots=400, role="decode")
+    names = [f"r{i:02}" for i in range(22)]
+    for name in names:
+        claim = await lab.claimed_by("g", name)
+        assert await lab.commit(name, claim, 0, 1, handed=b"row") == -1
+    await lab.redis("DEL", f"{lab.keys.prefix}request:r00")
+    assert list(await lab.claim("h", count=100, slots=400, total=400)) == names[1:]
+
+
+@rule("restore, first token", "commit", "(base == 0 or said.reason", "(said.reason")
+@rule("restore, handed over", "commit", " or said.handed ~= '') and call('EXISTS'", ") and call('EXISTS'")
+async def a_commit_makes_no_record_of_what_redis_evicted(lab: Lab) -> None:
+    """The other rows of a commit go on, whether the row has its first token or is handed over, too; and so do sweeps."""
+    await lab.endpoint()
+    await lab.engine("g", role="prefill")
+    gone = [await lab.claimed_by("g", name) for name in ("a", "b", "c")]
+    kept = await lab.claimed_by("g", "d")
+    assert await lab.commit("c", gone[2], 0, 1) == -1
+    for name in ("a", "b", "c"):
+        await lab.redis("DEL", f"{lab.keys.prefix}request:{name}")
+    rows = [
+        CommitRow("a", gone[0], 0, pack_tokens(tokens_of(0, 1)), None),
+        CommitRow("b", gone[1], 0, pack_tokens(tokens_of(0, 1)), None, handed=b"row 1"),
+        CommitRow("c", gone[2], 1, pack_tokens(tokens_of(1, 1)), None, handed=b"row 2"),
+        CommitRow("d", kept, 0, pack_tokens(tokens_of(0, 1)), None),
+    ]
+    try:
+        answer = await lab.pool.commit("g", *lab.terms["g"], rows)
+    except ResponseError as error:
+        raise AssertionError("the commit fails") from error
+    assert answer is not None
+    assert answer.rows == [-2, -2, -2, -1]
+    assert [p.request_id for p in await packets_of(lab)] == ["c", "d"]
+    await lab.live(10, "e")
+    assert await lab.redis("KEYS", f"{lab.keys.prefix}request:*") == [f"{lab.keys.prefix}request:d".encode()]
+
+
+@rule("restore, whole", "renew_scheduler", "  if not order then", "  if false then")
+async def a_sweep_removes_what_is_left_of_a_record(lab: Lab) -> None:
+    await ready(lab)
+    await lab.redis("HSET", f"{lab.keys.prefix}request:a", "state", "handed", "queued_at", lab.now)
+    try:
+        await lab.live(10, "e")
+    finally:
+        assert not await lab.redis("EXISTS", f"{lab.keys.prefix}request:a")
 
 
 @rule("unknown_size, sweep", "renew_scheduler", " and call('ZCOUNT', ENGINES, 0, 0) == 0")

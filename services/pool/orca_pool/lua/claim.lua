@@ -152,7 +152,7 @@ local function walk_queue()
       if reason then
         end_early(id, reason, committed(id))
         stay = stay - 1
-      elseif decodes and not kept(request.handed_at, request.queued_at, time) then
+      elseif decodes and request.new and not kept(request.handed_at, request.queued_at, time) then
         begin_again(id)
         stay = stay - 1
       -- A larger request is left to a larger engine, and one with tokens or an adapter to an engine that has what made them, or

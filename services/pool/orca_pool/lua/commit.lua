@@ -115,8 +115,10 @@ end
 for row = first, rows do
   local id, base, tokens = content_of(row)
   local said, listener, key, count = more[row] or NOTHING, listeners[row - first + 1], TOKENS .. id, nil
-  if ended[id] or (listener and said.reason ~= '' and call('EXISTS', REQUEST .. id) == 0) then
-    listener = false -- Redis has evicted the record
+  -- What is noted in a record that Redis has evicted would make another one, with nothing else in it.
+  local noted = listener and (base == 0 or said.reason ~= '' or said.handed ~= '') and call('EXISTS', REQUEST .. id)
+  if ended[id] or noted == 0 then
+    listener = false
   end
   if not listener then
     count = COMMITTED.GONE

@@ -77,6 +77,10 @@ local function restore(id, time, floor)
   local state, order, claim, engine, endpoint, attempt, deadline, detach_at, upfront, weights, prefix_at, overtaken, queued_at =
     fields(key, 'state', 'order', 'claim', 'engine', 'endpoint', 'attempt', 'deadline', 'detach_at', 'upfront', 'weights',
       'prefix_at', 'overtaken', 'queued_at')
+  if not order then -- evicted, and written to again
+    call('DEL', key)
+    return
+  end
   if state == 'ended' then
     if not call('ZSCORE', ENDED, id) then
       call('ZADD', ENDED, int(time), id)
