@@ -99,7 +99,7 @@ local function submit(id, record, body_digest, max_tokens, upfront, deadline_in,
   if tonumber(max_tokens) > largest then
     return REFUSAL.NEVER_FITS
   end
-  if adapter ~= '' and call('HEXISTS', ADAPTERS, adapter) == 0 then
+  if adapter ~= '' and adapter_lost(adapter) then
     return REFUSAL.NO_ADAPTER
   end
   local time, ahead = now(), call('ZCARD', WAITING)
