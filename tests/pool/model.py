@@ -796,7 +796,9 @@ class Model:
         for row in rows:
             r = self.requests.get(row.request_id)
             if r is None or r.claim != row.claim or r.engine != engine:
-                answers.append(Committed.GONE)
+                again = bool(row.handed) and row.finish is None and r is not None and r.handed_claim == row.claim
+                again = again and r is not None and r.handed_at == self._place(engine)
+                answers.append(Committed.OK if again else Committed.GONE)
                 continue
             if row.base != len(r.tokens):
                 answers.append(len(r.tokens))

@@ -19,6 +19,7 @@ from servers import RedisServer
 from orca_pool.records import (
     NO_LOAD,
     Attached,
+    CommitAnswer,
     CommitRow,
     CommittedToken,
     EngineInfo,
@@ -111,9 +112,33 @@ async def what_no_engine_takes_in_time_begins_again(lab: Lab) -> None:
 async def a_commit_that_comes_again_hands_nothing_over(lab: Lab) -> None:
     await handed_over(lab)
     assert (await lab.dump())["claimed"] == {}
-    [claim] = (await lab.claim("h")).values()
-    assert await lab.commit("a", claim - 1, 1, 1, handed=b"row 1") == -2
+    await lab.claim("h")
+    await lab.commit("a", lab.heard["g"], 0, 1, handed=b"row 1")
     assert (await lab.dump())["claimed"] == {"h": ["a"]}
+
+
+@rule(
+    "handed, again",
+    "commit",
+    "count = not handed_before(id, row, said) and COMMITTED.GONE or nil",
+    "count = COMMITTED.GONE",
+)
+@rule("handed, again, claim", "commit", " and by == claims[row]", "")
+@rule("handed, again, engine", "commit", " and at == place_at(engine)", "")
+async def an_engine_whose_answer_was_lost_keeps_what_it_has_handed_over(lab: Lab) -> None:
+    """Its commit comes again, and hands nothing over: the row is kept until the other engine has pulled it."""
+    await handed_over(lab)
+    claim, row = lab.heard["g"], pack_tokens(tokens_of(0, 1))
+    answer = await lab.pool.commit("g", *lab.terms["g"], [CommitRow("a", claim, 0, row, None, handed=b"row 1")])
+    assert answer == CommitAnswer([-1], 0, lab.now)
+    assert await lab.commit("a", claim - 1, 0, 1, handed=b"row 1") == -2
+    assert [p.first for p in await packets_of(lab)] == [0]
+    assert (await lab.dump())["tokens"]["a"] == tokens_of(0, 1)
+    [pulling] = (await lab.claim("h")).values()
+    assert await lab.commit("a", claim, 0, 1, engine="h", handed=b"row 1") == -2
+    assert await lab.commit("a", claim, 0, 1, handed=b"row 1") == -1
+    await lab.pool.pulled("h", *lab.terms["h"], "a", pulling)
+    assert await lab.commit("a", claim, 0, 1, handed=b"row 1") == -2
 
 
 async def with_roles(lab: Lab, prefill: str, decode: str, *, finishing: bool = False) -> None:
