@@ -6,7 +6,6 @@ request is in one place because one field says so. The methods have the signatur
 
 import hashlib
 import struct
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -524,7 +523,7 @@ class Model:
         """Those that were unloaded or replaced, and that no request has."""
         if self.retired is None or self.now < self.retired:
             return
-        used = {r.adapter for r in self.requests.values() if r.state != "ended"}
+        used = self._uses()
         old = [i for i, one in self.table.items() if one["state"] == "retired"]
         gone = [i for i in old if self.now >= int(self.table[i]["at"]) + self._grace and i not in used]
         for adapter in gone:
@@ -540,6 +539,14 @@ class Model:
         """Whether no engine has an adapter or will have it, of those that there are or of one role."""
         lack = (all(g.has.get(adapter, "").startswith("-") for g in side) for side in self._sides())
         return adapter not in self.table or any(lack)
+
+    def _uses(self) -> dict[str, set[str]]:
+        """By an adapter's id its requests that live."""
+        uses: dict[str, set[str]] = {}
+        for r in self.requests.values():
+            if r.adapter and r.state != "ended":
+                uses.setdefault(r.adapter, set()).add(r.request_id)
+        return uses
 
     def _hopeless(self, r: Request) -> Reason | None:
         """Why no engine can take a request, now and later. Where none has formed that begins any, it waits for one."""
@@ -885,7 +892,7 @@ class Model:
                 for e, g in engines
             },
             "adapters": self.table,
-            "uses": dict(Counter(r.adapter for r in self.requests.values() if r.adapter and r.state != "ended")),
+            "uses": self._uses(),
             "has": {e: g.has for e, g in engines if g.has},
             "asking": self.asking,
             "yielding": {e: g.yields for e, g in engines if g.yields},

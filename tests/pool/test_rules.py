@@ -593,7 +593,7 @@ async def ranks_that_formed_anew_have_no_adapter_yet(lab: Lab) -> None:
     assert list(await lab.claim("g")) == ["a"]
 
 
-@rule("same_adapter, kept", "renew_scheduler", " and call('HEXISTS', USES, id) == 0 then", " then")
+@rule("same_adapter, kept", "renew_scheduler", " and not in_use(id) then", " then")
 async def an_adapter_is_kept_as_long_as_a_request_has_it(lab: Lab) -> None:
     await ready(lab)
     old = await loaded(lab, "g")
@@ -609,6 +609,21 @@ async def an_adapter_is_kept_as_long_as_a_request_has_it(lab: Lab) -> None:
     await lab.live(4, "e")
     assert list((await lab.pool.adapters()).entries) == [new]
     assert await lab.submit("b", adapter=old) is Refusal.NO_ADAPTER
+
+
+@rule("same_adapter, evicted", "renew_scheduler", "      call('SREM', USES .. adapter, id)\n")
+async def a_record_that_redis_evicted_keeps_no_adapter(lab: Lab) -> None:
+    await ready(lab)
+    adapter = await loaded(lab, "g")
+    await lab.submit("a", adapter=adapter)
+    claim = await lab.claimed("b", adapter=adapter)
+    await lab.redis("DEL", f"{lab.keys.prefix}request:a")
+    await lab.pool.unload_adapter("legal")
+    await lab.live(20, "e")
+    assert list((await lab.pool.adapters()).entries) == [adapter]
+    await lab.commit("b", claim, 0, 1, Reason.LENGTH)
+    await lab.live(4, "e")
+    assert not (await lab.pool.adapters()).entries
 
 
 @rule("same_adapter, other files", "tell_adapters", "entry.print ~= '' and entry.print ~= print", "false")

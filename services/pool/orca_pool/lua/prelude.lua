@@ -18,7 +18,7 @@ local DELIVERY, CONTROL = PREFIX .. 'delivery:', PREFIX .. 'control:'
 local LOAD, TAGS, PREFIXES, YIELDING = PREFIX .. 'load', PREFIX .. 'tags', PREFIX .. 'prefixes', PREFIX .. 'yielding'
 local EXPECTED = PREFIX .. 'expected'
 local HANDED = PREFIX .. 'handed'
-local ADAPTERS, USES, HAS = PREFIX .. 'adapters', PREFIX .. 'uses', PREFIX .. 'has:'
+local ADAPTERS, USES, HAS = PREFIX .. 'adapters', PREFIX .. 'uses:', PREFIX .. 'has:'
 
 -- Another version of these scripts may still serve the release. Both must not write the same keys.
 do
@@ -557,8 +557,8 @@ local function end_record(id, reason, final)
   let_go(id)
   add_load('requests:' .. tenant, -1)
   local _, adapter = parts_of(weights or '')
-  if adapter ~= '' and call('HINCRBY', USES, adapter, -1) <= 0 then
-    call('HDEL', USES, adapter)
+  if adapter ~= '' then
+    call('SREM', USES .. adapter, id)
   end
   if tonumber(reason) <= REASON.STOP then -- the request said itself when it was done
     local length = tonumber(call('HGET', POOL, 'length')) or 1

@@ -153,6 +153,17 @@ local function check_prefixes()
   call('HSET', POOL, 'checked_prefixes', cursor)
 end
 
+-- Whether a request has an adapter. Those are taken out of its set whose records Redis has evicted.
+local function in_use(adapter)
+  for _, id in ipairs(call('SRANDMEMBER', USES .. adapter, SWEEP_AT_ONCE)) do
+    local _, has = parts_of(call('HGET', REQUEST .. id, 'weights') or '')
+    if has ~= adapter then
+      call('SREM', USES .. adapter, id)
+    end
+  end
+  return call('EXISTS', USES .. adapter) == 1
+end
+
 -- Forgets adapters that were unloaded or replaced, when no request has them any more, and no endpoint can name them.
 local function forget_adapters(time)
   local look = tonumber(call('HGET', POOL, 'retired'))
@@ -163,7 +174,7 @@ local function forget_adapters(time)
   for i = 1, #page, 2 do
     local id, entry = page[i], cjson.decode(page[i + 1])
     if entry.state == 'retired' then
-      if time >= entry.at + ADAPTER_GRACE and call('HEXISTS', USES, id) == 0 then
+      if time >= entry.at + ADAPTER_GRACE and not in_use(id) then
         call('HDEL', ADAPTERS, id)
         call('HINCRBY', POOL, 'adapters', 1)
       else
