@@ -276,7 +276,7 @@ class Lab:
                 case "adapters":
                     single["adapters"] = {k.decode(): json.loads(v) for k, v in _pairs(content)}
                 case "uses":
-                    single["uses"] = _fields(content)
+                    single["uses"][name] = {i.decode() for i in content}
                 case "has":
                     single["has"][name] = {k.decode(): v.decode() for k, v in _pairs(content)}
                 case "prefixes":

@@ -6,7 +6,6 @@ request is in one place because one field says so. The methods have the signatur
 
 import hashlib
 import struct
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -128,11 +127,6 @@ class Engine:
     hints: list[str] = field(default_factory=list)
     has: dict[str, str] = field(default_factory=dict)  # adapters: + and their fingerprint, or - and why not
 
-    def suits(self, r: Request) -> bool:
-        """Whether it may take a request, as far as weights and adapters are concerned."""
-        able = not r.adapter or self.has.get(r.adapter, "").startswith("+")
-        return able and (not self.finishing if not r.tied else r.tied == self.weights)
-
 
 @dataclass
 class Endpoint:
@@ -178,6 +172,23 @@ class Model:
     def _queue_of(self, engine: str) -> list[Request]:
         return self._handed() if self.engines[engine].role == "decode" else self._queue()
 
+    def _sides(self) -> list[list[Engine]]:
+        """The engines that have formed, in one list or, where they have roles, in one for each role that there is."""
+        formed = [g for g in self.engines.values() if g.slots]
+        sides = [g for g in formed if g.role != "decode"], [g for g in formed if g.role == "decode"]
+        return [side for side in sides if side]
+
+    def _begins(self, g: Engine) -> bool:
+        """Whether it begins requests: an engine that prefills does where another one may go on with them."""
+        decoding = [other for other in self.engines.values() if other.slots and other.role == "decode"]
+        able = [other for other in decoding if other.weights == g.weights and not other.finishing]
+        return not g.finishing and (g.role != "prefill" or not decoding or bool(able))
+
+    def _suits(self, g: Engine, r: Request) -> bool:
+        """Whether an engine may take a request, as far as weights and adapters are concerned."""
+        able = not r.adapter or g.has.get(r.adapter, "").startswith("+")
+        return able and (r.tied == g.weights if r.tied else self._begins(g))
+
     def _let_go(self, r: Request) -> None:
         """Who keeps the request's keys and values may forget them."""
         if r.handed_at is not None and r.handed_at[0] in self.engines:
@@ -191,6 +202,9 @@ class Model:
     def _begin_again(self, r: Request) -> None:
         """A request that was handed over in vain."""
         self._let_go(r)
+        if reason := self._hopeless(r):
+            self._end(r, reason)
+            return
         r.state, r.queued_at = "waiting", self.now
         self._hint_waiting(r.upfront, r)
 
@@ -233,7 +247,7 @@ class Model:
     def _hint_waiting(self, slots: int, r: Request) -> bool:
         asking = [e for e, room in self.asking.items() if room >= slots and not self._others(e, r)]
         handed = r.state == "handed"
-        suited = [e for e in asking if self.engines[e].suits(r) and (self.engines[e].role == "decode") == handed]
+        suited = [e for e in asking if self._suits(self.engines[e], r) and (self.engines[e].role == "decode") == handed]
         if suited:
             emptiest = max(suited, key=lambda engine: (self.asking[engine], engine))
             del self.asking[emptiest]
@@ -253,7 +267,7 @@ class Model:
         g = self.engines[engine]
         total = g.slots
         mine = (r for r in self._queue_of(engine)[:16] if not self._others(engine, r))
-        fitting = (r for r in mine if r.max_tokens <= total and g.suits(r))
+        fitting = (r for r in mine if r.max_tokens <= total and self._suits(g, r))
         first = next(fitting, None)
         return 0 if first is None else total if first.losses >= 2 else first.upfront
 
@@ -359,7 +373,7 @@ class Model:
             return Refusal.NO_ENGINE
         if max_tokens > self.largest:
             return Refusal.NEVER_FITS
-        if adapter and adapter not in self.table:
+        if adapter and self._lost(adapter):
             return Refusal.NO_ADAPTER
         if len(self._queue()) >= max_waiting:
             return Busy(Refusal.FULL, None)
@@ -494,17 +508,14 @@ class Model:
         for r in self._handed():
             if not self._kept(r):
                 self._begin_again(r)
-        sizes = [engine.slots for engine in self.engines.values()]
-        if sizes and min(sizes) > 0 and max(sizes) < self.largest:
-            self.largest, self.shrunk = max(sizes), True
+        if self.engines and all(g.slots for g in self.engines.values()) and self._largest() < self.largest:
+            self.largest, self.shrunk = self._largest(), True
         self.shrunk |= any(until <= due for until in self.expected.values())
         self.expected = {weights: until for weights, until in self.expected.items() if until > due}
         if self.shrunk:
             for r in self._queue():
-                if r.max_tokens > (self.largest or r.max_tokens):
-                    self._end(r, Reason.NEVER_FITS)
-                elif self._stranded(r):
-                    self._end(r, Reason.MODEL_CHANGED)
+                if reason := self._hopeless(r):
+                    self._end(r, reason)
             self.shrunk = False
         self._forget_adapters()
         self._forget(256)
@@ -513,7 +524,7 @@ class Model:
         """Those that were unloaded or replaced, and that no request has."""
         if self.retired is None or self.now < self.retired:
             return
-        used = {r.adapter for r in self.requests.values() if r.state != "ended"}
+        used = self._uses()
         old = [i for i, one in self.table.items() if one["state"] == "retired"]
         gone = [i for i in old if self.now >= int(self.table[i]["at"]) + self._grace and i not in used]
         for adapter in gone:
@@ -521,13 +532,34 @@ class Model:
         self.adapters_version += len(gone)
         self.retired = self.now + round(self.constants.lease * 1e6) if len(gone) < len(old) else None
 
-    def _stranded(self, r: Request) -> bool:
-        """Whether no engine can go on with a request that has tokens. Where none has formed, it waits for one."""
-        if r.adapter and r.adapter not in self.table:
-            return True
-        formed = [g for g in self.engines.values() if g.slots]
-        able = [g for g in formed if g.weights == r.tied and g.slots >= r.max_tokens]
-        return bool(r.tied and formed and not able and r.tied not in self.expected)
+    def _largest(self) -> int:
+        """The slots of the largest request that the engines can run."""
+        return min(max(g.slots for g in side) for side in self._sides())
+
+    def _lost(self, adapter: str) -> bool:
+        """Whether no engine has an adapter or will have it, of those that there are or of one role."""
+        lack = (all(g.has.get(adapter, "").startswith("-") for g in side) for side in self._sides())
+        return adapter not in self.table or any(lack)
+
+    def _uses(self) -> dict[str, set[str]]:
+        """By an adapter's id its requests that live."""
+        uses: dict[str, set[str]] = {}
+        for r in self.requests.values():
+            if r.adapter and r.state != "ended":
+                uses.setdefault(r.adapter, set()).add(r.request_id)
+        return uses
+
+    def _hopeless(self, r: Request) -> Reason | None:
+        """Why no engine can take a request, now and later. Where none has formed that begins any, it waits for one."""
+        if self.largest and r.max_tokens > self.largest:
+            return Reason.NEVER_FITS
+        if r.adapter and self._lost(r.adapter):
+            return Reason.MODEL_CHANGED
+        beginning = any(g.slots and g.role != "decode" for g in self.engines.values())
+        if not r.tied or not beginning or r.tied in self.expected:
+            return None
+        able = (any(g.weights == r.tied and g.slots >= r.max_tokens for g in side) for side in self._sides())
+        return None if all(able) else Reason.MODEL_CHANGED
 
     def leave_scheduler(self, scheduler: str) -> None:
         self.schedulers.pop(scheduler, None)
@@ -569,7 +601,7 @@ class Model:
         if form is not None:
             g.slots, g.tp, g.pp, g.policy = form.slots, form.tensor_parallel, form.pipeline_parallel, form.policy
             g.role = form.role
-            self.largest = max(self.largest, g.slots)
+            self.largest = max(self.largest, self._largest())
             g.has.clear()
         self.shrunk |= form is not None or weights not in ("", g.weights)
         g.weights = weights or g.weights
@@ -665,6 +697,8 @@ class Model:
                         other |= {"state": "retired", "at": str(self.now)}
                         self.retired = self.now + self._grace
                 self._write(i, state="current", print=fingerprint)
+        told = (i for i, *_ in has if g.has.get(i, "").startswith("-"))
+        self.shrunk |= any(self._lost(i) for i in told)
         self._hint(engine, "")
         return True
 
@@ -724,7 +758,7 @@ class Model:
             if decodes and not self._kept(r):
                 self._begin_again(r)
                 continue
-            if r.max_tokens > total or not g.suits(r):
+            if r.max_tokens > total or not self._suits(g, r):
                 continue
             if self._others(engine, r):
                 passed.append(r)
@@ -773,7 +807,9 @@ class Model:
         for row in rows:
             r = self.requests.get(row.request_id)
             if r is None or r.claim != row.claim or r.engine != engine:
-                answers.append(Committed.GONE)
+                again = bool(row.handed) and row.finish is None and r is not None and r.handed_claim == row.claim
+                again = again and r is not None and r.handed_at == self._place(engine)
+                answers.append(Committed.OK if again else Committed.GONE)
                 continue
             if row.base != len(r.tokens):
                 answers.append(len(r.tokens))
@@ -824,7 +860,7 @@ class Model:
                 self._let_go(r)
                 r.state, r.claim, r.engine, r.queued_at = "waiting", None, None, self.now
                 self._hint_waiting(r.upfront, r)
-                self.shrunk |= r.max_tokens > self.largest or self._stranded(r)
+                self.shrunk |= self._hopeless(r) is not None
         return self.now
 
     # -- the whole state
@@ -860,7 +896,7 @@ class Model:
                 for e, g in engines
             },
             "adapters": self.table,
-            "uses": dict(Counter(r.adapter for r in self.requests.values() if r.adapter and r.state != "ended")),
+            "uses": self._uses(),
             "has": {e: g.has for e, g in engines if g.has},
             "asking": self.asking,
             "yielding": {e: g.yields for e, g in engines if g.yields},

@@ -383,7 +383,8 @@ class SideBySide(RuleBasedStateMachine):
         batch = []
         for request_id, claimed, shift, count, finish in rows:
             r = self.request(request_id)
-            claim = r.claim if r and r.claim is not None and claimed else 12345
+            last = (r.claim or r.handed_claim) if r else None  # what was handed over may come again
+            claim = last if last is not None and claimed else 12345
             base = max(0, (len(r.tokens) if r else 0) + shift)
             tokens = [CommittedToken(len(self.sent) * 100 + i, -0.25, len(self.sent)) for i in range(count)]
             batch.append(CommitRow(request_id, claim, base, pack_tokens(tokens), finish, handed=handed))

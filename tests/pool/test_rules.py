@@ -13,12 +13,14 @@ from dataclasses import dataclass
 import pytest
 from pool.lab import Lab, tokens_of
 from pool.model import prefix_digest
+from redis.exceptions import ResponseError
 from servers import RedisServer
 
 from orca_pool.pool import TAKEN
 from orca_pool.records import (
     NO_LOAD,
     Attached,
+    CommitAnswer,
     CommitRow,
     CommittedToken,
     EngineInfo,
@@ -87,7 +89,12 @@ async def an_engine_that_decodes_takes_what_was_handed_over_alone(lab: Lab) -> N
     assert list(await lab.claim("g")) == ["b"]
 
 
-@rule("handed, kept", "claim", "decodes and not kept(request.handed_at, request.queued_at, time)", "false")
+@rule(
+    "handed, kept",
+    "claim",
+    "decodes and request.new and not kept(request.handed_at, request.queued_at, time)",
+    "false",
+)
 async def what_a_lost_engine_has_handed_over_begins_again(lab: Lab) -> None:
     await handed_over(lab)
     await lab.pool.renew("g", *lab.terms["g"], epoch=9)
@@ -106,9 +113,118 @@ async def what_no_engine_takes_in_time_begins_again(lab: Lab) -> None:
 async def a_commit_that_comes_again_hands_nothing_over(lab: Lab) -> None:
     await handed_over(lab)
     assert (await lab.dump())["claimed"] == {}
-    [claim] = (await lab.claim("h")).values()
-    assert await lab.commit("a", claim - 1, 1, 1, handed=b"row 1") == -2
+    await lab.claim("h")
+    await lab.commit("a", lab.heard["g"], 0, 1, handed=b"row 1")
     assert (await lab.dump())["claimed"] == {"h": ["a"]}
+
+
+@rule(
+    "handed, again",
+    "commit",
+    "count = not handed_before(id, row, said) and COMMITTED.GONE or nil",
+    "count = COMMITTED.GONE",
+)
+@rule("handed, again, claim", "commit", " and by == claims[row]", "")
+@rule("handed, again, engine", "commit", " and at == place_at(engine)", "")
+async def an_engine_whose_answer_was_lost_keeps_what_it_has_handed_over(lab: Lab) -> None:
+    """Its commit comes again, and hands nothing over: the row is kept until the other engine has pulled it."""
+    await handed_over(lab)
+    claim, row = lab.heard["g"], pack_tokens(tokens_of(0, 1))
+    answer = await lab.pool.commit("g", *lab.terms["g"], [CommitRow("a", claim, 0, row, None, handed=b"row 1")])
+    assert answer == CommitAnswer([-1], 0, lab.now)
+    assert await lab.commit("a", claim - 1, 0, 1, handed=b"row 1") == -2
+    assert [p.first for p in await packets_of(lab)] == [0]
+    assert (await lab.dump())["tokens"]["a"] == tokens_of(0, 1)
+    [pulling] = (await lab.claim("h")).values()
+    assert await lab.commit("a", claim, 0, 1, engine="h", handed=b"row 1") == -2
+    assert await lab.commit("a", claim, 0, 1, handed=b"row 1") == -1
+    await lab.pool.pulled("h", *lab.terms["h"], "a", pulling)
+    assert await lab.commit("a", claim, 0, 1, handed=b"row 1") == -2
+
+
+async def with_roles(lab: Lab, prefill: str, decode: str, *, finishing: bool = False) -> None:
+    """g prefills and h decodes, of these weights. h perhaps begins nothing more."""
+    for engine, role, weights in (("g", "prefill", prefill), ("h", "decode", decode)):
+        form = EngineInfo(engine, 1, 1, 64, 0, role=role)
+        load = NO_LOAD._replace(finishing=finishing and role == "decode")
+        epoch = round(lab.now / 1_000_000)
+        await lab.pool.renew(engine, *lab.terms[engine], epoch=epoch, form=form, weights=weights, load=load)
+
+
+async def roles(lab: Lab, slots: int = 64) -> None:
+    """g prefills, h decodes, with so many slots, and both have weights old."""
+    await lab.endpoint()
+    await lab.engine("g", role="prefill")
+    await lab.engine("h", slots, role="decode")
+    for engine in "gh":
+        await lab.pool.renew(engine, *lab.terms[engine], weights="old")
+
+
+@rule("handed, to none", "prelude", "role == 'prefill' and not gone_on_with(weights)", "false")
+async def an_update_of_one_role_begins_nothing_that_the_other_cannot_go_on_with(lab: Lab) -> None:
+    await roles(lab)
+    await with_roles(lab, "old", "new")
+    await lab.submit("a")
+    assert await lab.claim("g") == {}
+    await with_roles(lab, "new", "new")
+    await lab.live(1, "e")
+    assert list(await lab.claim("g")) == ["a"]
+
+
+@rule("handed, to one that finishes", "prelude", " and weights == mine and finishing ~= '1'", " and weights == mine")
+async def what_is_tied_alone_goes_to_an_engine_that_finishes(lab: Lab) -> None:
+    await roles(lab)
+    await lab.submit("a")
+    claim = (await lab.claim("g"))["a"]
+    load = NO_LOAD._replace(finishing=True)
+    await lab.pool.renew("h", *lab.terms["h"], load=load)
+    await lab.submit("b")
+    assert await lab.claim("g") == {}
+    assert await lab.commit("a", claim, 0, 1, handed=b"row") == -1
+    assert list(await lab.claim("h")) == ["a"]
+
+
+@rule("same_weights, queue", "prelude", "local side = role == 'decode'", "local side = false")
+async def weights_that_only_an_engine_that_decodes_has_are_not_there(lab: Lab) -> None:
+    await roles(lab)
+    await lab.submit("a")
+    claim = (await lab.claim("g"))["a"]
+    assert await lab.commit("a", claim, 0, 1, handed=b"row") == -1
+    await lab.advance(1)
+    await with_roles(lab, "new", "old")
+    await lab.live(31, "e")
+    assert (await lab.record("a"))["reason"] == Reason.MODEL_CHANGED
+
+
+@rule(
+    "handed, hopeless",
+    "prelude",
+    "  if reason then\n    end_early(id, reason, committed(id))\n    return",
+    "  if false then",
+)
+async def what_no_engine_that_decodes_can_take_ends(lab: Lab) -> None:
+    """Its place in the queue is one where an engine that prefills would take it again and again."""
+    await roles(lab)
+    await lab.submit("a")
+    claim = (await lab.claim("g"))["a"]
+    assert await lab.commit("a", claim, 0, 1, handed=b"row") == -1
+    form = EngineInfo("h", 1, 1, 64, 0, role="decode")
+    await lab.pool.renew("h", *lab.terms["h"], form=form, weights="new")
+    await lab.live(29, "e")
+    assert (await lab.record("a"))["state"] == "handed", "its weights may come back"
+    await lab.advance(2)
+    assert await lab.claim("h") == {}
+    assert (await lab.record("a"))["reason"] == Reason.MODEL_CHANGED
+
+
+@rule("never_fit, roles", "prelude", "first == '' or role ~= first", "false")
+async def the_largest_request_is_one_that_both_roles_can_run(lab: Lab) -> None:
+    await roles(lab, slots=32)
+    await lab.submit("a", 48)
+    await lab.live(1, "e")
+    assert (await lab.record("a"))["reason"] == Reason.NEVER_FITS
+    assert await lab.submit("b", 48) is Refusal.NEVER_FITS
+    assert isinstance(await lab.submit("c", 32), Attached)
 
 
 @rule("let_go", "pulled", "\n  let_go(id)\n", "\n")
@@ -232,7 +348,7 @@ async def a_request_for_a_larger_engine_holds_up_nobody(lab: Lab) -> None:
     assert list(await lab.claim("g")) == ["large"]
 
 
-@rule("never_fit, sweep", "renew_scheduler", "(tonumber(slots) or 0) > largest", "false")
+@rule("never_fit, sweep", "prelude", "tonumber(slots) > (tonumber(call('HGET', POOL, 'slots')) or math.huge)", "false")
 async def what_fits_no_engine_any_more_ends(lab: Lab) -> None:
     await ready(lab)
     await lab.engine("small", slots=16)
@@ -255,12 +371,7 @@ async def before_any_engine_has_formed_nothing_is_judged(lab: Lab) -> None:
     assert await lab.submit("a", 65) is Refusal.NO_ENGINE
 
 
-@rule(
-    "never_fit, given back",
-    "give_back",
-    "if tonumber(max_tokens) > tonumber(call('HGET', POOL, 'slots')) or",
-    "if",
-)
+@rule("never_fit, given back", "give_back", "if hopeless(tied, max_tokens, there) then", "if false then")
 async def what_comes_back_and_fits_nowhere_ends(lab: Lab) -> None:
     await ready(lab)
     claim = await lab.claimed("large", max_tokens=60)
@@ -337,7 +448,7 @@ async def a_claim_notes_the_weights(lab: Lab) -> None:
     assert list(await lab.claim("h")) == []
 
 
-@rule("same_weights, ends", "renew_scheduler", "elseif stranded(tied, slots, there) then", "elseif false then")
+@rule("same_weights, ends", "prelude", "stranded(tied, slots, there) and REASON.MODEL_CHANGED or nil", "nil")
 async def what_no_engine_can_go_on_with_ends(lab: Lab) -> None:
     await lab.lose("a", await of_two_weights(lab))
     await with_weights(lab, "g", "new")
@@ -366,7 +477,7 @@ async def what_fits_no_engine_of_its_weights_ends(lab: Lab) -> None:
     assert (await lab.record("a"))["reason"] == Reason.MODEL_CHANGED
 
 
-@rule("same_weights, given back", "give_back", " or stranded(tied, max_tokens, there) then", " then")
+@rule("same_weights, given back", "give_back", "if hopeless(tied, max_tokens, there) then", "if false then")
 async def what_comes_back_after_the_change_ends(lab: Lab) -> None:
     claim = await of_two_weights(lab)
     await with_weights(lab, "g", "new")
@@ -495,7 +606,7 @@ async def ranks_that_formed_anew_have_no_adapter_yet(lab: Lab) -> None:
     assert list(await lab.claim("g")) == ["a"]
 
 
-@rule("same_adapter, kept", "renew_scheduler", " and call('HEXISTS', USES, id) == 0 then", " then")
+@rule("same_adapter, kept", "renew_scheduler", " and not in_use(id) then", " then")
 async def an_adapter_is_kept_as_long_as_a_request_has_it(lab: Lab) -> None:
     await ready(lab)
     old = await loaded(lab, "g")
@@ -513,6 +624,21 @@ async def an_adapter_is_kept_as_long_as_a_request_has_it(lab: Lab) -> None:
     assert await lab.submit("b", adapter=old) is Refusal.NO_ADAPTER
 
 
+@rule("same_adapter, evicted", "renew_scheduler", "      call('SREM', USES .. adapter, id)\n")
+async def a_record_that_redis_evicted_keeps_no_adapter(lab: Lab) -> None:
+    await ready(lab)
+    adapter = await loaded(lab, "g")
+    await lab.submit("a", adapter=adapter)
+    claim = await lab.claimed("b", adapter=adapter)
+    await lab.redis("DEL", f"{lab.keys.prefix}request:a")
+    await lab.pool.unload_adapter("legal")
+    await lab.live(20, "e")
+    assert list((await lab.pool.adapters()).entries) == [adapter]
+    await lab.commit("b", claim, 0, 1, Reason.LENGTH)
+    await lab.live(4, "e")
+    assert not (await lab.pool.adapters()).entries
+
+
 @rule("same_adapter, other files", "tell_adapters", "entry.print ~= '' and entry.print ~= print", "false")
 async def an_engine_that_has_read_other_files_does_not_have_the_adapter(lab: Lab) -> None:
     await ready(lab)
@@ -524,9 +650,7 @@ async def an_engine_that_has_read_other_files_does_not_have_the_adapter(lab: Lab
     assert list(await lab.claim("g")) == ["a"]
 
 
-@rule(
-    "same_adapter, ends", "prelude", "HEXISTS', ADAPTERS, adapter) == 0 then", "HEXISTS', ADAPTERS, adapter) == 2 then"
-)
+@rule("same_adapter, ends", "prelude", "call('HEXISTS', ADAPTERS, adapter) == 0 or hope", "hope")
 async def a_request_ends_whose_adapter_is_forgotten(lab: Lab) -> None:
     await ready(lab)
     adapter = await loaded(lab, "g")
@@ -534,6 +658,53 @@ async def a_request_ends_whose_adapter_is_forgotten(lab: Lab) -> None:
     await lab.redis("HDEL", f"{lab.keys.prefix}adapters", adapter)
     await with_weights(lab, "g", "w")
     await lab.live(1, "e")
+    assert (await lab.record("a"))["reason"] == Reason.MODEL_CHANGED
+
+
+@rule("same_adapter, lost", "prelude", " or hope[true] == false or hope[false] == false")
+async def an_adapter_that_no_engine_has_any_more_is_not_waited_for(lab: Lab) -> None:
+    """Its files are gone or others, and every engine says so. One that has not told yet may have it."""
+    await ready(lab)
+    await lab.engine("h")
+    adapter = await loaded(lab, "g", "h")
+    await lab.submit("a", adapter=adapter)
+    await with_weights(lab, "g", "w")
+    await with_weights(lab, "h", "w")
+    await lab.pool.tell_adapters("g", *lab.terms["g"], [(adapter, "another", "")])
+    await lab.live(1, "e")
+    assert (await lab.record("a"))["state"] == "waiting"
+    await lab.pool.tell_adapters("h", *lab.terms["h"], [(adapter, "", "no such folder")])
+    await lab.live(1, "e")
+    assert (await lab.record("a"))["reason"] == Reason.MODEL_CHANGED
+    assert await lab.submit("b", adapter=adapter) is Refusal.NO_ADAPTER
+
+
+@rule("same_adapter, lost is told", "tell_adapters", "call('HSET', POOL, 'shrunk', 0)")
+async def the_sweep_looks_for_those_of_an_adapter_that_is_lost(lab: Lab) -> None:
+    await ready(lab)
+    adapter = await loaded(lab, "g")
+    await lab.submit("a", adapter=adapter)
+    await lab.live(1, "e")
+    await lab.pool.tell_adapters("g", *lab.terms["g"], [(adapter, "", "no such folder")])
+    await lab.live(1, "e")
+    assert (await lab.record("a"))["reason"] == Reason.MODEL_CHANGED
+
+
+@rule(
+    "same_adapter, roles",
+    "prelude",
+    "call('HGET', ENGINE .. engine, 'role') == 'decode'\n      hope",
+    "false\n      hope",
+)
+async def an_adapter_of_one_role_alone_is_not_there(lab: Lab) -> None:
+    await roles(lab)
+    adapter = await loaded(lab, "g", "h")
+    await lab.submit("a", adapter=adapter)
+    claim = (await lab.claim("g"))["a"]
+    assert await lab.commit("a", claim, 0, 1, handed=b"row") == -1
+    await lab.pool.tell_adapters("h", *lab.terms["h"], [(adapter, "", "does not fit")])
+    assert await lab.submit("b", adapter=adapter) is Refusal.NO_ADAPTER
+    await lab.live(31, "e")
     assert (await lab.record("a"))["reason"] == Reason.MODEL_CHANGED
 
 
@@ -631,6 +802,58 @@ async def a_queue_goes_on_past_a_lost_record(lab: Lab) -> None:
     await lab.redis("DEL", f"{lab.keys.prefix}request:a")
     assert list(await lab.claim()) == ["b"]
     assert await lab.redis("ZRANGE", f"{lab.keys.prefix}waiting", 0, -1) == []
+
+
+@rule("restore, handed", "claim", "decodes and request.new and not kept", "decodes and not kept")
+async def a_long_walk_goes_on_past_a_lost_record(lab: Lab) -> None:
+    """Of what was handed over, too: more than a page of it."""
+    await lab.endpoint()
+    await lab.engine("g", slots=400, role="prefill")
+    await lab.engine("h", slots=400, role="decode")
+    names = [f"r{i:02}" for i in range(22)]
+    for name in names:
+        claim = await lab.claimed_by("g", name)
+        assert await lab.commit(name, claim, 0, 1, handed=b"row") == -1
+    await lab.redis("DEL", f"{lab.keys.prefix}request:r00")
+    assert list(await lab.claim("h", count=100, slots=400, total=400)) == names[1:]
+
+
+@rule("restore, first token", "commit", "(base == 0 or said.reason", "(said.reason")
+@rule("restore, handed over", "commit", " or said.handed ~= '') and call('EXISTS'", ") and call('EXISTS'")
+async def a_commit_makes_no_record_of_what_redis_evicted(lab: Lab) -> None:
+    """The other rows of a commit go on, whether the row has its first token or is handed over; and so do sweeps."""
+    await lab.endpoint()
+    await lab.engine("g", role="prefill")
+    gone = [await lab.claimed_by("g", name) for name in ("a", "b", "c")]
+    kept = await lab.claimed_by("g", "d")
+    assert await lab.commit("c", gone[2], 0, 1) == -1
+    for name in ("a", "b", "c"):
+        await lab.redis("DEL", f"{lab.keys.prefix}request:{name}")
+    rows = [
+        CommitRow("a", gone[0], 0, pack_tokens(tokens_of(0, 1)), None),
+        CommitRow("b", gone[1], 0, pack_tokens(tokens_of(0, 1)), None, handed=b"row 1"),
+        CommitRow("c", gone[2], 1, pack_tokens(tokens_of(1, 1)), None, handed=b"row 2"),
+        CommitRow("d", kept, 0, pack_tokens(tokens_of(0, 1)), None),
+    ]
+    try:
+        answer = await lab.pool.commit("g", *lab.terms["g"], rows)
+    except ResponseError as error:
+        raise AssertionError("the commit fails") from error
+    assert answer is not None
+    assert answer.rows == [-2, -2, -2, -1]
+    assert [p.request_id for p in await packets_of(lab)] == ["c", "d"]
+    await lab.live(10, "e")
+    assert await lab.redis("KEYS", f"{lab.keys.prefix}request:*") == [f"{lab.keys.prefix}request:d".encode()]
+
+
+@rule("restore, whole", "renew_scheduler", "  if not order then", "  if false then")
+async def a_sweep_removes_what_is_left_of_a_record(lab: Lab) -> None:
+    await ready(lab)
+    await lab.redis("HSET", f"{lab.keys.prefix}request:a", "state", "handed", "queued_at", lab.now)
+    try:
+        await lab.live(10, "e")
+    finally:
+        assert not await lab.redis("EXISTS", f"{lab.keys.prefix}request:a")
 
 
 @rule("unknown_size, sweep", "renew_scheduler", " and call('ZCOUNT', ENGINES, 0, 0) == 0")
@@ -794,7 +1017,7 @@ async def a_dead_endpoints_stream_is_not_made_again(lab: Lab) -> None:
 
 
 # -- sweeping
-@rule("sweep, deadline", "renew_scheduler", "      end_early(id, reason, committed(id))")
+@rule("sweep, deadline", "renew_scheduler", "overdue(deadline, detach_at, time)\n    if reason", "nil\n    if reason")
 async def a_request_ends_at_its_deadline(lab: Lab) -> None:
     await ready(lab)
     claim = await lab.claimed("a", 1, deadline_in=2.0)

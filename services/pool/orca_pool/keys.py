@@ -59,7 +59,7 @@ tables into docs/pool.md, "Keys".
 |                       |            | listeners, tp, pp, weights, policy, role, load, finishing  |                    |
 | adapters              | hash       | adapters beside the model by id: name, folder, state,      | until retired and  |
 |                       |            | source, fingerprint (change_adapters.lua)                  | unused             |
-| uses                  | hash       | by an adapter's id: its requests that live                 | while there are    |
+| uses:ADAPTER          | set        | ids of live requests that have this adapter                | while there are    |
 |                       |            |                                                            | some               |
 | has:ENGINE            | hash       | by an adapter's id: `+` and its fingerprint where all      | until formed anew  |
 |                       |            | ranks have it, or `-` and why they do not                  |                    |

@@ -129,7 +129,7 @@ class Refusal(IntEnum):
     FEWER_TOKENS = 11  # the pool has fewer tokens than the client saw; they may be made again
     OTHER_TOKENS = 12  # the pool has other tokens than the client saw
     SHARE_FULL = 13  # the tenant has as much in the queue as is free in it for all
-    NO_ADAPTER = 14  # the adapter was unloaded, and no request has it any more
+    NO_ADAPTER = 14  # the adapter was unloaded, and no request has it any more; or no engine has it, and each says so
 
 
 class Busy(NamedTuple):

@@ -42,8 +42,8 @@ def refusal_error(refusal: Refusal, request_id: str, max_tokens: int, largest_en
         case Refusal.NO_ENGINE:
             return Unavailable("no engine has formed yet; try again later", reason=ErrorReason.NO_ENGINE)
         case Refusal.NO_ADAPTER:
-            sentence = f"request {request_id}: the adapter that it names was unloaded or replaced; try again"
-            return NotFound(sentence, reason=ErrorReason.UNKNOWN_MODEL)
+            why = "the adapter that it names was unloaded or replaced, or no engine has it; try again"
+            return NotFound(f"request {request_id}: {why}", reason=ErrorReason.UNKNOWN_MODEL)
         case Refusal.MEMORY:
             return ResourceExhausted("the request pool has no memory left; try again later", RETRY_AFTER)
         case Refusal.UNREGISTERED | Refusal.FEWER_TOKENS | Refusal.OTHER_TOKENS:

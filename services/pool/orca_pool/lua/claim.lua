@@ -133,6 +133,7 @@ local function walk_queue()
   local held = call('ZRANGE', held_key, 0, 1)
   -- A suspect runs alone, so where the engine holds one it holds nothing else.
   local alone = #held == 1 and (tonumber(call('HGET', REQUEST .. held[1], 'losses')) or 0) >= SUSPECT_LOSSES
+  local there -- looked up where a request needs it
   local empty, stay, passed = #held == 0, 0, {} -- stay: how many were looked at and stay in the queue
   while true do
     local page = call('ZRANGE', QUEUE, stay, stay + PAGE - 1, 'WITHSCORES') -- by rank: two may have one order
@@ -152,8 +153,9 @@ local function walk_queue()
       if reason then
         end_early(id, reason, committed(id))
         stay = stay - 1
-      elseif decodes and not kept(request.handed_at, request.queued_at, time) then
-        begin_again(id)
+      elseif decodes and request.new and not kept(request.handed_at, request.queued_at, time) then
+        there = there or weights_there()
+        begin_again(id, there)
         stay = stay - 1
       -- A larger request is left to a larger engine, and one with tokens or an adapter to an engine that has what made them, or
       -- the adapter.

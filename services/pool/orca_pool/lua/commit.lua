@@ -112,14 +112,24 @@ local function add_packet(listener, id, base, tokens, finish, tops)
   end
 end
 
+-- Whether an earlier commit of this row, whose answer was lost, has handed it over, and another engine may still pull it.
+local function handed_before(id, row, said)
+  local at, by = unpack(said.handed ~= '' and said.reason == '' and call('HMGET', REQUEST .. id, 'handed_at', 'handed_claim') or {})
+  local before = by and by == claims[row] and at == place_at(engine)
+  answer[5] = before and int(now()) or answer[5]
+  return before
+end
+
 for row = first, rows do
   local id, base, tokens = content_of(row)
   local said, listener, key, count = more[row] or NOTHING, listeners[row - first + 1], TOKENS .. id, nil
-  if ended[id] or (listener and said.reason ~= '' and call('EXISTS', REQUEST .. id) == 0) then
-    listener = false -- Redis has evicted the record
+  -- What is noted in a record that Redis has evicted would make another one, with nothing else in it.
+  local noted = listener and (base == 0 or said.reason ~= '' or said.handed ~= '') and call('EXISTS', REQUEST .. id)
+  if ended[id] or noted == 0 then
+    listener = false
   end
   if not listener then
-    count = COMMITTED.GONE
+    count = not handed_before(id, row, said) and COMMITTED.GONE or nil
   elseif tokens == '' then
     local length = call('STRLEN', key)
     count = length ~= base * TOKEN_SIZE and length / TOKEN_SIZE or nil
@@ -129,7 +139,7 @@ for row = first, rows do
   end
   if count then
     answer[#answer + 1], answer[#answer + 2] = row, count
-  else
+  elseif listener then
     if said.tops ~= '' then
       call('APPEND', TOPS .. id, said.tops)
     end

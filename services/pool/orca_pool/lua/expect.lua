@@ -4,7 +4,7 @@
 -- ARGV: engine, owner, term, for how long (microseconds).
 -- Returns nil.
 local engine, owner, term, wait = unpack(ARGV)
-local weights = not fenced(engine, owner, term) and taste(engine) or ''
+local weights = not fenced(engine, owner, term) and call('HGET', ENGINE .. engine, 'weights') or ''
 if weights ~= '' then
   call('ZADD', EXPECTED, 'GT', int(now() + wait), weights)
 end

@@ -33,7 +33,7 @@ for i = 4, #ARGV, 3 do
       call('HSET', key, 'state', 'waiting', 'claim', '', 'engine', '', 'queued_at', time)
       local tied = tied_to(id, weights)
       hint_waiting(upfront, tied, awaited(prefix_at, overtaken, time))
-      if tonumber(max_tokens) > tonumber(call('HGET', POOL, 'slots')) or stranded(tied, max_tokens, there) then
+      if hopeless(tied, max_tokens, there) then
         call('HSET', POOL, 'shrunk', 0) -- its engine may be gone meanwhile: the sweep looks at the queue again
       end
     end

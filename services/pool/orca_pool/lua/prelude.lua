@@ -18,7 +18,7 @@ local DELIVERY, CONTROL = PREFIX .. 'delivery:', PREFIX .. 'control:'
 local LOAD, TAGS, PREFIXES, YIELDING = PREFIX .. 'load', PREFIX .. 'tags', PREFIX .. 'prefixes', PREFIX .. 'yielding'
 local EXPECTED = PREFIX .. 'expected'
 local HANDED = PREFIX .. 'handed'
-local ADAPTERS, USES, HAS = PREFIX .. 'adapters', PREFIX .. 'uses', PREFIX .. 'has:'
+local ADAPTERS, USES, HAS = PREFIX .. 'adapters', PREFIX .. 'uses:', PREFIX .. 'has:'
 
 -- Another version of these scripts may still serve the release. Both must not write the same keys.
 do
@@ -154,11 +154,26 @@ local function has_adapter(engine, adapter)
   return (call('HGET', HAS .. engine, adapter) or ''):sub(1, 1) == '+'
 end
 
--- What an engine may take: its weights, whether it finishes, that is, begins nothing, and whether it decodes: then it takes
--- what another engine has handed over, and no other engine does.
+-- Whether an engine that decodes may go on with what one that prefills begins with these weights: one that does not finish.
+-- Where none has formed, they wait for one.
+local function gone_on_with(mine)
+  local waited_for = true
+  for _, engine in ipairs(call('ZRANGE', ENGINES, 1, '+inf', 'BYSCORE')) do
+    local weights, finishing, role = fields(ENGINE .. engine, 'weights', 'finishing', 'role')
+    if role == 'decode' and weights == mine and finishing ~= '1' then
+      return true
+    end
+    waited_for = waited_for and role ~= 'decode'
+  end
+  return waited_for
+end
+
+-- What an engine may take: its weights, whether it begins nothing, because it finishes or no engine would go on with it, and
+-- whether it decodes: then it takes what another engine has handed over, and no other engine does.
 local function taste(engine)
   local weights, finishing, role = fields(ENGINE .. engine, 'weights', 'finishing', 'role')
-  return weights or '', finishing == '1', role == 'decode'
+  weights = weights or ''
+  return weights, finishing == '1' or (role == 'prefill' and not gone_on_with(weights)), role == 'decode'
 end
 
 -- Whether an engine with this taste, whose adapters count, may take a request with this tie.
@@ -167,18 +182,38 @@ local function suits(tied, engine, mine, finishing)
   return (weights == mine and mine ~= '' or (weights == '' and not finishing)) and (adapter == '' or has_adapter(engine, adapter))
 end
 
--- For the weights of all engines that have formed the slots of the largest one, and room for all where they are expected
--- back; nil where no engine has formed.
+-- For the weights of all engines that have formed and take from the queue, the slots of the largest one; where others decode,
+-- no more than the largest of those with these weights has. Room for all where weights are expected back. nil where no engine
+-- that takes from the queue has formed.
 local function weights_there()
-  local formed, found = call('ZRANGE', ENGINES, 1, '+inf', 'BYSCORE', 'WITHSCORES'), nil
+  local formed, sides = call('ZRANGE', ENGINES, 1, '+inf', 'BYSCORE', 'WITHSCORES'), {} -- those that decode, and the others
   for i = 1, #formed, 2 do
-    found = found or {}
-    found[taste(formed[i])] = tonumber(formed[i + 1]) -- the larger ones come later
+    local weights, role = fields(ENGINE .. formed[i], 'weights', 'role')
+    local side = role == 'decode'
+    sides[side] = sides[side] or {}
+    sides[side][weights or ''] = tonumber(formed[i + 1]) -- the larger ones come later
+  end
+  local found, decoding = sides[false], sides[true]
+  for weights, slots in pairs(decoding and found or {}) do
+    found[weights] = math.min(slots, decoding[weights] or 0)
   end
   for _, weights in ipairs(found and call('ZRANGE', EXPECTED, 0, -1) or {}) do
     found[weights] = math.huge
   end
   return found
+end
+
+-- The slots of the largest request that the engines can run: one of each role must have them. nil where none has formed.
+local function largest_there()
+  local formed, first = call('ZRANGE', ENGINES, '+inf', 1, 'BYSCORE', 'REV', 'WITHSCORES'), nil
+  for i = 1, #formed, 2 do
+    local role = call('HGET', ENGINE .. formed[i], 'role') or ''
+    first = first or role
+    if first == '' or role ~= first then
+      return tonumber(formed[i + 1])
+    end
+  end
+  return tonumber(formed[2])
 end
 
 -- Where an engine's requests compute, from this formation and master on: what others have computed there, later ones may
@@ -209,14 +244,37 @@ local function awaited(prefix_at, overtaken, queued_at)
   return engine_at(prefix_at)
 end
 
--- Whether no engine can go on with a request that is tied to weights, or to an adapter that was unloaded. Where no engine has
--- formed, it waits for one.
+-- Whether no engine has an adapter, or will have it: it is forgotten, or all engines that have formed, or all of one role,
+-- say that they do not have it.
+local KNOWN_LOST = {}
+local function adapter_lost(adapter)
+  if KNOWN_LOST[adapter] == nil then
+    local hope = {} -- of those that decode, and of the others
+    for _, engine in ipairs(call('ZRANGE', ENGINES, 1, '+inf', 'BYSCORE')) do
+      local decodes = call('HGET', ENGINE .. engine, 'role') == 'decode'
+      hope[decodes] = hope[decodes] or (call('HGET', HAS .. engine, adapter) or ''):sub(1, 1) ~= '-'
+    end
+    KNOWN_LOST[adapter] = call('HEXISTS', ADAPTERS, adapter) == 0 or hope[true] == false or hope[false] == false
+  end
+  return KNOWN_LOST[adapter]
+end
+
+-- Whether no engine can go on with a request that is tied to weights, or to an adapter. Where no engine has formed, it waits
+-- for one.
 local function stranded(tied, slots, there)
   local weights, adapter = parts_of(tied)
-  if adapter ~= '' and call('HEXISTS', ADAPTERS, adapter) == 0 then
+  if adapter ~= '' and adapter_lost(adapter) then
     return true
   end
   return weights ~= '' and there ~= nil and tonumber(slots) > (there[weights] or 0)
+end
+
+-- Why no engine can take a request, now and later: a number of REASON; nil where one can. The first two are the request's.
+local function hopeless(tied, slots, there)
+  if tonumber(slots) > (tonumber(call('HGET', POOL, 'slots')) or math.huge) then
+    return REASON.NEVER_FITS
+  end
+  return stranded(tied, slots, there) and REASON.MODEL_CHANGED or nil
 end
 
 -- Tells one engine's master that a request waits which needs this number of slots, and has a tie: the emptiest of
@@ -337,19 +395,6 @@ end
 local function kept(handed_at, queued_at, time)
   local engine = engine_of(handed_at)
   return engine and place_at(engine) == handed_at and time - queued_at < KEEP
-end
-
--- Puts a request that was handed over back into the queue, at its place: it begins again, with all its tokens.
-local function begin_again(id)
-  local order, upfront, weights, prefix_at, overtaken =
-    fields(REQUEST .. id, 'order', 'upfront', 'weights', 'prefix_at', 'overtaken')
-  let_go(id)
-  call('ZREM', HANDED, id)
-  if order then -- else Redis has evicted the record
-    enqueue(id, order)
-    call('HSET', REQUEST .. id, 'state', 'waiting', 'queued_at', int(now()))
-    hint_waiting(upfront, tied_to(id, weights), awaited(prefix_at, overtaken, now()))
-  end
 end
 
 -- Sums up over the engines, for requests of `mean` slots: how many more would run now, how many tokens a microsecond are
@@ -512,8 +557,8 @@ local function end_record(id, reason, final)
   let_go(id)
   add_load('requests:' .. tenant, -1)
   local _, adapter = parts_of(weights or '')
-  if adapter ~= '' and call('HINCRBY', USES, adapter, -1) <= 0 then
-    call('HDEL', USES, adapter)
+  if adapter ~= '' then
+    call('SREM', USES .. adapter, id)
   end
   if tonumber(reason) <= REASON.STOP then -- the request said itself when it was done
     local length = tonumber(call('HGET', POOL, 'length')) or 1
@@ -544,6 +589,27 @@ local function end_early(id, reason, final)
       fields(REQUEST .. head, 'upfront', 'weights', 'prefix_at', 'overtaken', 'queued_at')
     hint_waiting(slots or 0, tied_to(head, weights), awaited(prefix_at, overtaken, queued_at))
   end
+end
+
+-- Puts a request that was handed over back into the queue, at its place: it begins again, with all its tokens. Where no engine
+-- can take it, it ends. `there`: as `weights_there` returns it.
+local function begin_again(id, there)
+  local state, order, slots, upfront, weights, prefix_at, overtaken =
+    fields(REQUEST .. id, 'state', 'order', 'max_tokens', 'upfront', 'weights', 'prefix_at', 'overtaken')
+  let_go(id)
+  call('ZREM', HANDED, id)
+  if state ~= 'handed' then -- Redis has evicted the record, and it may have come anew
+    return
+  end
+  local tied = tied_to(id, weights)
+  local reason = hopeless(tied, slots, there)
+  if reason then
+    end_early(id, reason, committed(id))
+    return
+  end
+  enqueue(id, order)
+  call('HSET', REQUEST .. id, 'state', 'waiting', 'queued_at', int(now()))
+  hint_waiting(upfront, tied, awaited(prefix_at, overtaken, now()))
 end
 
 -- Tells the older call of a request that a newer one took over.

@@ -37,7 +37,7 @@ if slots ~= '' then
   call('DEL', HAS .. engine) -- its ranks may be new: the master says anew which adapters they have
   call('HSET', key, 'tp', tp, 'pp', pp, 'policy', policy, 'role', role)
   call('ZADD', ENGINES, slots, engine)
-  call('HSET', POOL, 'slots', math.max(tonumber(slots), tonumber(call('HGET', POOL, 'slots')) or 0), 'block', block,
+  call('HSET', POOL, 'slots', math.max(largest_there(), tonumber(call('HGET', POOL, 'slots')) or 0), 'block', block,
     'output', output, 'prefix', prefix)
 end
 -- Told with each renewal, because Redis may have forgotten the formation.

@@ -42,7 +42,7 @@ local function end_what_no_engine_can(due)
   if call('ZREMRANGEBYSCORE', EXPECTED, '-inf', int(due)) > 0 then
     call('HSET', POOL, 'shrunk', 0)
   end
-  local largest = tonumber(call('ZRANGE', ENGINES, 0, 0, 'REV', 'WITHSCORES')[2])
+  local largest = largest_there()
   -- An engine that has never formed may turn out to be the largest.
   if largest and call('ZCOUNT', ENGINES, 0, 0) == 0 and largest < (tonumber(call('HGET', POOL, 'slots')) or 0) then
     call('HSET', POOL, 'slots', largest, 'shrunk', 0)
@@ -51,17 +51,14 @@ local function end_what_no_engine_can(due)
   if not after then
     return
   end
-  largest = tonumber(call('HGET', POOL, 'slots')) or math.huge
   local there = weights_there()
   local page = call('ZRANGE', WAITING, '(' .. after, '+inf', 'BYSCORE', 'LIMIT', 0, SWEEP_AT_ONCE, 'WITHSCORES')
   for i = 1, #page, 2 do
     local id = page[i]
     local slots, weights = fields(REQUEST .. id, 'max_tokens', 'weights')
-    local tied = tied_to(id, weights)
-    if (tonumber(slots) or 0) > largest then
-      end_early(id, REASON.NEVER_FITS, committed(id))
-    elseif stranded(tied, slots, there) then
-      end_early(id, REASON.MODEL_CHANGED, committed(id))
+    local reason = slots and hopeless(tied_to(id, weights), slots, there) -- else Redis has evicted the record
+    if reason then
+      end_early(id, reason, committed(id))
     end
   end
   if #page == 2 * SWEEP_AT_ONCE then
@@ -77,6 +74,10 @@ local function restore(id, time, floor)
   local state, order, claim, engine, endpoint, attempt, deadline, detach_at, upfront, weights, prefix_at, overtaken, queued_at =
     fields(key, 'state', 'order', 'claim', 'engine', 'endpoint', 'attempt', 'deadline', 'detach_at', 'upfront', 'weights',
       'prefix_at', 'overtaken', 'queued_at')
+  if not order then -- evicted, and written to again
+    call('DEL', key)
+    return
+  end
   if state == 'ended' then
     if not call('ZSCORE', ENDED, id) then
       call('ZADD', ENDED, int(time), id)
@@ -109,12 +110,14 @@ local function restore(id, time, floor)
 end
 
 -- Queues those again that were handed over and cannot be taken any more: the engine that did it was lost, or no other one has
--- come for them in time.
+-- come for them in time. Those that no engine can take end.
 local function queue_what_was_handed_in_vain(time)
+  local there -- looked up where a request needs it
   for _, id in ipairs(call('ZRANGE', HANDED, 0, SWEEP_AT_ONCE - 1)) do
     local handed_at, queued_at = fields(REQUEST .. id, 'handed_at', 'queued_at')
     if not kept(handed_at, queued_at or 0, time) then
-      begin_again(id)
+      there = there or weights_there()
+      begin_again(id, there)
     end
   end
 end
@@ -150,6 +153,17 @@ local function check_prefixes()
   call('HSET', POOL, 'checked_prefixes', cursor)
 end
 
+-- Whether a request has an adapter. Those are taken out of its set whose records Redis has evicted.
+local function in_use(adapter)
+  for _, id in ipairs(call('SRANDMEMBER', USES .. adapter, SWEEP_AT_ONCE)) do
+    local _, has = parts_of(call('HGET', REQUEST .. id, 'weights') or '')
+    if has ~= adapter then
+      call('SREM', USES .. adapter, id)
+    end
+  end
+  return call('EXISTS', USES .. adapter) == 1
+end
+
 -- Forgets adapters that were unloaded or replaced, when no request has them any more, and no endpoint can name them.
 local function forget_adapters(time)
   local look = tonumber(call('HGET', POOL, 'retired'))
@@ -160,7 +174,7 @@ local function forget_adapters(time)
   for i = 1, #page, 2 do
     local id, entry = page[i], cjson.decode(page[i + 1])
     if entry.state == 'retired' then
-      if time >= entry.at + ADAPTER_GRACE and call('HEXISTS', USES, id) == 0 then
+      if time >= entry.at + ADAPTER_GRACE and not in_use(id) then
         call('HDEL', ADAPTERS, id)
         call('HINCRBY', POOL, 'adapters', 1)
       else

@@ -99,7 +99,7 @@ local function submit(id, record, body_digest, max_tokens, upfront, deadline_in,
   if tonumber(max_tokens) > largest then
     return REFUSAL.NEVER_FITS
   end
-  if adapter ~= '' and call('HEXISTS', ADAPTERS, adapter) == 0 then
+  if adapter ~= '' and adapter_lost(adapter) then
     return REFUSAL.NO_ADAPTER
   end
   local time, ahead = now(), call('ZCARD', WAITING)
@@ -189,7 +189,7 @@ local function submit(id, record, body_digest, max_tokens, upfront, deadline_in,
     'engines', '', 'new', new, 'tenant', tenant, 'submitted', int(time), 'queued_at', int(time), 'taken_at', '0', 'claimed_at', '0', 'first_token', '0',
     'finished', '0', 'weights', adapter == '' and '' or '/' .. adapter)
   if adapter ~= '' then
-    call('HINCRBY', USES, adapter, 1)
+    call('SADD', USES .. adapter, id)
   end
   call('ZADD', WAITING, int(order), id)
   add_load('tokens', new, 'slots', upfront, 'bytes', #record, 'tokens:' .. tenant, max_tokens,

@@ -8,7 +8,7 @@ local engine, owner, term = unpack(ARGV)
 if fenced(engine, owner, term) then
   return false
 end
-local time, key = now(), HAS .. engine
+local time, key, lost = now(), HAS .. engine, false
 call('DEL', key)
 for i = 4, #ARGV, 3 do
   local id, print, why = ARGV[i], ARGV[i + 1], ARGV[i + 2]
@@ -35,7 +35,11 @@ for i = 4, #ARGV, 3 do
     end
   elseif entry then
     call('HSET', key, id, '-' .. why)
+    lost = lost or adapter_lost(id)
   end
+end
+if lost then
+  call('HSET', POOL, 'shrunk', 0) -- requests may wait that name it: the sweep looks at the queue
 end
 hint(engine, '') -- requests may wait for an adapter that it has now
 return 1
