@@ -236,8 +236,10 @@ class Pool:
         return [made.decode() for made in await self._run("change_adapters", "setting", *named)]
 
     async def load_adapter(self, name: str, folder: str, replace: bool = True) -> str:
-        """Has engines load one more adapter, or with `replace` another folder of it. Returns its id; "": the name is the
-        setting's; TAKEN: it is loaded already."""
+        """Has engines load one more adapter, or with `replace` another folder of it.
+
+        Returns its id; "": the name is the setting's; TAKEN: it is loaded already.
+        """
         what = "replace" if replace else "load"
         return (await self._run("change_adapters", what, name, folder))[0].decode()
 

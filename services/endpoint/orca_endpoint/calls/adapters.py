@@ -24,8 +24,11 @@ MAX_FOLDER = 4096  # characters, as of a path on Linux
 
 
 class ServedAdapters:
-    """`ids` has the id of the adapter with which requests of a name begin now. A name of the settings has none while the
-    pool does not know it, as when an endpoint of newer settings has taken it out: then it is served no more."""
+    """`ids` has the id of the adapter with which requests of a name begin now.
+
+    A name of the settings has none while the pool does not know it, as when an endpoint of newer settings has taken it
+    out: then it is served no more.
+    """
 
     def __init__(self, settings: EndpointSettings, model: str, pool: Pool) -> None:
         """model: the name of the model itself. Raises FailedPrecondition."""
@@ -113,8 +116,8 @@ class ServedAdapters:
     async def load(self, name: str, folder: str, *, replace: bool) -> None:
         """Returns when all engines that have formed serve the adapter, or cannot. replace: also a name that is taken.
 
-        Raises InvalidArgument, FailedPrecondition where no engine can load it, and Unavailable where none has in time, or
-        another call has replaced or unloaded it meanwhile.
+        Raises InvalidArgument, FailedPrecondition where no engine can load it, and Unavailable where none has in time,
+        or another call has replaced or unloaded it meanwhile.
         """
         if not folder.isprintable() or len(folder) > MAX_FOLDER:
             raise InvalidArgument("lora_path", f"must be at most {MAX_FOLDER} printable characters")

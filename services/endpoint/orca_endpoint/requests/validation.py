@@ -106,8 +106,8 @@ class Validator:
         names: the caller's names of fields, where they differ from orca.v1's. encoded: the tokens of the request's
         prompt, where another request had the same. room: tokens that prompt and answer may have together in an engine,
         for a chat that does not say how long its answer may be. caller: the tenant or host, whose turn it is. loose:
-        fields with schemas of which an answer need only follow what can be enforced. adapter: the id of the one that the
-        request's model names.
+        fields with schemas of which an answer need only follow what can be enforced. adapter: the id of the one
+        that the request's model names.
         """
         check = Fields(names or {})
         request_id = self.request_id(request.request_id) if request.request_id else f"req-{secrets.token_hex(12)}"
