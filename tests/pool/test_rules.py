@@ -152,7 +152,7 @@ async def with_roles(lab: Lab, prefill: str, decode: str, *, finishing: bool = F
 
 
 async def roles(lab: Lab, slots: int = 64) -> None:
-    """g prefills, h decodes, with so many slots, and both have weights old."""
+    """g prefills, h decodes, of this number of slots, and both have weights old."""
     await lab.endpoint()
     await lab.engine("g", role="prefill")
     await lab.engine("h", slots, role="decode")
@@ -679,7 +679,7 @@ async def an_adapter_that_no_engine_has_any_more_is_not_waited_for(lab: Lab) -> 
     assert await lab.submit("b", adapter=adapter) is Refusal.NO_ADAPTER
 
 
-@rule("same_adapter, lost is told", "tell_adapters", "call('HSET', POOL, 'shrunk', 0)")
+@rule("same_adapter, lost is noticed", "tell_adapters", "call('HSET', POOL, 'shrunk', 0)")
 async def the_sweep_looks_for_those_of_an_adapter_that_is_lost(lab: Lab) -> None:
     await ready(lab)
     adapter = await loaded(lab, "g")
