@@ -26,7 +26,7 @@ from orca_worker.iteration.model import Compute
 from orca_worker.models.adapters import fingerprint, read_adapter
 from orca_worker.models.families import check_partition, topology
 from orca_worker.models.weight_files import fingerprint as of_weights
-from orca_worker.stage.adapters import Wanted
+from orca_worker.stage.adapters import Held, Wanted
 from orca_worker.stage.stage import Stage, WeightsChanged
 
 FAMILIES = ("gpt2", "llama, 2 K/V heads", "gemma3, windows but in one layer", "neox", "gptj", "t5", "marian")
@@ -108,6 +108,16 @@ def wanted(lora: Lora, version: int) -> Wanted:
     return Wanted(f"{lora.adapter.name}@{version}", lora.adapter)
 
 
+def have(stage: Stage, *wanted: Wanted) -> list[Held]:
+    """Loads a table, as the controller does."""
+    held = {one.id: one for one in stage.adapters.keep(wanted)}
+    for one in wanted:
+        if one.id not in held:
+            files = stage.adapters.read(one)
+            held[one.id] = files if isinstance(files, Held) else stage.adapters.load(one, files)
+    return [held[one.id] for one in wanted]
+
+
 @pytest.mark.parametrize("kernels", ["auto", "torch"])
 @pytest.mark.parametrize("shape", ["gpt2", "llama, 2 K/V heads"])
 def test_loaded_and_replaced_while_it_runs(tmp_path: Path, shape: str, kernels: str) -> None:
@@ -120,11 +130,11 @@ def test_loaded_and_replaced_while_it_runs(tmp_path: Path, shape: str, kernels: 
     for request, version in zip(requests, "11-1212", strict=True):
         if request.sampling.get("adapter") == "a":
             request.sampling = {"adapter": f"a@{version}"}
-    first = stage.adapters.have([wanted(old, 1)])
+    first = have(stage, wanted(old, 1))
     assert [(held.id, held.fingerprint, held.error) for held in first] == [("a@1", fingerprint(old.adapter), "")]
     begun = requests[:4]
     engine.step(begun, [])
-    again = stage.adapters.have([wanted(old, 1), wanted(new, 2), wanted(own, 3)])
+    again = have(stage, wanted(old, 1), wanted(new, 2), wanted(own, 3))
     assert [held.error for held in again] == ["", "", ""]
     assert stage.rows.adapters["own@3"] == stage.rows.adapters["own"], "it was there"
     engine.step(requests[4:], begun)
@@ -132,9 +142,9 @@ def test_loaded_and_replaced_while_it_runs(tmp_path: Path, shape: str, kernels: 
         engine.step([], live)
     check(base, requests, [old, own, None, old, new, own, new])
 
-    stage.adapters.have([wanted(new, 2)])
+    have(stage, wanted(new, 2))
     assert stage.rows.adapters.keys() == {"own", "a@2"}
-    stage.adapters.have([wanted(new, 2), wanted(old, 4)])
+    have(stage, wanted(new, 2), wanted(old, 4))
     assert stage.rows.adapters["a@4"] not in (0, stage.rows.adapters["a@2"])
     last = requests_of([None, None], vocabulary)
     last[0].sampling, last[1].sampling = {"adapter": "a@4"}, {"adapter": "a@2"}
@@ -154,7 +164,7 @@ def test_adapters_that_are_not_loaded(tmp_path: Path, monkeypatch: pytest.Monkey
     linked = Wanted("d@4", Adapter("d", root / "link"))
     none = Wanted("e@5", Adapter("e", root / "nothing"))
     stage = make_stage(base, 300, 16, adapters_folder=root)
-    held = stage.adapters.have([wanted(outside, 1), wanted(good, 2), wanted(wrong, 3), linked, none])
+    held = have(stage, wanted(outside, 1), wanted(good, 2), wanted(wrong, 3), linked, none)
     errors = [
         f"adapter a: {tmp_path / 'a'} is not below {root} (adapters_folder)",
         "",
@@ -169,9 +179,9 @@ def test_adapters_that_are_not_loaded(tmp_path: Path, monkeypatch: pytest.Monkey
     TinyEngine(stage, 300, 16).run(requests)
     check(base, requests, [good, None])
     monkeypatch.setattr("orca_worker.stage.adapters.free_bytes", lambda *_, **__: 5)
-    [full] = stage.adapters.have([wanted(good, 7)])
+    [full] = have(stage, wanted(good, 7))
     assert full.error.endswith(" bytes; 5 of memory are free")
-    [refused] = make_stage(base, 300, 16).adapters.have([wanted(good, 2)])
+    [refused] = have(make_stage(base, 300, 16), wanted(good, 2))
     assert refused.error == "adapter b: this rank loads none (the setting adapters_folder)"
 
 

@@ -12,7 +12,7 @@ from orca_common.adapters import Adapter
 from orca_common.checkpoint import Checkpoint
 from orca_common.errors import FailedPrecondition
 
-from ..iteration.model import Adaptable, Model
+from ..iteration.model import Adaptable, Model, ReadAdapter
 from ..machine import free_bytes
 from ..models.adapters import fingerprint
 from ..models.families import adapter_file
@@ -38,8 +38,15 @@ class Held(NamedTuple):
     error: str = ""  # why it does not
 
 
+class Files(NamedTuple):
+    """An adapter's files, which have been read once and checked."""
+
+    fingerprint: str
+    file: ReadAdapter | None  # None: the setting's adapter, as this rank began with it
+
+
 class LoadedAdapters:
-    """Loads and forgets adapters between two iterations. Only the GPU thread calls it.
+    """Loads and forgets adapters between two iterations. Only the GPU thread calls it, but for `read`.
 
     `numbers` has the number of each adapter in the model: by name for those of the setting, and by id for all that the
     master asked for.
@@ -63,11 +70,30 @@ class LoadedAdapters:
         self._held.clear()
         self._model = model if isinstance(model, Adaptable) else None
 
-    def have(self, wanted: Sequence[Wanted]) -> list[Held]:
-        """Forgets adapters that are not wanted any more, and loads those that are not there."""
+    def keep(self, wanted: Sequence[Wanted]) -> list[Held]:
+        """Forgets adapters that are not wanted any more. Returns those that are, and that are there."""
         for gone in self._held.keys() - {one.id for one in wanted}:
             self._forget(gone)
-        return [self._held.get(one.id) or self._load(*one) for one in wanted]
+        return [self._held[one.id] for one in wanted if one.id in self._held]
+
+    def read(self, wanted: Wanted) -> Files | Held:
+        """Reads an adapter's files and checks them. Any thread may: iterations run meanwhile, on the slowest disk."""
+        try:
+            return self._read(wanted.adapter)
+        except FailedPrecondition as error:
+            return Held(wanted.id, "", str(error))
+
+    def load(self, wanted: Wanted, files: Files) -> Held:
+        """Loads one adapter. Its rows may run from the next iteration on."""
+        try:
+            number = self._load(wanted.adapter, files)
+        except FailedPrecondition as error:
+            return Held(wanted.id, "", str(error))
+        except MemoryError as error:
+            return Held(wanted.id, "", f"adapter {wanted.adapter.name}: {error or 'no memory'}")
+        self._numbers[wanted.id] = number
+        self._held[wanted.id] = held = Held(wanted.id, files.fingerprint)
+        return held
 
     def _forget(self, gone: str) -> None:
         number = self._numbers.pop(gone)
@@ -76,28 +102,24 @@ class LoadedAdapters:
             self._model.adapt(number, None)
             log.info("adapter unloaded", extra={"adapter": gone})
 
-    def _load(self, named: str, adapter: Adapter) -> Held:
-        try:
-            number, found = self._read(adapter)
-        except FailedPrecondition as error:
-            return Held(named, "", str(error))
-        except MemoryError as error:
-            return Held(named, "", f"adapter {adapter.name}: {error or 'no memory'}")
-        self._numbers[named] = number
-        self._held[named] = held = Held(named, found)
-        return held
-
-    def _read(self, adapter: Adapter) -> tuple[int, str]:
-        """The number and the fingerprint of an adapter, which is read unless it is the setting's and there already."""
-        found = fingerprint(adapter)
-        if self._own.get(adapter) == found and self._model is not None:
-            return self._numbers[adapter.name], found
-        model, root = self._model, self._checkpoint.adapters_folder
-        if model is None or root is None:
+    def _read(self, adapter: Adapter) -> Files:
+        found, root = fingerprint(adapter), self._checkpoint.adapters_folder
+        if self._own.get(adapter) == found:
+            return Files(found, None)
+        if root is None:
             raise FailedPrecondition(f"adapter {adapter.name}: this rank loads none (the setting adapters_folder)")
         if not adapter.folder.resolve().is_relative_to(root.resolve()):
             raise FailedPrecondition(f"adapter {adapter.name}: {adapter.folder} is not below {root} (adapters_folder)")
-        started, file = time.monotonic(), adapter_file(self._checkpoint, adapter)
+        return Files(found, adapter_file(self._checkpoint, adapter))
+
+    def _load(self, adapter: Adapter, files: Files) -> int:
+        """The number of an adapter in the model."""
+        model, (found, file) = self._model, files
+        if model is None:
+            raise FailedPrecondition(f"adapter {adapter.name}: this rank has no model that takes adapters")
+        if file is None:
+            return self._numbers[adapter.name]
+        started = time.monotonic()
         if file.bytes > (free := free_bytes(self._device, modest=False)):
             raise FailedPrecondition(f"adapter {adapter.name}: it has {file.bytes} bytes; {free} of memory are free")
         taken = set(self._numbers.values())
@@ -108,4 +130,4 @@ class LoadedAdapters:
             raise FailedPrecondition(f"adapter {adapter.name}: {adapter.folder} was written over while it was read")
         seconds = round(time.monotonic() - started, 3)
         log.info("adapter loaded", extra={"adapter": adapter.name, "folder": str(adapter.folder), "seconds": seconds})
-        return number, found
+        return number
