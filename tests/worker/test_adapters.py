@@ -23,8 +23,10 @@ from orca_common.checkpoint import read_checkpoint
 from orca_common.errors import FailedPrecondition
 from orca_kernels.cpu.library import instruction_sets
 from orca_worker.iteration.model import Compute
-from orca_worker.models.adapters import fingerprint, read_adapter
+from orca_worker.models.adapters import AdapterFile, fingerprint, read_adapter
 from orca_worker.models.families import check_partition, topology
+from orca_worker.models.low_rank import LowRank, LowRanks
+from orca_worker.models.recording import Matrix
 from orca_worker.models.weight_files import fingerprint as of_weights
 from orca_worker.stage.adapters import Held, Wanted
 from orca_worker.stage.stage import Stage, WeightsChanged
@@ -183,6 +185,54 @@ def test_adapters_that_are_not_loaded(tmp_path: Path, monkeypatch: pytest.Monkey
     assert full.error.endswith(" bytes; 5 of memory are free")
     [refused] = have(make_stage(base, 300, 16), wanted(good, 2))
     assert refused.error == "adapter b: this rank loads none (the setting adapters_folder)"
+
+
+ODD: dict[str, Callable[[Path], Path]] = {  # of the folder above, the adapter's
+    "a link to itself": lambda root: linked(root / "x", "x"),
+    "NUL": lambda root: root / "a\0b",
+    "a long name": lambda root: root / ("x" * 5000),
+    "below a file": lambda root: root / "b" / "adapter_config.json" / "y",
+}
+
+
+def linked(link: Path, to: str | Path) -> Path:
+    link.symlink_to(to)
+    return link
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_an_odd_folder_stops_no_other(tmp_path: Path, case: str) -> None:
+    """Python has other errors than OSError for some."""
+    base = make_shape(tmp_path / "base", "llama, 2 K/V heads")
+    good = make_lora(tmp_path / "b", base, "b", seed=2)
+    stage = make_stage(base, 300, 16, adapters_folder=tmp_path)
+    odd, other = have(stage, Wanted("a@1", Adapter("a", ODD[case](tmp_path))), wanted(good, 2))
+    assert odd.error.startswith("adapter a: ")
+    assert (other.error, stage.rows.adapters.keys()) == ("", {"b@2"})
+
+
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+def test_an_adapter_that_cannot_be_loaded_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernels: str
+) -> None:
+    """torch has RuntimeError where memory is short."""
+    base, vocabulary = make(tmp_path / "base", "llama, 2 K/V heads")
+    bad, good = (make_lora(tmp_path / name, base, name, seed=n) for n, name in enumerate("ab"))
+    stage, real, left = make_stage(base, 300, 16, kernels=kernels, adapters_folder=tmp_path), LowRanks.of, [5]
+
+    def of(self: LowRanks, file: AdapterFile, matrix: Matrix, first: int = 0) -> list[LowRank]:
+        left[0] -= 1
+        if not left[0]:
+            raise RuntimeError("not enough memory: you tried to allocate 1000000 bytes")
+        return real(self, file, matrix, first)
+
+    monkeypatch.setattr(LowRanks, "of", of)
+    first, second = have(stage, wanted(bad, 1), wanted(good, 2))
+    assert (first.error, second.error) == ("adapter a: not enough memory: you tried to allocate 1000000 bytes", "")
+    requests = requests_of([None, None], vocabulary)
+    requests[0].sampling = {"adapter": "b@2"}
+    TinyEngine(stage, 300, 16).run(requests)
+    check(base, requests, [good, None])
 
 
 def test_planning_counts_adapters(tmp_path: Path) -> None:

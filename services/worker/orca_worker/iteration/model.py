@@ -156,7 +156,8 @@ class Adaptable(Protocol):
     def adapt(self, number: int, file: ReadAdapter | None) -> None:
         """Adds this adapter's products for rows that have its number, from the next iteration on; None: no more.
 
-        Raises FailedPrecondition where the file ends too early, and MemoryError. Then rows of the number get nothing.
+        Raises FailedPrecondition where the file ends too early, and MemoryError or torch's RuntimeError where memory is
+        short. Then rows of the number get nothing.
         """
 
 

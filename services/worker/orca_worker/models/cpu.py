@@ -146,7 +146,7 @@ class StageOnCPU:
                     if found:
                         parts = [DeltaPart(one.a, one.b, one.column) for one in found]
                         self.program.add_adapter(delta, number, parts, columns, matrices[-1][1])
-        except (FailedPrecondition, MemoryError):
+        except BaseException:
             self.program.forget(number)
             raise
 

@@ -80,17 +80,15 @@ class LoadedAdapters:
         """Reads an adapter's files and checks them. Any thread may: iterations run meanwhile, on the slowest disk."""
         try:
             return self._read(wanted.adapter)
-        except FailedPrecondition as error:
-            return Held(wanted.id, "", str(error))
+        except Exception as error:
+            return _failed(wanted, error)
 
     def load(self, wanted: Wanted, files: Files) -> Held:
         """Loads one adapter. Its rows may run from the next iteration on."""
         try:
             number = self._load(wanted.adapter, files)
-        except FailedPrecondition as error:
-            return Held(wanted.id, "", str(error))
-        except MemoryError as error:
-            return Held(wanted.id, "", f"adapter {wanted.adapter.name}: {error or 'no memory'}")
+        except Exception as error:
+            return _failed(wanted, error)
         self._numbers[wanted.id] = number
         self._held[wanted.id] = held = Held(wanted.id, files.fingerprint)
         return held
@@ -131,3 +129,13 @@ class LoadedAdapters:
         seconds = round(time.monotonic() - started, 3)
         log.info("adapter loaded", extra={"adapter": adapter.name, "folder": str(adapter.folder), "seconds": seconds})
         return number
+
+
+def _failed(wanted: Wanted, error: Exception) -> Held:
+    """The answer where an adapter is not loaded. No error may stop the other adapters: a folder that is a link to
+    itself raises RuntimeError, one with NUL in its name ValueError, and torch without memory RuntimeError."""
+    if isinstance(error, FailedPrecondition):
+        return Held(wanted.id, "", str(error))
+    name = wanted.adapter.name
+    log.error("adapter not loaded", exc_info=error, extra={"adapter": name})
+    return Held(wanted.id, "", f"adapter {name}: {str(error) or type(error).__name__}")
