@@ -210,6 +210,11 @@ class TorchStage:
         for number, file in enumerate(adapters.files if adapters is not None else ()):
             self.adapt(number, file)
 
+    def adapter_bytes(self, file: AdapterFile) -> int:
+        assert self._adapters is not None
+        sizes = (one for matrices, _ in self._changed for at, _ in matrices for one in self._adapters.sizes(file, at))
+        return self.dtype.itemsize * sum(one.rank * (one.inputs + one.outputs) for one in sizes)
+
     def adapt(self, number: int, file: AdapterFile | None) -> None:
         assert self._adapters is not None
         for _, changes in self._changed:

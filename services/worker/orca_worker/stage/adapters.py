@@ -12,6 +12,7 @@ from orca_common.adapters import Adapter
 from orca_common.checkpoint import Checkpoint
 from orca_common.errors import FailedPrecondition
 
+from ..iteration.kv import KVManager
 from ..iteration.model import Adaptable, Model, ReadAdapter
 from ..machine import free_bytes
 from ..models.adapters import fingerprint
@@ -57,18 +58,19 @@ class LoadedAdapters:
         self._own = {one: fingerprint(one) for one in checkpoint.adapters}
         self._held: dict[str, Held] = {}  # by id
         self._model: Adaptable | None = None
+        self._kv = KVManager(None)
 
     @property
     def unchanged(self) -> bool:
         """Whether the files of the setting's adapters are those that this rank began with."""
         return all(fingerprint(one) == print_then for one, print_then in self._own.items())
 
-    def begin(self, model: Model | None) -> None:
-        """Goes on with a model that has the setting's adapters alone; None: with no model."""
+    def begin(self, model: Model | None, kv: KVManager) -> None:
+        """Goes on with a model that has the setting's adapters alone; None: with no model. kv: beside it."""
         for gone in self._held:
             del self._numbers[gone]
         self._held.clear()
-        self._model = model if isinstance(model, Adaptable) else None
+        self._model, self._kv = model if isinstance(model, Adaptable) else None, kv
 
     def keep(self, wanted: Sequence[Wanted]) -> list[Held]:
         """Forgets adapters that are not wanted any more. Returns those that are, and that are there."""
@@ -118,8 +120,10 @@ class LoadedAdapters:
         if file is None:
             return self._numbers[adapter.name]
         started = time.monotonic()
-        if file.bytes > (free := free_bytes(self._device, modest=False)):
-            raise FailedPrecondition(f"adapter {adapter.name}: it has {file.bytes} bytes; {free} of memory are free")
+        free = free_bytes(self._device, modest=False, promised=self._kv.untouched_bytes)
+        needed = model.adapter_bytes(file)
+        if needed > free:
+            raise FailedPrecondition(f"adapter {adapter.name}: it takes {needed} bytes of memory; {free} are free")
         taken = set(self._numbers.values())
         number = next(n for n in count() if n not in taken)
         model.adapt(number, file)
