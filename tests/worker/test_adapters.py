@@ -19,6 +19,7 @@ from worker.engines import in_process
 from worker.test_quantize import Oracle, check_tokens, make, requests_for
 
 from orca_common.adapters import Adapter, check_names, read_adapters
+from orca_common.bounded_file import open_regular
 from orca_common.checkpoint import read_checkpoint
 from orca_common.errors import FailedPrecondition
 from orca_kernels.cpu.library import instruction_sets
@@ -183,6 +184,38 @@ def test_adapters_that_are_not_loaded(tmp_path: Path) -> None:
     check(base, requests, [good, None])
     [refused] = have(make_stage(base, 300, 16), wanted(good, 2))
     assert refused.error == "adapter b: this rank loads none (the setting adapters_folder)"
+
+
+def test_no_file_outside_of_the_folder_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even for its fingerprint, of which a caller would learn whether it has changed. Links within the folder are
+    as the caches of huggingface_hub have them."""
+    base = make_shape(tmp_path / "base", "llama, 2 K/V heads")
+    (root := tmp_path / "root").mkdir()
+    outside, inside = make_lora(tmp_path / "a", base, "a", seed=1), make_lora(root / "b", base, "b", seed=2)
+    names, stage = ("adapter_config.json", "adapter_model.safetensors"), make_stage(base, 300, 16, adapters_folder=root)
+    opened, real = list[Path](), open_regular
+
+    def seen(path: Path) -> int:
+        opened.append(path.resolve())
+        return real(path)
+
+    for module in ("orca_worker.models.adapters", "orca_worker.models.header", "orca_common.bounded_file"):
+        monkeypatch.setattr(f"{module}.open_regular", seen)
+    for each, folder in enumerate((tmp_path / "a", linked(root / "folder", tmp_path / "a"), root / "x" / "../../a")):
+        [held] = have(stage, Wanted(f"a@{each}", Adapter("a", folder)))
+        assert held.error == f"adapter a: {folder} is not below {root} (adapters_folder)"
+    for one in names:
+        (folder := root / f"with {one}").mkdir()
+        for other in names:
+            linked(folder / other, (outside if one == other else inside).adapter.folder / other)
+        [held] = have(stage, Wanted("c@9", Adapter("c", folder)))
+        assert held.error == f"adapter c: {folder / one} is not below {root} (adapters_folder)"
+    assert opened == []
+    (good := root / "links").mkdir()
+    for one in names:
+        linked(good / one, inside.adapter.folder / one)
+    [held] = have(stage, Wanted("b@1", Adapter("b", good)))
+    assert (held.error, set(opened)) == ("", {inside.adapter.folder / one for one in names})
 
 
 ODD: dict[str, Callable[[Path], Path]] = {  # of the folder above, the adapter's

@@ -15,7 +15,7 @@ from orca_common.errors import FailedPrecondition
 from ..iteration.kv import KVManager
 from ..iteration.model import Adaptable, Model, ReadAdapter
 from ..machine import free_bytes
-from ..models.adapters import fingerprint
+from ..models.adapters import CONFIG, WEIGHTS, fingerprint
 from ..models.families import adapter_file
 
 if TYPE_CHECKING:
@@ -103,14 +103,15 @@ class LoadedAdapters:
             log.info("adapter unloaded", extra={"adapter": gone})
 
     def _read(self, adapter: Adapter) -> Files:
-        found, root = fingerprint(adapter), self._checkpoint.adapters_folder
-        if self._own.get(adapter) == found:
+        if adapter in self._own and (found := fingerprint(adapter)) == self._own[adapter]:
             return Files(found, None)
+        root = self._checkpoint.adapters_folder
         if root is None:
             raise FailedPrecondition(f"adapter {adapter.name}: this rank loads none (the setting adapters_folder)")
-        if not adapter.folder.resolve().is_relative_to(root.resolve()):
-            raise FailedPrecondition(f"adapter {adapter.name}: {adapter.folder} is not below {root} (adapters_folder)")
-        return Files(found, adapter_file(self._checkpoint, adapter))
+        for path in (adapter.folder, adapter.folder / CONFIG, adapter.folder / WEIGHTS):
+            if not path.resolve().is_relative_to(root.resolve()):
+                raise FailedPrecondition(f"adapter {adapter.name}: {path} is not below {root} (adapters_folder)")
+        return Files(fingerprint(adapter), adapter_file(self._checkpoint, adapter))
 
     def _load(self, adapter: Adapter, files: Files) -> int:
         """The number of an adapter in the model."""
