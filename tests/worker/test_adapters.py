@@ -19,14 +19,18 @@ from worker.engines import in_process
 from worker.test_quantize import Oracle, check_tokens, make, requests_for
 
 from orca_common.adapters import Adapter, check_names, read_adapters
+from orca_common.bounded_file import open_regular
 from orca_common.checkpoint import read_checkpoint
 from orca_common.errors import FailedPrecondition
 from orca_kernels.cpu.library import instruction_sets
-from orca_worker.iteration.model import Compute
-from orca_worker.models.adapters import fingerprint, read_adapter
+from orca_kernels.cpu.program import PANEL, Program, low_rank
+from orca_worker.iteration.model import Adaptable, Compute
+from orca_worker.models.adapters import AdapterFile, fingerprint, read_adapter
 from orca_worker.models.families import check_partition, topology
+from orca_worker.models.low_rank import LowRank, LowRanks
+from orca_worker.models.recording import Matrix
 from orca_worker.models.weight_files import fingerprint as of_weights
-from orca_worker.stage.adapters import Wanted
+from orca_worker.stage.adapters import Held, Wanted
 from orca_worker.stage.stage import Stage, WeightsChanged
 
 FAMILIES = ("gpt2", "llama, 2 K/V heads", "gemma3, windows but in one layer", "neox", "gptj", "t5", "marian")
@@ -108,6 +112,16 @@ def wanted(lora: Lora, version: int) -> Wanted:
     return Wanted(f"{lora.adapter.name}@{version}", lora.adapter)
 
 
+def have(stage: Stage, *wanted: Wanted) -> list[Held]:
+    """Loads a table, as the controller does."""
+    held = {one.id: one for one in stage.adapters.keep(wanted)}
+    for one in wanted:
+        if one.id not in held:
+            files = stage.adapters.read(one)
+            held[one.id] = files if isinstance(files, Held) else stage.adapters.load(one, files)
+    return [held[one.id] for one in wanted]
+
+
 @pytest.mark.parametrize("kernels", ["auto", "torch"])
 @pytest.mark.parametrize("shape", ["gpt2", "llama, 2 K/V heads"])
 def test_loaded_and_replaced_while_it_runs(tmp_path: Path, shape: str, kernels: str) -> None:
@@ -120,11 +134,11 @@ def test_loaded_and_replaced_while_it_runs(tmp_path: Path, shape: str, kernels: 
     for request, version in zip(requests, "11-1212", strict=True):
         if request.sampling.get("adapter") == "a":
             request.sampling = {"adapter": f"a@{version}"}
-    first = stage.adapters.have([wanted(old, 1)])
+    first = have(stage, wanted(old, 1))
     assert [(held.id, held.fingerprint, held.error) for held in first] == [("a@1", fingerprint(old.adapter), "")]
     begun = requests[:4]
     engine.step(begun, [])
-    again = stage.adapters.have([wanted(old, 1), wanted(new, 2), wanted(own, 3)])
+    again = have(stage, wanted(old, 1), wanted(new, 2), wanted(own, 3))
     assert [held.error for held in again] == ["", "", ""]
     assert stage.rows.adapters["own@3"] == stage.rows.adapters["own"], "it was there"
     engine.step(requests[4:], begun)
@@ -132,9 +146,9 @@ def test_loaded_and_replaced_while_it_runs(tmp_path: Path, shape: str, kernels: 
         engine.step([], live)
     check(base, requests, [old, own, None, old, new, own, new])
 
-    stage.adapters.have([wanted(new, 2)])
+    have(stage, wanted(new, 2))
     assert stage.rows.adapters.keys() == {"own", "a@2"}
-    stage.adapters.have([wanted(new, 2), wanted(old, 4)])
+    have(stage, wanted(new, 2), wanted(old, 4))
     assert stage.rows.adapters["a@4"] not in (0, stage.rows.adapters["a@2"])
     last = requests_of([None, None], vocabulary)
     last[0].sampling, last[1].sampling = {"adapter": "a@4"}, {"adapter": "a@2"}
@@ -142,7 +156,7 @@ def test_loaded_and_replaced_while_it_runs(tmp_path: Path, shape: str, kernels: 
     check(base, last, [old, new])
 
 
-def test_adapters_that_are_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adapters_that_are_not_loaded(tmp_path: Path) -> None:
     """Each is refused with a sentence, and changes nothing."""
     base, vocabulary = make(tmp_path / "base", "llama, 2 K/V heads")
     root = tmp_path / "root"
@@ -154,7 +168,7 @@ def test_adapters_that_are_not_loaded(tmp_path: Path, monkeypatch: pytest.Monkey
     linked = Wanted("d@4", Adapter("d", root / "link"))
     none = Wanted("e@5", Adapter("e", root / "nothing"))
     stage = make_stage(base, 300, 16, adapters_folder=root)
-    held = stage.adapters.have([wanted(outside, 1), wanted(good, 2), wanted(wrong, 3), linked, none])
+    held = have(stage, wanted(outside, 1), wanted(good, 2), wanted(wrong, 3), linked, none)
     errors = [
         f"adapter a: {tmp_path / 'a'} is not below {root} (adapters_folder)",
         "",
@@ -168,11 +182,145 @@ def test_adapters_that_are_not_loaded(tmp_path: Path, monkeypatch: pytest.Monkey
     requests[0].sampling = {"adapter": "b@2"}
     TinyEngine(stage, 300, 16).run(requests)
     check(base, requests, [good, None])
-    monkeypatch.setattr("orca_worker.stage.adapters.free_bytes", lambda *_, **__: 5)
-    [full] = stage.adapters.have([wanted(good, 7)])
-    assert full.error.endswith(" bytes; 5 of memory are free")
-    [refused] = make_stage(base, 300, 16).adapters.have([wanted(good, 2)])
+    [refused] = have(make_stage(base, 300, 16), wanted(good, 2))
     assert refused.error == "adapter b: this rank loads none (the setting adapters_folder)"
+
+
+def test_no_file_outside_of_the_folder_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even for its fingerprint, of which a caller would learn whether it has changed. Links within the folder are
+    as the caches of huggingface_hub have them."""
+    base = make_shape(tmp_path / "base", "llama, 2 K/V heads")
+    (root := tmp_path / "root").mkdir()
+    outside, inside = make_lora(tmp_path / "a", base, "a", seed=1), make_lora(root / "b", base, "b", seed=2)
+    names, stage = ("adapter_config.json", "adapter_model.safetensors"), make_stage(base, 300, 16, adapters_folder=root)
+    opened, real = list[Path](), open_regular
+
+    def seen(path: Path) -> int:
+        opened.append(path.resolve())
+        return real(path)
+
+    for module in ("orca_worker.models.adapters", "orca_worker.models.header", "orca_common.bounded_file"):
+        monkeypatch.setattr(f"{module}.open_regular", seen)
+    for each, folder in enumerate((tmp_path / "a", linked(root / "folder", tmp_path / "a"), root / "x" / "../../a")):
+        [held] = have(stage, Wanted(f"a@{each}", Adapter("a", folder)))
+        assert held.error == f"adapter a: {folder} is not below {root} (adapters_folder)"
+    for one in names:
+        (folder := root / f"with {one}").mkdir()
+        for other in names:
+            linked(folder / other, (outside if one == other else inside).adapter.folder / other)
+        [held] = have(stage, Wanted("c@9", Adapter("c", folder)))
+        assert held.error == f"adapter c: {folder / one} is not below {root} (adapters_folder)"
+    assert opened == []
+    (good := root / "links").mkdir()
+    for one in names:
+        linked(good / one, inside.adapter.folder / one)
+    [held] = have(stage, Wanted("b@1", Adapter("b", good)))
+    assert (held.error, set(opened)) == ("", {inside.adapter.folder / one for one in names})
+
+
+ODD: dict[str, Callable[[Path], Path]] = {  # of the folder above, the adapter's
+    "a link to itself": lambda root: linked(root / "x", "x"),
+    "NUL": lambda root: root / "a\0b",
+    "a long name": lambda root: root / ("x" * 5000),
+    "below a file": lambda root: root / "b" / "adapter_config.json" / "y",
+}
+
+
+def linked(link: Path, to: str | Path) -> Path:
+    link.symlink_to(to)
+    return link
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_an_odd_folder_stops_no_other(tmp_path: Path, case: str) -> None:
+    """Python has other errors than OSError for some."""
+    base = make_shape(tmp_path / "base", "llama, 2 K/V heads")
+    good = make_lora(tmp_path / "b", base, "b", seed=2)
+    stage = make_stage(base, 300, 16, adapters_folder=tmp_path)
+    odd, other = have(stage, Wanted("a@1", Adapter("a", ODD[case](tmp_path))), wanted(good, 2))
+    assert odd.error.startswith("adapter a: ")
+    assert (other.error, stage.rows.adapters.keys()) == ("", {"b@2"})
+
+
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+def test_an_adapter_that_cannot_be_loaded_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernels: str
+) -> None:
+    """torch has RuntimeError where memory is short."""
+    base, vocabulary = make(tmp_path / "base", "llama, 2 K/V heads")
+    bad, good = (make_lora(tmp_path / name, base, name, seed=n) for n, name in enumerate("ab"))
+    stage, real, left = make_stage(base, 300, 16, kernels=kernels, adapters_folder=tmp_path), LowRanks.of, [5]
+
+    def of(self: LowRanks, file: AdapterFile, matrix: Matrix, first: int = 0) -> list[LowRank]:
+        left[0] -= 1
+        if not left[0]:
+            raise RuntimeError("not enough memory: you tried to allocate 1000000 bytes")
+        return real(self, file, matrix, first)
+
+    monkeypatch.setattr(LowRanks, "of", of)
+    first, second = have(stage, wanted(bad, 1), wanted(good, 2))
+    assert (first.error, second.error) == ("adapter a: not enough memory: you tried to allocate 1000000 bytes", "")
+    requests = requests_of([None, None], vocabulary)
+    requests[0].sampling = {"adapter": "b@2"}
+    TinyEngine(stage, 300, 16).run(requests)
+    check(base, requests, [good, None])
+
+
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+def test_keys_and_values_that_are_still_to_come_are_not_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernels: str
+) -> None:
+    """Their memory is taken page by page: until then the machine counts it as free."""
+    base, vocabulary = make(tmp_path / "base", "llama, 2 K/V heads")
+    lora = make_lora(tmp_path / "a", base, "a", seed=1)
+    stage = make_stage(base, 800, 16, kernels=kernels, adapters_folder=tmp_path)
+    model = stage._model
+    assert model is not None
+    assert isinstance(model, Adaptable)
+    assert model.kv_shape is not None
+    whole, needed = 800 * model.kv_shape.slot_bytes, model.adapter_bytes(read_adapter(lora.adapter, "model."))
+
+    def load(available: int) -> str:
+        monkeypatch.setattr("orca_worker.machine.available_bytes", lambda: available)
+        return have(stage, wanted(lora, 1))[0].error
+
+    few = whole + 2 * needed - 2
+    assert load(few) == f"adapter a: it takes {needed} bytes of memory; {needed - 1} are free"
+    TinyEngine(stage, 800, 16).run(requests_of([None], vocabulary))
+    assert load(few) == "", "its blocks are not to come any more"
+    assert have(stage) == []
+    stage.allocate(800, 16)
+    assert load(whole - 2).endswith("; 0 are free")
+    assert load(whole + 2 * needed) == ""
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", ["gpt2", "llama, 2 K/V heads"])
+def test_an_adapter_is_counted_as_it_lies_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str, dtype: str
+) -> None:
+    """In the model's type, whatever the file's is. The kernels have A in whole panels: one of rank 1 is much larger."""
+    base, _ = make(tmp_path / "base", shape)
+    layers = sorted({name.rpartition(".")[2] for name in make_lora(tmp_path / "all", base, "all", seed=1).changes})
+    loras = [*make_loras(tmp_path, base), make_lora(tmp_path / "one", base, "one", seed=4, rank=1, targets=layers[1:])]
+    packed, real = list[int](), Program.add_adapter
+
+    def add_adapter(self: Program, delta: Any, number: int, parts: Any, columns: int, up: int = 0) -> None:
+        a, runs = low_rank(parts, columns, up)
+        numbers = -(-len(a) // PANEL) * PANEL * a.shape[1] + sum(run.b.numel() for run in runs)
+        packed.append(numbers * self.dtype.itemsize)
+        real(self, delta, number, parts, columns, up)
+
+    monkeypatch.setattr(Program, "add_adapter", add_adapter)
+    for kernels in ("auto", "torch"):
+        model = make_stage(base, 160, 16, dtype, kernels, adapters_folder=tmp_path)._model
+        assert isinstance(model, Adaptable)
+        for number, lora in enumerate(loras):
+            packed.clear()
+            model.adapt(number, file := read_adapter(lora.adapter, "model." if "llama" in shape else "transformer."))
+            numbers = sum(a.numel() + b.numel() for _, a, b in lora.changes.values())
+            taken = sum(packed) or numbers * getattr(torch, dtype).itemsize
+            assert taken <= model.adapter_bytes(file) < 1.1 * taken, (kernels, lora.adapter.name)
 
 
 def test_planning_counts_adapters(tmp_path: Path) -> None:

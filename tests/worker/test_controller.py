@@ -13,19 +13,22 @@ import grpc
 import pytest
 from checkpoints import make_gpt2, make_timed
 from iterations import Begins, begins, iteration_of
+from lora import make_lora
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from orca.v1 import worker_pb2 as pb
 from orca.v1 import worker_pb2_grpc
+from orca_common.adapters import Adapter
 from orca_common.checkpoint import read_checkpoint
 from orca_common.errors import Unavailable
 from orca_common.protocol import PROTOCOL, TERM_METADATA
 from orca_common.telemetry import Telemetry
 from orca_common.tls import Plaintext
 from orca_worker.data_plane.rendezvous import Rendezvous
-from orca_worker.iteration.model import Compute
+from orca_worker.iteration.model import Compute, ReadAdapter
+from orca_worker.models.cpu import StageOnCPU
 from orca_worker.rank import lane
 from orca_worker.rank.controller import Controller
 from orca_worker.stage.gpu_thread import GpuThread
@@ -64,8 +67,8 @@ class Rank:
 
 
 @asynccontextmanager
-async def serving(folder: Path, telemetry: Telemetry | None = None) -> AsyncIterator[Rank]:
-    checkpoint = read_checkpoint(folder)
+async def serving(folder: Path, telemetry: Telemetry | None = None, adapters_folder: str = "") -> AsyncIterator[Rank]:
+    checkpoint = read_checkpoint(folder, None, (), adapters_folder)
     torch_device = None
     if checkpoint.model_type != "orca_timed":
         import torch
@@ -475,6 +478,53 @@ async def test_a_real_model_keeps_its_weights_over_formations(tmp_path: Path) ->
             made.append((await run.read()).iteration.token_ids[0])
             (folder / "model.safetensors").unlink(missing_ok=True)
         assert made[0] == made[1]
+
+
+async def test_iterations_run_between_the_adapters_of_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A whole table in one call of the GPU thread held them until the master judged the rank stuck. The newest table
+    alone is answered: what an older one names is loaded no further."""
+    base = make_gpt2(tmp_path / "base", heads=1, layers=1, hidden=8, vocab=97, positions=48, seed=1)
+    a, b, c = (make_lora(tmp_path / name, base, name, seed=1).adapter for name in "abc")
+    begun, may_end, real = (
+        [threading.Event() for _ in range(3)],
+        [threading.Event() for _ in range(3)],
+        StageOnCPU.adapt,
+    )
+
+    def adapt(self: StageOnCPU, number: int, file: ReadAdapter | None) -> None:
+        begun[number].set()
+        assert may_end[number].wait(60)
+        real(self, number, file)  # type: ignore[arg-type]
+
+    def table(number: int, *adapters: Adapter) -> pb.ControlMessage:
+        entries = [pb.AdapterEntry(id=f"{one.name}@1", name=one.name, folder=str(one.folder)) for one in adapters]
+        return pb.ControlMessage(adapters=pb.AdapterTable(number=number, entries=entries))
+
+    async with serving(base, adapters_folder=str(tmp_path)) as rank:
+        await rank.member(slots=64)
+        monkeypatch.setattr(StageOnCPU, "adapt", adapt)
+        run = rank.stub.Run()
+        await run.write(table(1, a, b))
+        await asyncio.to_thread(begun[0].wait, 60)
+        await rank.iterate(run, new=[initiation(1, 5, 6, 7)])
+        await run.write(pb.ControlMessage(heartbeat=pb.Heartbeat(number=1)))  # what was written before has arrived
+        assert (await run.read()).HasField("heartbeat")
+        may_end[0].set()
+        try:
+            assert (await asyncio.wait_for(run.read(), 20)).iteration.number == 1
+            await asyncio.to_thread(begun[1].wait, 60)
+            await run.write(table(2, a, c))
+            await run.write(pb.ControlMessage(heartbeat=pb.Heartbeat(number=2)))
+            assert (await run.read()).HasField("heartbeat")
+        finally:
+            for event in may_end:
+                event.set()
+        held = (await run.read()).adapters
+        assert [(one.id, bool(one.fingerprint), one.error) for one in held.adapters] == [
+            ("a@1", True, ""),
+            ("c@1", True, ""),
+        ]
+        assert held.number == 2
 
 
 async def test_a_span_for_each_iteration(tmp_path: Path) -> None:

@@ -81,14 +81,15 @@ def compile_kernels(kernels: str, tell: Callable[[str], None]) -> None:
     built(tell, kernels)
 
 
-def free_bytes(device: torch.device | None, modest: bool) -> int:
-    """Bytes that keys and values may use on a device now. `modest`: on a CPU at most CPU_SHARE."""
+def free_bytes(device: torch.device | None, modest: bool, promised: int = 0) -> int:
+    """Bytes that may be used on a device now. `modest`: on a CPU at most CPU_SHARE. `promised`: bytes that were
+    allocated on a CPU, and that it does not count as used yet."""
     if device is not None and device.type == "cuda":
         import torch
 
         torch.cuda.empty_cache()
         return int(torch.cuda.mem_get_info(device)[0] * GPU_SHARE)
-    half = available_bytes() // 2
+    half = max(0, available_bytes() - promised) // 2
     return min(CPU_SHARE, half) if modest else half
 
 

@@ -70,6 +70,7 @@ class KVManager:
         self._table = np.zeros((64, 8), np.int64)  # [row, i]: the row's block i
         self._capacity = np.zeros(64, np.int64)  # [row]: tokens that its blocks hold
         self._owners: dict[int, int] = {}  # block -> how many rows have it
+        self._begun: set[int] = set()  # blocks that a row has had
         self.tags = Tags(0, 1)
 
     @property
@@ -81,11 +82,19 @@ class KVManager:
         """Heads of keys and values on this rank."""
         return self._shape.heads if self._shape is not None else 0
 
+    @property
+    def untouched_bytes(self) -> int:
+        """Bytes of memory that was allocated, and that the machine counts as free until it is written."""
+        if self._shape is None or self._shape.device.type != "cpu":
+            return 0
+        return (self.n_blocks - len(self._begun)) * self.block_size * self._shape.slot_bytes
+
     def release(self) -> None:
         """Frees the memory and forgets all rows."""
         self.n_blocks = 0
         self._table[:] = self._capacity[:] = 0  # blocks of a larger memory would stay in the table
         self._owners.clear()
+        self._begun.clear()
         if self._shape is not None and hasattr(self, "keys"):
             del self.keys, self.values
 
@@ -128,6 +137,7 @@ class KVManager:
             block = next(block for block in blocks[shared:] if block in self._owners)
             raise FailedPrecondition(f"row {row}: block {block} belongs to another row")
         self._owners.update({block: self._owners.get(block, 0) + 1 for block in blocks})
+        self._begun.update(blocks)
         self._table[row, held : held + len(blocks)] = blocks
         self.tags.grown(row, held, blocks, shared)
         self._capacity[row] = (held + len(blocks)) * self.block_size

@@ -144,8 +144,8 @@ class ReadAdapter(Protocol):
     """The file of an adapter, as its family has read it for its models."""
 
     @property
-    def bytes(self) -> int:
-        """Of all its numbers, as they are in the file."""
+    def name(self) -> str:
+        """The adapter's."""
         ...
 
 
@@ -153,10 +153,15 @@ class ReadAdapter(Protocol):
 class Adaptable(Protocol):
     """A model, or a stage of one, that takes adapters while it runs."""
 
+    def adapter_bytes(self, file: ReadAdapter) -> int:
+        """About how many bytes of memory `adapt` takes for an adapter."""
+        ...
+
     def adapt(self, number: int, file: ReadAdapter | None) -> None:
         """Adds this adapter's products for rows that have its number, from the next iteration on; None: no more.
 
-        Raises FailedPrecondition where the file ends too early, and MemoryError. Then rows of the number get nothing.
+        Raises FailedPrecondition where the file ends too early, and MemoryError or torch's RuntimeError where memory is
+        short. Then rows of the number get nothing.
         """
 
 

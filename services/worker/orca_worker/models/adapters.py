@@ -58,10 +58,6 @@ class AdapterFile(NamedTuple):
     path: Path
     changes: Mapping[str, Change]  # by the tensor's name in a recording
 
-    @property
-    def bytes(self) -> int:
-        return sum(change.a.size + change.b.size for change in self.changes.values())
-
 
 def read_adapter(adapter: Adapter, prefix: str) -> AdapterFile:
     """Reads configuration and header. prefix: what names of the model's tensors may begin with.

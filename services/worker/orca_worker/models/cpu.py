@@ -134,6 +134,21 @@ class StageOnCPU:
     def release(self) -> None:
         pass
 
+    def adapter_bytes(self, file: AdapterFile) -> int:
+        """`Program.add_adapter` makes the ranks even, and has A in whole panels. A gated operation's B has as many
+        numbers for each output of the gate as for each of what it gates."""
+        assert self._adapters is not None
+        numbers = 0
+        for _, matrices, columns in self._deltas:
+            each = [self._adapters.sizes(file, matrix) for matrix, _ in matrices]
+            ranks = [sum(one.rank + one.rank % 2 for one in sizes) for sizes in each]
+            if any(ranks):
+                inputs = next(one.inputs for sizes in each for one in sizes)
+                numbers += -(-sum(ranks) // PANEL) * PANEL * inputs
+                outputs = (-(-one.outputs // PANEL) * PANEL * (one.rank + one.rank % 2) for one in each[0])
+                numbers += columns * max(ranks) if len(each) > 1 else sum(outputs)
+        return self.dtype.itemsize * numbers
+
     def adapt(self, number: int, file: AdapterFile | None) -> None:
         self.program.forget(number)
         if file is None:
@@ -146,7 +161,7 @@ class StageOnCPU:
                     if found:
                         parts = [DeltaPart(one.a, one.b, one.column) for one in found]
                         self.program.add_adapter(delta, number, parts, columns, matrices[-1][1])
-        except (FailedPrecondition, MemoryError):
+        except BaseException:
             self.program.forget(number)
             raise
 

@@ -23,6 +23,14 @@ class LowRank(NamedTuple):
     b: Tensor  # [outputs, rank], multiplied with the scale
 
 
+class Size(NamedTuple):
+    """Of one summand's matrices."""
+
+    rank: int
+    inputs: int
+    outputs: int
+
+
 class LowRanks:
     """Reads what adapters change.
 
@@ -51,6 +59,12 @@ class LowRanks:
                 found.append(LowRank(first, *self._read(file, part, matrix)))
             first += part.size[1] if matrix.transposed else part.size[0]
         return found
+
+    def sizes(self, file: AdapterFile, matrix: Matrix) -> list[Size]:
+        """Those of what `of` reads."""
+        parts = [part for part in matrix.weights if part.name in file.changes]
+        axes = (0, 1) if matrix.transposed else (1, 0)
+        return [Size(file.changes[part.name].a.shape[0], *(part.size[axis] for axis in axes)) for part in parts]
 
     def _read(self, file: AdapterFile, part: Slice, matrix: Matrix) -> tuple[Tensor, Tensor]:
         scale, *stored = file.changes[part.name]

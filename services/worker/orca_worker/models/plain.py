@@ -210,12 +210,20 @@ class TorchStage:
         for number, file in enumerate(adapters.files if adapters is not None else ()):
             self.adapt(number, file)
 
+    def adapter_bytes(self, file: AdapterFile) -> int:
+        assert self._adapters is not None
+        sizes = (one for matrices, _ in self._changed for at, _ in matrices for one in self._adapters.sizes(file, at))
+        return self.dtype.itemsize * sum(one.rank * (one.inputs + one.outputs) for one in sizes)
+
     def adapt(self, number: int, file: AdapterFile | None) -> None:
         assert self._adapters is not None
-        read = partial(self._adapters.of, file) if file is not None else lambda *_: list[LowRank]()
-        found = [[one for at in matrices for one in read(*at)] for matrices, _ in self._changed]
-        for of, (_, changes) in zip(found, self._changed, strict=True):
+        for _, changes in self._changed:
             changes.pop(number, None)
+        if file is None:
+            return
+        # All are read before any counts: an error leaves none.
+        found = [[one for at in matrices for one in self._adapters.of(file, *at)] for matrices, _ in self._changed]
+        for of, (_, changes) in zip(found, self._changed, strict=True):
             if of:
                 changes[number] = of
 

@@ -39,7 +39,7 @@ from ..data_plane.plane import PeerLost
 from ..data_plane.rendezvous import Rendezvous, Store
 from ..models.families import check_partition
 from ..partition import Place
-from ..stage.adapters import Wanted
+from ..stage.adapters import Held, Wanted
 from ..stage.gpu_thread import GpuThread
 from ..stage.stage import Memory, Stage
 from .epoch import Epoch
@@ -90,7 +90,9 @@ class Controller:
         self._lanes = Lanes()
         self._iterations = Iterations()
         self._membership = Membership()
-        self._loading: set[asyncio.Task[None]] = set()  # of adapters
+        self._loading: set[asyncio.Task[None]] = set()  # of adapters, one at a time
+        self._one_loads = asyncio.Lock()
+        self._table: worker_pb2.AdapterTable | None = None  # the last one that has come
         self._epoch: Epoch | None = None  # of the last Join
         self._leaving = False  # it was asked to end: takes no new master; the present one may still send iterations
         self._left = False  # it takes nothing more
@@ -269,16 +271,20 @@ class Controller:
     async def _join(self, epoch: Epoch) -> Memory:
         plane = await epoch.open_plane()
         place, block_size = epoch.formation.place, epoch.formation.block_size
-        memory = await asyncio.wrap_future(self._gpu.call(partial(self._stage.form, block_size, place, plane)))
+        memory = await self._on_gpu_thread(partial(self._stage.form, block_size, place, plane))
         self._membership.joined(epoch.number, memory.slots)
         return memory
 
     async def _allocate(self, epoch: Epoch, slots: int) -> None:
         block_size = epoch.formation.block_size
-        await asyncio.wrap_future(self._gpu.call(partial(self._stage.allocate, slots, block_size)))
+        await self._on_gpu_thread(partial(self._stage.allocate, slots, block_size))
         await epoch.open_relays()
         self._membership.allocated(epoch.number)
         log.info("member", extra={"engine": self._engine, "epoch": epoch.number, "slots": slots})
+
+    def _on_gpu_thread(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        """Behind all iterations that have come. Raises Unavailable when one has failed by then, or the rank leaves."""
+        return asyncio.wrap_future(self._gpu.call(work))
 
     async def _form(self, epoch: Epoch, step: str, work: Coroutine[Any, Any, T]) -> T:
         """One step of forming an epoch. If the step fails, the rank leaves the epoch."""
@@ -349,10 +355,24 @@ class Controller:
             loading.add_done_callback(self._loading.discard)
 
     async def _load_adapters(self, table: worker_pb2.AdapterTable, lane: Lane) -> None:
-        """Has the GPU thread load the adapters of a table, between two iterations, and reports which it has."""
+        """Has the adapters of a table loaded, and reports which of them there are, unless a newer table has come.
+
+        The GPU thread has one call for each, and runs the iterations that have come before the next: behind all of
+        them in one call, an iteration would be judged stuck.
+        """
         wanted = [Wanted(one.id, Adapter(one.name, Path(one.folder))) for one in table.entries]
+        self._table = table
         try:
-            held = await asyncio.wrap_future(self._gpu.call(partial(self._stage.adapters.have, wanted)))
+            async with self._one_loads:
+                if table is not self._table:
+                    return
+                there = await self._on_gpu_thread(partial(self._stage.adapters.keep, wanted))
+                held = {one.id: one for one in there}
+                for one in wanted:
+                    if one.id not in held:
+                        held[one.id] = await self._load_adapter(one)
+                    if table is not self._table:
+                        return
         except Unavailable:
             return  # the rank is leaving
         except Exception:
@@ -360,9 +380,15 @@ class Controller:
             return
         report = worker_pb2.Report()
         report.adapters.number = table.number
-        for one in held:
+        for one in held.values():
             report.adapters.adapters.add(id=one.id, fingerprint=one.fingerprint, error=one.error)
         lane.put(report)
+
+    async def _load_adapter(self, wanted: Wanted) -> Held:
+        files = await asyncio.to_thread(self._stage.adapters.read, wanted)
+        if isinstance(files, Held):
+            return files
+        return await self._on_gpu_thread(partial(self._stage.adapters.load, wanted, files))
 
     async def relay(self, call: LaneCall) -> bytes:
         call.begin()  # the sender waits for it before its first iteration

@@ -207,6 +207,10 @@ class OfStage(Generic[L]):
     def release(self) -> None:
         pass
 
+    def adapter_bytes(self, file: ReadAdapter) -> int:
+        assert isinstance(self.model, Adaptable), "only stages that take adapters are asked"
+        return self.model.adapter_bytes(file)
+
     def adapt(self, number: int, file: ReadAdapter | None) -> None:
         assert isinstance(self.model, Adaptable), "only stages that take adapters are asked"
         self.model.adapt(number, file)

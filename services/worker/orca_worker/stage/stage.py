@@ -157,10 +157,10 @@ class Stage:
         self._kv.release()
         if self._model is None or self._place != place:
             self._model = None  # frees its memory before the new one is loaded
-            self.adapters.begin(None)
+            self.adapters.begin(None, self._kv)
             self._model, self._place = self._load(place), place
-            self.adapters.begin(self._model)
             self._kv = KVManager(self._model.kv_shape)
+            self.adapters.begin(self._model, self._kv)
         self._model.release()
         self._plane = plane if plane is not None else Loopback()
         self._plane.join()
