@@ -40,7 +40,7 @@ from orca_pool.records import (
 from orca_pool.scripts import Constants
 from orca_pool.wire import KEY_SIZE, unpack_tokens
 
-OTHER_FILES = "its files are others than those that an engine has read before"
+OTHER_FILES = "its files ({}) are others than those that an engine has read before"
 
 
 @dataclass
@@ -680,6 +680,14 @@ class Model:
         if self.table.get(adapter, {}).get("state") == "pending":
             self._retire(adapter)
 
+    def _write_over(self, adapter: str, fingerprint: str) -> None:
+        """All engines have read other files of it."""
+        one = self.table.pop(adapter)
+        if one["state"] == "current":
+            self.last_adapter = self._number(self.last_adapter)
+            self.table[f"{one['name']}@{self.last_adapter}"] = one | {"at": str(self.now), "print": fingerprint}
+        self.adapters_version, self.shrunk = self.adapters_version + 1, True
+
     def tell_adapters(self, engine: str, owner: str, term: int, has: Sequence[tuple[str, str, str]]) -> bool:
         if self._fenced(engine, owner, term):
             return False
@@ -690,7 +698,13 @@ class Model:
                 continue
             differs = fingerprint and one["print"] not in ("", fingerprint)
             there = bool(fingerprint and not differs)
-            g.has[i] = f"+{fingerprint}" if there else f"-{OTHER_FILES if differs else why}"
+            said = f"-{OTHER_FILES.format(fingerprint) if differs else why}"
+            if differs and all(
+                other.has.get(i) == said for other in self.engines.values() if other.slots and other is not g
+            ):
+                self._write_over(i, fingerprint)
+                continue
+            g.has[i] = f"+{fingerprint}" if there else said
             if there and one["state"] == "pending":
                 for other in self.table.values():
                     if other["name"] == one["name"] and other["state"] == "current":

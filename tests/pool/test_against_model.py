@@ -220,6 +220,15 @@ class SideBySide(RuleBasedStateMachine):
         has = [(i, one, "" if one else "why") for i, one in zip([*self.model.table, "gone@1"], prints, strict=False)]
         self.do("tell_adapters", *self.lease(engine, right, which), has)
 
+    @rule(prints=st.lists(st.sampled_from(["p", "p", "q"]), min_size=3, max_size=3))
+    def all_tell_adapters(self, prints: list[str]) -> None:
+        """As after a start of everything, with files that are perhaps others than before."""
+        if not self.model.table:
+            self.do("load_adapter", "a", "/x")
+        for (engine, g), one in zip(list(self.model.engines.items()), prints, strict=False):
+            if g.owner is not None:
+                self.do("tell_adapters", engine, g.owner, g.term, [(i, one, "") for i in self.model.table])
+
     @rule(request_id=REQUESTS, endpoint=ENDPOINTS, shift=SHIFTS, alive=USUALLY, known=st.integers(0, 4), same=USUALLY)
     def attach(self, request_id: str, endpoint: str, shift: int, alive: bool, known: int, same: bool) -> None:
         if alive:

@@ -650,6 +650,36 @@ async def an_engine_that_has_read_other_files_does_not_have_the_adapter(lab: Lab
     assert list(await lab.claim("g")) == ["a"]
 
 
+@rule("same_adapter, written over", "tell_adapters", "not written_over(id, entry, print, why) and entry", "entry")
+async def files_that_were_written_over_have_an_id_of_their_own_once_all_engines_read_them(lab: Lab) -> None:
+    """As when new files lie in the folder of a setting's adapter, and everything is made anew."""
+    await ready(lab)
+    await lab.engine("h")
+    [old] = await lab.pool.name_adapters({"legal": "/x"})
+
+    async def tell(engine: str, has: list[tuple[str, str, str]]) -> dict[str, tuple[str, str]]:
+        await with_weights(lab, engine, "w")
+        await lab.pool.tell_adapters(engine, *lab.terms[engine], has)
+        return {i: (one.state, one.fingerprint) for i, one in (await lab.pool.adapters()).entries.items()}
+
+    for engine in ("g", "h"):
+        await tell(engine, [(old, "before", "")])
+    await lab.submit("a", adapter=old)
+    assert await tell("g", [(old, "after", "")]) == {old: ("current", "before")}, "h has it"
+    assert await tell("h", [(old, "third", "")]) == {old: ("current", "before")}, "they read different files"
+    await tell("g", [(old, "", "it is gone")])
+    assert await tell("h", [(old, "after", "")]) == {old: ("current", "before")}, "g does not read it"
+    [(new, entry)] = (await tell("g", [(old, "after", "")])).items()
+    assert (new != old, entry) == (True, ("current", "after"))
+    assert await lab.pool.name_adapters({"legal": "/x"}) == []
+    await lab.live(1, "e")
+    assert (await lab.record("a"))["reason"] == Reason.MODEL_CHANGED, "no engine has its files"
+    assert await lab.submit("b", adapter=old) is Refusal.NO_ADAPTER
+    await lab.submit("c", adapter=new)
+    await lab.pool.tell_adapters("h", *lab.terms["h"], [(new, "after", "")])
+    assert list(await lab.claim("h")) == ["c"]
+
+
 @rule("same_adapter, ends", "prelude", "call('HEXISTS', ADAPTERS, adapter) == 0 or hope", "hope")
 async def a_request_ends_whose_adapter_is_forgotten(lab: Lab) -> None:
     await ready(lab)
@@ -679,7 +709,7 @@ async def an_adapter_that_no_engine_has_any_more_is_not_waited_for(lab: Lab) -> 
     assert await lab.submit("b", adapter=adapter) is Refusal.NO_ADAPTER
 
 
-@rule("same_adapter, lost is noticed", "tell_adapters", "call('HSET', POOL, 'shrunk', 0)")
+@rule("same_adapter, lost is noticed", "tell_adapters", "call('HSET', POOL, 'shrunk', 0) -- requests may wait that name it:")
 async def the_sweep_looks_for_those_of_an_adapter_that_is_lost(lab: Lab) -> None:
     await ready(lab)
     adapter = await loaded(lab, "g")

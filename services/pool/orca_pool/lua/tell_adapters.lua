@@ -1,9 +1,31 @@
--- Notes which adapters all ranks of an engine have. The first engine that has a new one makes it the adapter of its name.
+-- Notes which adapters all ranks of an engine have. The first engine that has a new one makes it the adapter of its name. Files
+-- that were written over make a new id once all engines have read them.
 --
 -- KEYS: the pool hash.
 -- ARGV: engine, owner, term, then three for each adapter that its ranks were asked to have: id, fingerprint of its files or '', why
 --   they do not have it.
 -- Returns 1; nil when the master has lost the lease, and nothing was changed.
+
+-- Where every engine that has formed says `why`, the files of an adapter were written over with the same ones everywhere: its name
+-- goes on with a new id, which has the new fingerprint, and what began with the old one ends. Returns whether they were.
+local function written_over(id, entry, print, why)
+  for _, other in ipairs(call('ZRANGE', ENGINES, 1, '+inf', 'BYSCORE')) do
+    if other ~= ARGV[1] and call('HGET', HAS .. other, id) ~= '-' .. why then
+      return false
+    end
+  end
+  call('HDEL', ADAPTERS, id)
+  if entry.state == 'current' then
+    local last = number(call('HGET', POOL, 'adapter'))
+    call('HSET', POOL, 'adapter', int(last))
+    entry.at, entry.print = int(now()), print
+    call('HSET', ADAPTERS, entry.name .. '@' .. int(last), cjson.encode(entry))
+  end
+  call('HINCRBY', POOL, 'adapters', 1)
+  call('HSET', POOL, 'shrunk', 0) -- requests may wait that name the old id: the sweep looks at the queue
+  return true
+end
+
 local engine, owner, term = unpack(ARGV)
 if fenced(engine, owner, term) then
   return false
@@ -15,7 +37,9 @@ for i = 4, #ARGV, 3 do
   local text = call('HGET', ADAPTERS, id)
   local entry = text and cjson.decode(text)
   if entry and print ~= '' and entry.print ~= '' and entry.print ~= print then
-    print, why = '', 'its files are others than those that an engine has read before'
+    why = 'its files (' .. print .. ') are others than those that an engine has read before'
+    entry = not written_over(id, entry, print, why) and entry
+    print = ''
   end
   if entry and print ~= '' then
     call('HSET', key, id, '+' .. print)
