@@ -709,7 +709,7 @@ async def an_adapter_that_no_engine_has_any_more_is_not_waited_for(lab: Lab) -> 
     assert await lab.submit("b", adapter=adapter) is Refusal.NO_ADAPTER
 
 
-@rule("same_adapter, lost is noticed", "tell_adapters", "call('HSET', POOL, 'shrunk', 0) -- requests may wait that name it:")
+@rule("same_adapter, lost is noticed", "tell_adapters", "if lost then", "if false then")
 async def the_sweep_looks_for_those_of_an_adapter_that_is_lost(lab: Lab) -> None:
     await ready(lab)
     adapter = await loaded(lab, "g")
