@@ -683,8 +683,8 @@ class Model:
     def _write_over(self, adapter: str, fingerprint: str) -> None:
         """All engines have read other files of it."""
         one = self.table.pop(adapter)
+        self.last_adapter = self._number(self.last_adapter)
         if one["state"] == "current":
-            self.last_adapter = self._number(self.last_adapter)
             self.table[f"{one['name']}@{self.last_adapter}"] = one | {"at": str(self.now), "print": fingerprint}
         self.adapters_version, self.shrunk = self.adapters_version + 1, True
 

@@ -14,15 +14,14 @@ local function written_over(id, entry, print, why)
       return false
     end
   end
+  local last = number(call('HGET', POOL, 'adapter'))
+  call('HSET', POOL, 'adapter', int(last), 'shrunk', 0) -- requests may wait that name the old id: the sweep looks at the queue
+  call('HINCRBY', POOL, 'adapters', 1)
   call('HDEL', ADAPTERS, id)
   if entry.state == 'current' then
-    local last = number(call('HGET', POOL, 'adapter'))
-    call('HSET', POOL, 'adapter', int(last))
     entry.at, entry.print = int(now()), print
     call('HSET', ADAPTERS, entry.name .. '@' .. int(last), cjson.encode(entry))
   end
-  call('HINCRBY', POOL, 'adapters', 1)
-  call('HSET', POOL, 'shrunk', 0) -- requests may wait that name the old id: the sweep looks at the queue
   return true
 end
 
