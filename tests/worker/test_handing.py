@@ -178,7 +178,7 @@ def test_what_is_not_there_is_refused(folder: Path) -> None:
 
 
 def test_a_pull_that_does_not_fit_the_engine_is_reported(folder: Path) -> None:
-    """The other engine has said it, so the rank goes on, and the row is none that may run."""
+    """The other engine has said it, so the rank goes on, and the row may not run."""
     both = pair(folder)
     held = both.begin([5, 6, 7, 8, 9], 1)
     handed = pb.Handed(epoch=EPOCH, claim=held.claim, row=1, positions=5, sources=[both.source] * 2)

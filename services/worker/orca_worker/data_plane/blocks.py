@@ -103,7 +103,7 @@ class BlockServer:
                 log.info("blocks were not taken: %s", error)
 
     def _greeted(self, connection: socket.socket) -> Asked | None:
-        """What a connection asks for; None: it does not know the secret. Raises OSError, Unavailable,
+        """Reads the question of a connection. None: it does not know the secret. Raises OSError, Unavailable,
         UnicodeDecodeError."""
         try:
             connection.settimeout(GREETING)
