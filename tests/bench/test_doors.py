@@ -225,7 +225,7 @@ async def test_no_server_there() -> None:
 
 
 async def test_more_requests_than_the_server_takes_calls() -> None:
-    """A server counts a call for a moment longer than its client. What it refuses for that is asked again."""
+    """A server counts a call for a moment longer than its client. A call that it refuses for that is made again."""
 
     class Orca(OrcaServicer):
         async def GetModel(self, request: pb.GetModelRequest, context: object) -> pb.GetModelResponse:  # noqa: N802

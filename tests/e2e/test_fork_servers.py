@@ -21,7 +21,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Running]:
-    """One for all tests, whose fork servers import by themselves. What each test kills is there again when it ends."""
+    """One for all tests, whose fork servers import by themselves. Processes that a test kills are back when it ends."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(of_stack, "begin", begin)
         async with running(tmp_path_factory.mktemp("forks") / "run", DEMO_MODEL, tp=2, pp=2, endpoints=2) as started:

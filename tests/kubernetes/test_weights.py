@@ -124,7 +124,7 @@ async def test_kills_during_updates(
 async def test_a_pod_that_is_lost_while_the_only_engine_finishes(
     releases: Releases, models: list[tuple[Known, Known]], pauses: Pauses
 ) -> None:
-    """It comes back with the new model. What has tokens of the old one waits, and a rollback lets it go on."""
+    """It comes back with the new model. Requests with tokens of the old model wait, and a rollback lets them go on."""
     orca = await releases.get(TWO_PODS | OTHER | {"engine.count": 1})
     key = f"{Keys(f'{orca.cluster.namespace}.{orca.name}').prefix}engine:engine-0"
 

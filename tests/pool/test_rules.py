@@ -565,7 +565,7 @@ async def an_engine_that_finishes_begins_nothing(lab: Lab) -> None:
     assert list(await lab.claim("h")) == ["b"]
 
 
-@rule("same_weights, hinted", "prelude", " and suits(tied, engine, mine, finishing) and decodes", " and decodes")
+@rule("same_weights, hinted", "prelude", "suits(tied, engine, mine, finishing) and decodes", "decodes")
 async def the_hint_goes_to_an_engine_that_may_take_it(lab: Lab) -> None:
     claim = await of_two_weights(lab)
     assert list(await lab.claim("g", slots=40)) == []

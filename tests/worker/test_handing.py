@@ -156,7 +156,7 @@ def floor(size: int) -> float:
         with sending, receiving:
             began = time.monotonic()
             threading.Thread(target=sending.sendall, args=[bytes(size)], daemon=True).start()
-            receive(receiving, size)
+            receive(receiving, size, began + 30)
             return time.monotonic() - began
 
 
@@ -358,8 +358,9 @@ class Faulty:
         while True:
             connection, _ = self._listening.accept()
             with connection:
-                _, epoch, row, claim, positions, size = ASKED.unpack(receive(connection, ASKED.size))
-                asked = Asked(epoch, row, claim, positions, receive(connection, size).decode())
+                until = time.monotonic() + 30
+                _, epoch, row, claim, positions, size = ASKED.unpack(receive(connection, ASKED.size, until))
+                asked = Asked(epoch, row, claim, positions, receive(connection, size, until).decode())
                 connection.sendall(ANSWER.pack(SERVED, 0) + self._harmed(asked))
 
     def _harmed(self, asked: Asked) -> bytes:

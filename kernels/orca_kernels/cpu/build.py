@@ -64,10 +64,15 @@ def sets() -> dict[str, InstructionSet]:
     return {**special, "portable": PORTABLE}
 
 
+def flags_of(cpuinfo: str) -> set[str]:
+    """The flags of a processor, by the text of /proc/cpuinfo."""
+    lines = (line.partition(":") for line in cpuinfo.splitlines())
+    return next((set(value.split()) for key, _, value in lines if key.strip() == "flags"), set[str]())
+
+
 def of_processor(cpuinfo: str) -> list[str]:
     """Those of a processor, by the text of /proc/cpuinfo, the best first."""
-    lines = (line.partition(":") for line in cpuinfo.splitlines())
-    has = next((set(value.split()) for key, _, value in lines if key.strip() == "flags"), set[str]())
+    has = flags_of(cpuinfo)
     return [isa for isa, one in sets().items() if has.issuperset(one.needs)]
 
 

@@ -227,6 +227,11 @@ def unreadable(problem: str) -> InvalidArgument:
     return InvalidArgument("message", problem, reason=ErrorReason.UNREADABLE_MESSAGE)
 
 
+def reason_of(error: Exception) -> str:
+    """An error as a sentence, for logs and other processes. Ours are sentences already."""
+    return str(error) if isinstance(error, OrcaError) else f"{type(error).__name__}: {error}"
+
+
 def internal(error: Exception) -> Internal:
     """The answer to a bug: the log line and the client's sentence share a trace id."""
     context = trace.get_current_span().get_span_context()

@@ -293,9 +293,7 @@ class CommitRow(NamedTuple):
     tops: bytes = b""
     prompt: bytes = b""
     cached: int = 0  # tokens of the prompt that were not computed, as the pool keeps it with token 0
-    handed: bytes = (
-        b""  # where its keys and values are (Handed of worker.proto): an engine that decodes goes on with it
-    )
+    handed: bytes = b""  # Handed of worker.proto: an engine that decodes goes on with it, and finds its blocks there
 
 
 class CommitAnswer(NamedTuple):

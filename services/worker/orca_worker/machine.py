@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orca_common.errors import FailedPrecondition
-from orca_kernels.cpu.build import built
+from orca_kernels.cpu.build import built, flags_of
 
 if TYPE_CHECKING:
     import torch
@@ -64,8 +64,7 @@ def on_gpu(device: str) -> bool:
 
 def multiplies_bfloat16() -> bool:
     """Whether this CPU has an instruction for products of bfloat16."""
-    flags = CPUINFO.read_text().partition("flags")[2].partition("\n")[0].split()
-    return not {"amx_bf16", "avx512_bf16"}.isdisjoint(flags)
+    return not {"amx_bf16", "avx512_bf16"}.isdisjoint(flags_of(CPUINFO.read_text()))
 
 
 def kernels_needed(device: str, kernels: str) -> bool:

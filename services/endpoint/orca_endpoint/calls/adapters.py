@@ -123,9 +123,7 @@ class ServedAdapters:
             raise InvalidArgument("lora_path", f"must be at most {MAX_FOLDER} printable characters")
         try:
             if parse_adapter(f"{name}={folder}") != (name, Path(folder)):
-                raise InvalidArgument(
-                    "lora_name", "must have no '=' and no spaces at its ends, nor the folder any there"
-                )
+                raise InvalidArgument("lora_name", "must have no '=', and neither it nor lora_path spaces at an end")
             check_names((Adapter(name, Path(folder)),), self._model, self._settings.others)
         except FailedPrecondition as error:
             raise InvalidArgument("lora_name", str(error).removeprefix("adapters: ")) from None
@@ -134,7 +132,8 @@ class ServedAdapters:
             raise self._of_settings(name)
         if adapter == TAKEN:
             raise InvalidArgument("lora_name", f"{name!r} is loaded already; load_inplace replaces it")
-        give_up, loop = asyncio.get_running_loop().time() + LOAD_SECONDS, asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
+        give_up = loop.time() + LOAD_SECONDS
         while True:
             table = await self._pool.adapters(about=adapter)
             if adapter not in table.entries or table.entries[adapter].state == "retired":

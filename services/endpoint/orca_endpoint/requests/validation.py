@@ -159,12 +159,8 @@ class Validator:
             show_special_tokens=request.show_special_tokens,
             tool_syntax=syntax.name if syntax is not None and request.chat.tool_choice != TOOL_CHOICE_NONE else "",
         )
-        return Work(
-            record,
-            body_digest(request, request.model if adapter else ""),
-            attempt,
-            () if form is None else form.left_out,
-        )
+        digest = body_digest(request, request.model if adapter else "")
+        return Work(record, digest, attempt, () if form is None else form.left_out)
 
     def resume(self, request: ResumeRequest) -> int:
         """Checks a ResumeRequest and returns its attempt. Raises InvalidArgument."""

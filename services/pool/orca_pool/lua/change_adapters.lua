@@ -9,16 +9,15 @@
 -- An entry is an adapter's name, folder, state, source ('setting' or 'load'), the moment `at` of its last change, and the
 -- fingerprint of its files, '' until an engine has read them. It is `pending` until an engine has it, `current`, and then
 -- `retired`: requests go on with it. Its id is the name with a number that was never given before.
-local what, time, made = ARGV[1], now(), {}
+local what, made = ARGV[1], {}
 local entries, page = {}, call('HGETALL', ADAPTERS)
 for i = 1, #page, 2 do
   entries[page[i]] = cjson.decode(page[i + 1])
 end
 
 local function write(id, entry, state)
-  entry.state, entry.at = state, int(time)
   entries[id] = entry
-  call('HSET', ADAPTERS, id, cjson.encode(entry))
+  put_adapter(id, entry, state)
   call('HINCRBY', POOL, 'adapters', 1)
 end
 
@@ -32,7 +31,6 @@ local function retire(id)
     return
   end
   write(id, entries[id], 'retired')
-  call('HSET', POOL, 'retired', int(time + ADAPTER_GRACE))
 end
 
 -- Retires an adapter that has this name, in one of the states; nil: in all.
@@ -46,9 +44,7 @@ end
 
 local function add(name, folder, source)
   retire_named(name, 'pending')
-  local last = number(call('HGET', POOL, 'adapter'))
-  call('HSET', POOL, 'adapter', int(last))
-  local id = name .. '@' .. int(last)
+  local id = new_adapter_id(name)
   write(id, { name = name, folder = folder, source = source, print = '' }, 'pending')
   made[#made + 1] = id
 end

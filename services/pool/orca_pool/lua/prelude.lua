@@ -168,6 +168,23 @@ local function gone_on_with(mine)
   return waited_for
 end
 
+-- An id for an adapter of this name, which was never given before.
+local function new_adapter_id(name)
+  local last = int(number(call('HGET', POOL, 'adapter')))
+  call('HSET', POOL, 'adapter', last)
+  return name .. '@' .. last
+end
+
+-- Keeps the entry of an adapter, in its new state. A retired one is forgotten when no endpoint names it any more.
+local function put_adapter(id, entry, state)
+  local time = now()
+  entry.state, entry.at = state, int(time)
+  call('HSET', ADAPTERS, id, cjson.encode(entry))
+  if state == 'retired' then
+    call('HSET', POOL, 'retired', int(time + ADAPTER_GRACE))
+  end
+end
+
 -- What an engine may take: its weights, whether it begins nothing, because it finishes or no engine would go on with it, and
 -- whether it decodes: then it takes what another engine has handed over, and no other engine does.
 local function taste(engine)
@@ -283,11 +300,13 @@ end
 local function hint_waiting(slots, tied, only, handed)
   local asking = call('ZRANGE', ASKING, '+inf', slots, 'BYSCORE', 'REV')
   for _, engine in ipairs(asking) do
-    local mine, finishing, decodes = taste(engine)
-    if (not only or engine == only) and suits(tied, engine, mine, finishing) and decodes == (handed or false) then
-      call('ZREM', ASKING, engine)
-      hint(engine, '')
-      return true
+    if not only or engine == only then
+      local mine, finishing, decodes = taste(engine)
+      if suits(tied, engine, mine, finishing) and decodes == (handed or false) then
+        call('ZREM', ASKING, engine)
+        hint(engine, '')
+        return true
+      end
     end
   end
 end

@@ -182,12 +182,12 @@ local function submit(id, record, body_digest, max_tokens, upfront, deadline_in,
     call('ZADD', TAGS, int(tag), tenant)
     call('ZREMRANGEBYRANK', TAGS, 0, -MOST_TAGS - 1)
   end
-  local deadline = deadline_in == '' and '' or int(time + deadline_in)
+  local deadline, tied = deadline_in == '' and '' or int(time + deadline_in), adapter == '' and '' or '/' .. adapter
   call('HSET', key, 'record', record, 'digest', body_digest, 'max_tokens', max_tokens, 'grace', grace,
     'upfront', upfront, 'order', int(order), 'class', class, 'state', 'waiting', 'claim', '', 'engine', '',
     'endpoint', endpoint, 'attempt', attempt, 'closed', '0', 'losses', '0', 'loss_at', '-1', 'reason', '0', 'final', '0', 'deadline', deadline, 'detach_at', '',
     'engines', '', 'new', new, 'tenant', tenant, 'submitted', int(time), 'queued_at', int(time), 'taken_at', '0', 'claimed_at', '0', 'first_token', '0',
-    'finished', '0', 'weights', adapter == '' and '' or '/' .. adapter)
+    'finished', '0', 'weights', tied)
   if adapter ~= '' then
     call('SADD', USES .. adapter, id)
   end
@@ -199,7 +199,7 @@ local function submit(id, record, body_digest, max_tokens, upfront, deadline_in,
     set_due(id, deadline, '')
   end
   local only = keys ~= '' and note_prefix(id, keys)
-  if not hint_waiting(upfront, adapter == '' and '' or '/' .. adapter, only) and makes_room then
+  if not hint_waiting(upfront, tied, only) and makes_room then
     hint(makes_room, '')
   end
   return { '', before + 1, own_wait and int(own_wait) or '', 0, '', '', '', '', '', '0', '0', int(time), '0', '0', '0' }

@@ -14,13 +14,13 @@ local function written_over(id, entry, print, why)
       return false
     end
   end
-  local last = number(call('HGET', POOL, 'adapter'))
-  call('HSET', POOL, 'adapter', int(last), 'shrunk', 0) -- requests may wait that name the old id: the sweep looks at the queue
+  local new = new_adapter_id(entry.name)
+  call('HSET', POOL, 'shrunk', 0) -- requests may wait that name the old id: the sweep looks at the queue
   call('HINCRBY', POOL, 'adapters', 1)
   call('HDEL', ADAPTERS, id)
   if entry.state == 'current' then
-    entry.at, entry.print = int(now()), print
-    call('HSET', ADAPTERS, entry.name .. '@' .. int(last), cjson.encode(entry))
+    entry.print = print
+    put_adapter(new, entry, 'current')
   end
   return true
 end
@@ -29,7 +29,7 @@ local engine, owner, term = unpack(ARGV)
 if fenced(engine, owner, term) then
   return false
 end
-local time, key, lost = now(), HAS .. engine, false
+local key, lost = HAS .. engine, false
 call('DEL', key)
 for i = 4, #ARGV, 3 do
   local id, print, why = ARGV[i], ARGV[i + 1], ARGV[i + 2]
@@ -47,13 +47,11 @@ for i = 4, #ARGV, 3 do
       for j = 1, #page, 2 do
         local other = cjson.decode(page[j + 1])
         if other.name == entry.name and other.state == 'current' then
-          other.state, other.at = 'retired', int(time)
-          call('HSET', ADAPTERS, page[j], cjson.encode(other))
-          call('HSET', POOL, 'retired', int(time + ADAPTER_GRACE))
+          put_adapter(page[j], other, 'retired')
         end
       end
-      entry.state, entry.at, entry.print = 'current', int(time), print
-      call('HSET', ADAPTERS, id, cjson.encode(entry))
+      entry.print = print
+      put_adapter(id, entry, 'current')
       call('HINCRBY', POOL, 'adapters', 1)
     end
   elseif entry then

@@ -331,8 +331,7 @@ class Core:
                 for claim in event.claims:
                     if claim in self._claims:
                         self._end(self._claims[claim])
-                    elif claim in self._kept:
-                        self._release(self._kept.pop(claim))
+                self._let_go(event.claims)
             case BatchReturned():
                 actions += self._returned(event)
             case Drain():
@@ -344,9 +343,7 @@ class Core:
             case Pulled():
                 actions += self._pulled(event)
             case LetGo():
-                for claim in event.claims:
-                    if claim in self._kept:
-                        self._release(self._kept.pop(claim))
+                self._let_go(event.claims)
         batches: list[Action] = []
         if self.role is Role.DECODE:
             batches += self._begin_pulls()
@@ -578,6 +575,12 @@ class Core:
             request.in_order = False  # it runs no more, and others do
         handed = tuple(HandedOver(r.claim, r.row, r.computed) for r in leaving if r.row is not None)
         return [HandOver(handed)] if handed else []
+
+    def _let_go(self, claims: Iterable[int]) -> None:
+        """Frees the rows of those that were handed over."""
+        for claim in claims:
+            if claim in self._kept:
+                self._release(self._kept.pop(claim))
 
     def _begin_pulls(self) -> list[Action]:
         """Rows for requests whose keys and values another engine has, in the policy's order, as far as slots are free.

@@ -784,9 +784,9 @@ class EngineMaster:
 
     def _hand_over(self, action: HandOver) -> None:
         """Tells the pool, with the next commit, where these requests' keys and values are."""
+        here = partial(pb.Handed, engine=self.engine, epoch=self._epoch, sources=self._dialed.sources())
         for claim, row, positions in action.requests:
-            handed = pb.Handed(engine=self.engine, epoch=self._epoch, claim=claim, row=row, positions=positions)
-            handed.sources.extend(self._dialed.sources())
+            handed = here(claim=claim, row=row, positions=positions)
             self._ledger.outputs.hand_over(claim, handed.SerializeToString())
         claims = tuple(one.claim for one in action.requests)
         self._metrics.handed_over(len(claims))

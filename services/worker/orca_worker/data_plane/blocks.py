@@ -22,7 +22,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 from orca_common.address import split_address
-from orca_common.errors import FailedPrecondition, OrcaError, Unavailable
+from orca_common.errors import FailedPrecondition, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,6 @@ GREETING = 1.0  # seconds, until a connection has shown the secret and said what
 MOST = 64  # transfers at a time
 MOST_STRANGERS = 256  # connections at a time that have not shown the secret yet
 MOST_TEXT = 1024  # bytes of a layout, or of a refusal
-MOST_BLOCK = 1 << 30  # bytes of a block
 # What is asked: secret, epoch, row, claim, positions, bytes of the layout, which follows.
 ASKED = struct.Struct(f"<{SECRET}sQIQIH")
 REFUSED, SERVED = 0, 1
@@ -156,21 +155,16 @@ def pull(address: str, secret: bytes, asked: Asked, count: int, size: int) -> It
             yield Block(key, payload)
 
 
-def receive(connection: socket.socket, size: int, until: float | None = None) -> bytearray:
+def receive(connection: socket.socket, size: int, until: float) -> bytearray:
     """The next `size` bytes. Raises OSError, and Unavailable where the connection ends before, or when it is
     late: at `until`, by `time.monotonic`."""
     data = bytearray(size)
     view, got = memoryview(data), 0
     while got < size:
-        if until is not None and time.monotonic() > until:
+        if time.monotonic() > until:
             raise Unavailable("it took too long")
         more = connection.recv_into(view[got:])
         if not more:
             raise Unavailable("the connection ended before all was there")
         got += more
     return data
-
-
-def reason_of(error: Exception) -> str:
-    """Why a transfer failed, as a sentence."""
-    return str(error) if isinstance(error, OrcaError) else f"{type(error).__name__}: {error}"

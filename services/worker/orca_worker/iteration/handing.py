@@ -11,9 +11,9 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 
 from orca_common.block_keys import key_of, keys_of
-from orca_common.errors import FailedPrecondition, OrcaError, Unavailable
+from orca_common.errors import FailedPrecondition, OrcaError, Unavailable, reason_of
 
-from ..data_plane.blocks import Asked, Block, reason_of
+from ..data_plane.blocks import Asked, Block
 from .kv import KVManager
 from .rows import Rows
 

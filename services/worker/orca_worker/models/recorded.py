@@ -129,20 +129,21 @@ class RecordedFamily(Generic[C]):
             step = step_of(layout, parts)
         return (FORMATS[None] if layout.kept is None or step is None else CODED[layout.kept, step]), step
 
-    def _in_adapters(self, checkpoint: Checkpoint, recording: Recording) -> int:
-        """Numbers of a rank's slices of the adapters that are served beside the model."""
-        return sum(elements_of(read_adapter(one, self.prefix), recording) for one in checkpoint.adapters)
+    def _adapters(self, checkpoint: Checkpoint) -> list[AdapterFile]:
+        """The files of the adapters that are served beside the model."""
+        return [read_adapter(one, self.prefix) for one in checkpoint.adapters]
 
     def share(self, checkpoint: Checkpoint, place: Place, dtype: str) -> RankShare:
         config, item = self.read(checkpoint), ITEM_BYTES[dtype]
         of = self._recording(checkpoint, config, place)
         form, _ = self._format(checkpoint, of)
+        in_adapters = sum(elements_of(one, of) for one in self._adapters(checkpoint))
         return RankShare(
             place.stage,
             place.tensor_rank,
             place.layers(config.layers),
             of.slices,
-            weight_bytes=of.weight_bytes(item, form.bytes) + item * self._in_adapters(checkpoint, of),
+            weight_bytes=of.weight_bytes(item, form.bytes) + item * in_adapters,
             slot_bytes=item * of.slot_elements,
         )
 
@@ -188,11 +189,9 @@ class RecordedFamily(Generic[C]):
 
                 files = CodedFiles(checkpoint.folder, self.prefix, layout)
                 weights = CodedWeights(files, parts_of(recording), step, *here)
-        adapters = None
-        if checkpoint.adapters or checkpoint.adapters_folder:
-            files, others = [read_adapter(one, self.prefix) for one in checkpoint.adapters], checkpoint.adapters_folder
-            adapters = LowRanks(files, kind, device, others is not None)
-        in_adapters = kind.itemsize * self._in_adapters(checkpoint, recording)
+        added, others = self._adapters(checkpoint), checkpoint.adapters_folder is not None
+        adapters = LowRanks(added, kind, device, others) if added or others else None
+        in_adapters = kind.itemsize * sum(elements_of(one, recording) for one in added)
         check_memory(recording.weight_bytes(kind.itemsize, form.bytes) + in_adapters, device)
         if device.type == "cpu" and kernels_are_used(compute):
             from .cpu import StageOnCPU

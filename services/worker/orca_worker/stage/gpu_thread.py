@@ -15,7 +15,7 @@ from queue import Queue, SimpleQueue
 from typing import NamedTuple, TypeVar
 
 from orca.v1 import worker_pb2
-from orca_common.errors import OrcaError, Unavailable
+from orca_common.errors import Unavailable, reason_of
 
 from ..data_plane.plane import PeerLost
 from ..iteration.model import Output
@@ -153,7 +153,7 @@ class GpuThread:
             # The rank's memory cannot be trusted any more: the master hears why, and the process ends.
             self.failed = self._reported_failure = True
             log.exception("iteration failed", extra=where)
-            result.error = str(error) if isinstance(error, OrcaError) else f"{type(error).__name__}: {error}"
+            result.error = reason_of(error)
         else:
             self.iteration = result.number
             result.MergeFrom(made)
