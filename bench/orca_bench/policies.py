@@ -43,10 +43,10 @@ from .serve import warm_up
 
 POLICIES = (
     "paper",
-    "stall-free,positions=64",
-    "balanced,positions=64",
-    "balanced,positions=64,prefix=tenant",
-    "balanced,positions=64,prefix=tenant,drafts=ngram",
+    "stall-free,positions=128",
+    "balanced,positions=128",
+    "balanced,positions=128,prefix=tenant",
+    "balanced,positions=128,prefix=tenant,drafts=ngram",
 )
 SYSTEM, USER, ANSWER, TURNS = 96, 40, 40, 4  # tokens of a conversation's parts, and how many turns it has
 CONVERSATIONS, IN_TURN = 12, 8  # of `chat`, and requests of `copies` and `fresh`
@@ -60,7 +60,7 @@ async def paper(door: GrpcDoor, seed: int) -> tuple[list[Answer], list[Answer]]:
 
 async def long(door: GrpcDoor, seed: int) -> tuple[list[Answer], list[Answer]]:
     """Long prompts beside short ones."""
-    return await drawn(door, seed, 0.5, 24, LONG)
+    return await drawn(door, seed, 1.0, 60, LONG)
 
 
 async def chat(door: GrpcDoor, seed: int) -> tuple[list[Answer], list[Answer]]:
@@ -107,7 +107,7 @@ async def copies(door: GrpcDoor, seed: int) -> tuple[list[Answer], list[Answer]]
 
 async def saturated(door: GrpcDoor, seed: int) -> tuple[list[Answer], list[Answer]]:
     """The requests of `long`, all at once."""
-    load = load_of(0.5, 24, seed, LONG, vocabulary_of(door.vocab_size))
+    load = load_of(1.0, 60, seed, LONG, vocabulary_of(door.vocab_size))
     answers = await closed_case(door, [planned.request for planned in load])
     return answers, answers
 
