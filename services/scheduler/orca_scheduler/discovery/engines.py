@@ -1,4 +1,4 @@
-"""Which pods make which engine, and which make none (docs/design.md, "Discovery"). Pure."""
+"""Which pods make which engine, and which make none (docs/engines.md, "Discovery"). Pure."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

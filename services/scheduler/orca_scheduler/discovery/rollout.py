@@ -1,4 +1,4 @@
-"""Whose turn it is to get pods of a new revision, and how far it has come (docs/design.md, "Updates by engine"). Pure.
+"""Whose turn it is to get pods of a new revision, and how far it has come (docs/engines.md, "Updates by engine"). Pure.
 
 Every scheduler computes this from the same objects, so that at most one engine is down by a rollout, without a lock.
 """
