@@ -5,7 +5,7 @@ import re
 from orca_pool.link import NEEDED, too_old
 
 from .finding import Finding, counted, fault, listing, ok, unchecked, warning
-from .nodes import SKEW
+from .network import SKEW
 from .objects import at, by_component, containers, name_of, pod_template
 from .objects import replicas as pods_of
 from .snapshot import Redis, Snapshot, Unknown
@@ -44,35 +44,6 @@ def claimed(redis: object) -> bool:
         return True
     volumes = at(redis, "spec", "template", "spec", "volumes") or []
     return any("persistentVolumeClaim" in volume for volume in volumes)
-
-
-def claims(snapshot: Snapshot) -> list[Finding]:
-    """The volume claims that pods of the release mount are bound."""
-    assert not isinstance(snapshot.claims, Unknown)
-    wanted = {
-        f"{at(template, 'metadata', 'name')}-{name_of(workload)}-"
-        for workload in snapshot.release.of_kind("StatefulSet")
-        for template in at(workload, "spec", "volumeClaimTemplates") or []
-    }
-    named = {
-        str(at(volume, "persistentVolumeClaim", "claimName"))
-        for workload in snapshot.release.workloads().values()
-        for volume in at(pod_template(workload), "spec", "volumes") or []
-    }
-    ours = [
-        claim
-        for claim in snapshot.claims
-        if name_of(claim) in named or any(name_of(claim).startswith(stem) for stem in wanted)
-    ]
-    loose = [
-        f"{name_of(claim)} ({at(claim, 'status', 'phase')})"
-        for claim in ours
-        if at(claim, "status", "phase") != "Bound"
-    ]
-    if loose:
-        advice = "look at `kubectl describe pvc`: the storage class, the size, the access mode"
-        return [fault("claims", f"not bound: {listing(loose)}", advice)]
-    return [ok("claims", f"{counted(len(ours), 'volume claim')} bound")]
 
 
 def known(snapshot: Snapshot) -> Redis:
