@@ -33,8 +33,9 @@ log = logging.getLogger(__name__)
 
 EPILOG = "--max-batch-size 8 is also ORCA_MAX_BATCH_SIZE=8 in the environment, and max_batch_size = 8 in the file."
 
-# The settings of all services. A service defines only some of them, but all services of a release may share one
-# environment and one file, so only a name that no service knows is a mistake.
+# The settings of all services. An image holds one service, so the names cannot be collected from the classes at run
+# time. But all services of a release may share one environment and one file, so only a name that no service knows is a
+# mistake. tests/common/test_settings.py holds them equal to the classes'.
 NAMES = """
 adapters adapters_file adapters_folder advertise_host aging allow_volatile_redis api_keys api_keys_file block_size
 body_seconds call_buffer chat_tokens client_certificates comment_seconds config connection_age connection_idle
