@@ -1,4 +1,4 @@
-"""Gathers a snapshot of a release in a cluster. What cannot be read is noted with its reason, and is no error."""
+"""Gathers a snapshot of a release in a cluster. A failed read is noted with its reason, and raises no error."""
 
 import asyncio
 import json
@@ -164,4 +164,5 @@ async def redis_from(cluster: Cluster, pod: Object) -> Redis:
 def runs(pod: Object) -> bool:
     """Whether the container of a pod's service runs."""
     name = service_container(pod).get("name")
-    return any(status.get("name") == name and at(status, "state", "running") for status in at(pod, "status", "containerStatuses") or [])
+    statuses = at(pod, "status", "containerStatuses") or []
+    return any(status.get("name") == name and at(status, "state", "running") for status in statuses)

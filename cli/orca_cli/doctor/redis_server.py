@@ -70,7 +70,7 @@ def version(snapshot: Snapshot) -> list[Finding]:
 
 
 def replicas(snapshot: Snapshot) -> list[Finding]:
-    """As many replicas follow as there are, and at least as many as clients wait for (redis_replicas)."""
+    """All replicas follow, and at least as many as clients wait for (redis_replicas)."""
     redis = known(snapshot)
     release = snapshot.release
     waited = release.number("endpoint", "ORCA_REDIS_REPLICAS", 0)

@@ -156,7 +156,7 @@ class Settings(BaseSettings):
         return init_settings, env_settings, FileSource(settings_cls)
 
     def origins(self, arguments: Sequence[str]) -> dict[str, str]:
-        """Where each setting came from when it was loaded: a flag, a variable, the file or "default"."""
+        """The source of each setting when it was loaded: a flag, a variable, the file or "default"."""
         kind = type(self)
         return (
             dict.fromkeys(kind.model_fields, "default")
@@ -318,7 +318,7 @@ def _names_given(kind: type[Settings], flags: Mapping[str, Any], given: Mapping[
 
 
 class ConnectionSettings(Settings):
-    """What everything has that connects to others."""
+    """The settings of everything that connects to others."""
 
     heading = "every service"
 
@@ -327,7 +327,7 @@ class ConnectionSettings(Settings):
 
 
 class ServiceSettings(ConnectionSettings):
-    """What every service has."""
+    """The settings of every service."""
 
     heading = "every service"
 
@@ -357,7 +357,7 @@ class ServiceSettings(ConnectionSettings):
 
 
 class PoolSettings(ConnectionSettings):
-    """Where the request pool is."""
+    """The settings of the request pool."""
 
     heading = "request pool"
 

@@ -1,4 +1,4 @@
-"""What somebody probably meant by a name that is not known."""
+"""Suggestions for a name that is not known."""
 
 from collections.abc import Collection
 from difflib import get_close_matches

@@ -62,7 +62,7 @@ def unready(status_port: int) -> str:
 
 
 def weights() -> str:
-    """How the files of this worker's model have its weights; "" in other pods, and where they cannot be read."""
+    """Names the format of the weights in this worker's files; "" in other pods, and where they cannot be read."""
     if importlib.util.find_spec("orca_worker") is None:
         return ""
     from orca_common.checkpoint import read_checkpoint, resolve_model

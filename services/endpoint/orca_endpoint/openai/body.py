@@ -1,6 +1,6 @@
 """Bodies of HTTP requests as JSON, with nothing left over in silence.
 
-Whoever reads a field here gets InvalidArgument with the field's name for a value of another type.
+Readers raise InvalidArgument with the field's name for a wrong type.
 """
 
 import re

@@ -367,7 +367,7 @@ def _names(holders: Sequence[Stay], at: int, count: int) -> dict[str, int]:
 
 
 def _state_of(reason: str) -> str:
-    """How a request ended, as one word where there is one."""
+    """Names a request's end, by one word where there is one."""
     return {
         "LENGTH": "finished",
         "EOS": "finished",

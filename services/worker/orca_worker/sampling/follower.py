@@ -61,7 +61,7 @@ def mask_bytes(vocab_size: int) -> int:
 
 
 def place_of(slot: int, drafts: int, size: int) -> int:
-    """Where the mask of an answer lies that follows this number of drafts. size: of a mask."""
+    """The place of an answer's mask behind this number of drafts. size: of a mask."""
     return (drafts * SLOTS + slot) * size
 
 
