@@ -27,7 +27,7 @@ from pydantic_settings import (
 
 from . import logs
 from .environment import PREFIX
-from .spelling import meant
+from .spelling import suggestion
 
 log = logging.getLogger(__name__)
 
@@ -259,7 +259,7 @@ def heading_of(kind: type[Settings], name: str) -> str:
 def check_names(names: Iterable[str], known: Iterable[str], where: str = "") -> None:
     """Raises SystemExit for unknown names, with a sentence for each that says which known name is nearest."""
     known = set(known)
-    wrong = [f"{where}{name}: there is no such setting{meant(name, known)}" for name in names if name not in known]
+    wrong = [f"{where}{name}: there is no such setting{suggestion(name, known)}" for name in names if name not in known]
     if wrong:
         raise SystemExit("\n".join(wrong))
 
@@ -275,7 +275,7 @@ def unknown_variables(names: Iterable[str]) -> tuple[list[str], list[str]]:
     for name in sorted(name.upper() for name in names if name.upper().startswith(PREFIX)):
         rest = name.removeprefix(PREFIX)
         if rest not in known:
-            near = meant(rest, known, PREFIX)
+            near = suggestion(rest, known, PREFIX)
             if near:
                 misspelt.append(f"{name}: there is no such setting{near}")
             else:

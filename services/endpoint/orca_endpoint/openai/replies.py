@@ -21,7 +21,7 @@ from ..text.tool_calls import CallPart
 from .answer import Choice, headers_of, relaxed_header
 from .generations import calls_of, together
 from .request import Asked
-from .stream import Chunks, Stream, told
+from .stream import Chunks, Stream, chunked
 
 
 class Reply(Chunks):
