@@ -1,4 +1,4 @@
-"""What Redis spends on the request pool of 1 to 1,000 engines, and how many engines one core of it carries.
+"""Measures Redis's CPU time under the request pool of 1 to 1,000 engines, and how many engines a core carries.
 
     python -m orca_bench.pool [--cases 1,1,1 8,2,2 64,8,4 256,32,8 1000,100,10] [--seconds 4]
 

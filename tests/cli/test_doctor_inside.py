@@ -102,7 +102,10 @@ def test_why_a_service_is_not_ready() -> None:
 
 
 def test_a_worker_says_how_its_weights_are_in_the_files(tmp_path: Path) -> None:
-    for name, config in (("plain", {}), ("gptq", {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 32}})):
+    for name, config in (
+        ("plain", {}),
+        ("gptq", {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 32}}),
+    ):
         (tmp_path / name).mkdir()
         given = json.loads((DEMO_MODEL / "config.json").read_text()) | config
         (tmp_path / name / "config.json").write_text(json.dumps(given))

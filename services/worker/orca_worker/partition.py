@@ -113,7 +113,7 @@ def check_stages(layers: int, tensor_parallel: int, pipeline_parallel: int) -> N
 
 @dataclass(frozen=True)
 class RankShare:
-    """The part of a model that one rank of an engine holds."""
+    """One rank's part of a model."""
 
     stage: int
     tensor_rank: int

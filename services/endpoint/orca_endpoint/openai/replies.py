@@ -114,7 +114,7 @@ class Replies(Exchange, ABC, Generic[Q]):
                 await stream.end(None)
             else:
                 headers = more
-                async for accepted, _ in told(events, [choice], reply, name):
+                async for accepted, _ in chunked(events, [choice], reply, name):
                     headers = headers if accepted is None else {**headers_of(name, accepted), **more}
                 await answer.whole(JSONResponse(reply.whole(), headers=headers))
 
