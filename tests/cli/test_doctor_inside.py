@@ -34,8 +34,8 @@ def run(program: str, line: str = "", **variables: str) -> dict[str, Any]:
     return answer_of(ended.stdout)
 
 
-def reach(*targets: list[Any], status_port: int = 1, **variables: str) -> dict[str, Any]:
-    return run("reach.py", json.dumps({"targets": targets, "status_port": status_port}), **variables)
+def reach(*targets: list[Any], status_port: int = 1, model: str = "", **variables: str) -> dict[str, Any]:
+    return run("reach.py", json.dumps({"targets": targets, "status_port": status_port, "model": model}), **variables)
 
 
 @contextmanager
@@ -109,9 +109,9 @@ def test_a_worker_says_how_its_weights_are_in_the_files(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         given = json.loads((DEMO_MODEL / "config.json").read_text()) | config
         (tmp_path / name / "config.json").write_text(json.dumps(given))
-    assert reach(ORCA_MODEL=str(tmp_path / "plain"))["weights"] == "floating-point numbers"
-    assert "gptq" in reach(ORCA_MODEL=str(tmp_path / "gptq"))["weights"].lower()
-    assert reach(ORCA_MODEL="no/such/model")["weights"] == reach()["weights"] == ""
+    assert reach(model=str(tmp_path / "plain"))["weights"] == "floating-point numbers"
+    assert "gptq" in reach(model=str(tmp_path / "gptq"))["weights"].lower()
+    assert reach(model="no/such/model")["weights"] == reach()["weights"] == ""
 
 
 @pytest.mark.parametrize("kind", KINDS)

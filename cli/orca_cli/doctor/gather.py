@@ -113,7 +113,8 @@ async def one_inside(cluster: Cluster, release: Release, pod: Object, tried: Seq
     name, container = name_of(pod), str(service_container(pod).get("name"))
     targets = [[question.host, question.port] for question in tried]
     status_port = release.number(component_of(pod), "ORCA_STATUS_PORT", STATUS_PORT)
-    line = json.dumps({"targets": targets, "status_port": status_port})
+    model = release.settings("worker").get("ORCA_MODEL") if component_of(pod) == "worker" else None
+    line = json.dumps({"targets": targets, "status_port": status_port, "model": model or ""})
     printed = await cluster.run(name, container, "reach.py", line)
     said = answer_of(printed.text)
     found = [
