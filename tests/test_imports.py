@@ -173,13 +173,13 @@ RULES = [
         ),
     ),
     Rule(
-        "orca_bench -> the scheduler's pure core, journal and its memory, members and ledger, the endpoint's delivery, "
+        "orca_bench -> the scheduler's pure core, journal and its memory, and members, "
         "orca_worker, orca_kernels, orca_local, orca_lab, orca_client, orca_pool, orca_common, orca.v1; never orca_cli",
         "orca_bench",
         lambda i: ours(
             i,
             *("orca_bench", "orca_worker", "orca_kernels", "orca_local", "orca_lab", "orca_client", "orca_pool"),
-            *("orca_common", "orca.v1", "orca_endpoint.calls.delivery", "orca_scheduler.master.ledger"),
+            *("orca_common", "orca.v1"),
             *("orca_scheduler.master.journal", "orca_scheduler.master.recent"),
             *(f"orca_scheduler.{name}" for name in (*PURE, "ranks.members")),
         ),

@@ -9,7 +9,7 @@ which is not counted.
 The floor counts what an iteration cannot do without, with times of two cores with AVX2:
     b messages to clients, each with one token: 1.5 us each, the time to frame one
     (an endpoint that is late sends several tokens a message)
-    2 messages on the control lane: 70 us each, both sides (`orca_bench.lane`, the best of a busy machine)
+    2 messages on the control lane: 70 us each, both sides (the best of a busy machine)
     2 round trips to Redis, the commit and the read of the delivery stream: 20 us each on a bare transport
     Redis's own work: 3 commands a row, about 1 us each
 """

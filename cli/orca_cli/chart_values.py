@@ -48,7 +48,7 @@ class EngineValues:
         return replace(self, **{name: value for name, value in options.items() if value is not None})
 
     def settings(self) -> dict[str, Any]:
-        """As settings of `orca serve`. Raises FailedPrecondition when the checkpoint is not on this machine."""
+        """As settings of `orca serve`. Raises FailedPrecondition if the checkpoint is not on this machine."""
         if not self.source and self.model is None:
             raise FailedPrecondition(f"{ONE_SOURCE}; none is given")
         if self.model is None:
@@ -59,7 +59,7 @@ class EngineValues:
         return {"model": self.model, "tp": self.tp, "pp": self.pp, "dtype": self.dtype, "quantize": self.quantize}
 
     def shape(self) -> Shape:
-        """How each engine is formed. Raises FailedPrecondition with the chart's sentence."""
+        """The shape of each engine. Raises FailedPrecondition with the chart's sentence."""
         per_pod = self.gpus_per_pod or self.tp
         if self.tp % per_pod:
             raise FailedPrecondition(f"engine.gpusPerPod: {per_pod} is no divisor of tp, {self.tp}")

@@ -70,7 +70,7 @@ def followed(source: Path, engine: str | None) -> Iterator[tuple[Path, bytes]]:
         time.sleep(LOOK)
 
 
-def told(lines: Iterable[tuple[Path, bytes]]) -> Iterator[Read]:
+def described(lines: Iterable[tuple[Path, bytes]]) -> Iterator[Read]:
     """Reads lines: when each was written, and what it says. Lines of one file follow each other."""
     names: dict[int, str] = {}
     moments: dict[Path, int] = {}  # from a file's events to the wall's clock, ns

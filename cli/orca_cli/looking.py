@@ -184,7 +184,7 @@ def _engine(name: str, trouble: str | None, before: Look, now: Look) -> EngineSi
 
 
 def rate(before: Look, now: Look, metric: str) -> float:
-    """How fast a counter grows, a second."""
+    """A counter's growth, a second."""
     return max(now.value(metric) - before.value(metric), 0.0) / max(now.at - before.at, 1e-3)
 
 

@@ -345,7 +345,7 @@ def journal(
         files = journals.journals(place, engine)
         written = ((path, line) for path in files for line in journals.written(path))
         lines = journals.followed(place, engine) if follow else written
-        journals.show(journals.told(lines), as_json, last, request)
+        journals.show(journals.described(lines), as_json, last, request)
     except KeyboardInterrupt:
         raise typer.Exit(0) from None
     except OrcaError as error:

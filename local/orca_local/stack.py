@@ -473,7 +473,7 @@ class Stack:
         """The largest batch, of those measured, with which requests that come together end soonest on average.
 
         Where an instruction multiplies bfloat16, more rows take little longer: 32 answers took 0.53 s in one batch and
-        0.33 to 1.30 s in four of 8 (AMX; docs/bench.md). With AVX2 they took 3.45 s, and 1.13 to 4.50 s.
+        0.33 to 1.30 s in four of 8 (AMX; docs/results/2026-11.md). With AVX2 they took 3.45 s, and 1.13 to 4.50 s.
         """
         asked = self._settings.max_batch_size
         if asked is not None:

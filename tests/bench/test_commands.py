@@ -16,23 +16,7 @@ NUMBER = r"[\d.,]+"
             "control_plane --batches 1,3 --seconds 0.5",
             [rf"batch   {b}: +{NUMBER} us CPU per iteration .*endpoint {NUMBER}, rank .*tokens/s" for b in (1, 3)],
         ),
-        ("commit 2x1", [rf"2 rows to 1 endpoints: commit {NUMBER} \({NUMBER}\), floor {NUMBER} .*round trip {NUMBER}"]),
         ("rank --batch 2", [rf"batch 2: rank's CPU {NUMBER} us an iteration; round trip median {NUMBER} us"]),
-        (
-            "neighbour --batch 2 --rounds 1 --seconds 0.3",
-            [rf"alone {NUMBER} ms an iteration, beside the neighbour {NUMBER}; it took {NUMBER} ms of each: lost "],
-        ),
-        (
-            "hops --stages 2 --seconds 0.005 --tokens 20",
-            [
-                rf"control message, stage 0 to 1 +p50 +{NUMBER} ms   p99 +{NUMBER} ms",
-                # the data may arrive before its sender notes that it was sent
-                rf"data, stage 0 to 1, while stage 1 waits +p50 +-?{NUMBER} ms",
-                rf"tokens to the master, its next message to stage 0 +p50 +{NUMBER} ms",
-                rf"an iteration, all ranks: control {NUMBER} bytes, data {NUMBER} bytes",
-                *(rf"stage {n}: busy {NUMBER}%, waiting for upstream" for n in range(2)),
-            ],
-        ),
     ],
     ids=lambda value: value.split()[0] if isinstance(value, str) else "",
 )

@@ -14,11 +14,10 @@ from helm_python import Chart
 from orca_cli.doctor.access import needed
 from orca_cli.doctor.network import DNS, questions
 from orca_cli.doctor.objects import Release, at, component_of, name_of, pod_template, replicas
-from orca_cli.doctor.snapshot import Attempt, Inside, Redis, Renewal, Server, Snapshot
+from orca_cli.doctor.snapshot import Attempt, Inside, Redis, Snapshot
 
 CHART = Path(__file__).parents[2] / "helm"
 GPUS = {"model": {"path": "/models/m"}, "engine": {"tp": 2, "pp": 2, "count": 2}, "image": {"tag": "1.2.3"}}
-NOW = 1_800_000_000.0
 REVISION = "orca-worker-7d4f"
 REDIS = Redis(
     "orca-endpoint-0", "redis", "7.0.15", "master", 0, "yes", "always", "ok", 0, "noeviction", 2**20, False, 1e-4, 0
@@ -29,18 +28,6 @@ def chart_text(values: dict[str, Any], name: str = "orca") -> str:
     """What `helm template` prints, without the pods of `helm test`."""
     found = Chart.load(str(CHART)).render(values, name=name, namespace="serving")
     return "\n---\n".join(text for path, text in found.items() if path.endswith(".yaml"))
-
-
-def node(name: str, **labels: str) -> dict[str, Any]:
-    return {
-        "kind": "Node",
-        "metadata": {"name": name, "labels": labels},
-        "spec": {},
-        "status": {
-            "allocatable": {"cpu": "64", "memory": "512Gi", "pods": "110", "nvidia.com/gpu": "8"},
-            "conditions": [{"type": "Ready", "status": "True"}],
-        },
-    }
 
 
 def pod(workload: Any, number: int) -> dict[str, Any]:
@@ -78,8 +65,6 @@ def settle(objects: list[dict[str, Any]]) -> None:
         thing["metadata"] |= {"uid": f"uid of {name_of(thing)}", "generation": 1}
         if thing["kind"] == "StatefulSet":
             thing["status"] = {"observedGeneration": 1, "updateRevision": REVISION}
-        if thing["kind"] == "PodDisruptionBudget":
-            thing["status"] = {"disruptionsAllowed": 1, "currentHealthy": 2, "expectedPods": 2}
 
 
 def healthy(values: dict[str, Any] | None = None) -> Snapshot:
@@ -111,23 +96,15 @@ def observed(values: str) -> Snapshot:
                 for question in tried[name_of(one)]
             ),
             "",
-            "13.0",
+            "GGUF, F32 and Q8_0" if component_of(one) == "worker" else "",
         )
         for one in pods
         if name_of(one) in tried
     ]
-    labels = {"nvidia.com/cuda.runtime.major": "13", "nvidia.com/gpu.product": "NVIDIA-H100"}
-    claim = {"metadata": {"name": "data-orca-redis-0"}, "status": {"phase": "Bound"}}
     return Snapshot(
         release=found,
-        server=Server("v1.34.10", 0.005),
         allowed=dict.fromkeys(needed(), True),
-        nodes=(node("node-a", **labels), node("node-b", **labels)),
-        renewals=(Renewal("node-a", NOW + 0.2, NOW, NOW + 5), Renewal("node-b", NOW + 0.9, NOW, NOW + 5)),
         pods=pods,
-        placed=pods,
-        warnings=(),
-        claims=(claim,),
         inside=tuple(inside),
         redis=REDIS,
     )
@@ -143,4 +120,4 @@ def edited(snapshot: Snapshot, edit: Callable[[dict[str, Any]], None], of: Calla
     for thing in chosen:
         assert isinstance(thing, dict)
         edit(thing)
-    return replace(snapshot, release=release, pods=pods, placed=pods)
+    return replace(snapshot, release=release, pods=pods)

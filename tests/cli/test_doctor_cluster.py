@@ -9,8 +9,7 @@ from orca_cli.doctor.cluster import Cluster
 from orca_cli.doctor.examine import examine
 from orca_cli.doctor.finding import Level
 from orca_cli.doctor.gather import gather
-from orca_cli.doctor.objects import name_of
-from orca_cli.doctor.snapshot import Server, Unknown
+from orca_cli.doctor.snapshot import Unknown
 from orca_common.errors import Unavailable
 
 pytestmark = pytest.mark.skipif("KUBECONFIG" not in os.environ, reason="KUBECONFIG names no cluster")
@@ -24,11 +23,6 @@ async def cluster() -> AsyncIterator[Cluster]:
 
 async def test_a_cluster_without_a_release(cluster: Cluster) -> None:
     snapshot = await gather(cluster, "no-such-release", None)
-    assert isinstance(snapshot.server, Server)
-    assert snapshot.server.version.startswith("v1.")
-    assert not isinstance(snapshot.nodes, Unknown)
-    assert not isinstance(snapshot.renewals, Unknown)
-    assert {renewal.node for renewal in snapshot.renewals} == {name_of(node) for node in snapshot.nodes}
     assert not isinstance(snapshot.allowed, Unknown)
     assert not any(snapshot.allowed.values()), "the default account of kube-system may not drive workers"
     assert (snapshot.pods, snapshot.inside, snapshot.unseen) == ((), (), {})

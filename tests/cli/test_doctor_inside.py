@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from orca_cli.doctor.inside.ask_redis import facts
 from orca_cli.doctor.snapshot import Redis
 from orca_common.errors import Unavailable
 from orca_common.service import StatusPort
+from orca_local.stack import DEMO_MODEL
 
 
 def run(program: str, line: str = "", **variables: str) -> dict[str, Any]:
@@ -32,8 +34,8 @@ def run(program: str, line: str = "", **variables: str) -> dict[str, Any]:
     return answer_of(ended.stdout)
 
 
-def reach(*targets: list[Any], status_port: int = 1, **variables: str) -> dict[str, Any]:
-    return run("reach.py", json.dumps({"targets": targets, "status_port": status_port}), **variables)
+def reach(*targets: list[Any], status_port: int = 1, model: str = "", **variables: str) -> dict[str, Any]:
+    return run("reach.py", json.dumps({"targets": targets, "status_port": status_port, "model": model}), **variables)
 
 
 @contextmanager
@@ -99,10 +101,17 @@ def test_why_a_service_is_not_ready() -> None:
     assert reach()["unready"] == ""
 
 
-def test_the_cuda_of_torch_is_found_without_importing_it() -> None:
-    import torch.version
-
-    assert reach()["cuda"] == (torch.version.cuda or "")
+def test_a_worker_says_how_its_weights_are_in_the_files(tmp_path: Path) -> None:
+    for name, config in (
+        ("plain", {}),
+        ("gptq", {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 32}}),
+    ):
+        (tmp_path / name).mkdir()
+        given = json.loads((DEMO_MODEL / "config.json").read_text()) | config
+        (tmp_path / name / "config.json").write_text(json.dumps(given))
+    assert reach(model=str(tmp_path / "plain"))["weights"] == "floating-point numbers"
+    assert "gptq" in reach(model=str(tmp_path / "gptq"))["weights"].lower()
+    assert reach(model="no/such/model")["weights"] == reach()["weights"] == ""
 
 
 @pytest.mark.parametrize("kind", KINDS)

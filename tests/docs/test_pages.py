@@ -66,7 +66,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_citations_in_the_code_name_pages_and_titles() -> None:
-    """`docs/design.md, "Verdicts"` in a comment: the page is there, and one of its titles begins so."""
+    """`docs/engines.md, "Verdicts"` in a comment: the page is there, and one of its titles begins so."""
     broken = []
     for file in files():
         for found in CITED.finditer(file.read_text()):

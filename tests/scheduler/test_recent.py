@@ -25,7 +25,7 @@ from orca_scheduler.core.request import Arrival, Reason
 from orca_scheduler.core.selection import Stop
 from orca_scheduler.lifecycle.events import Confirmed, Say, Suspected
 from orca_scheduler.lifecycle.suspicions import Kind, Suspicion
-from orca_scheduler.live import told
+from orca_scheduler.live import event_of
 from orca_scheduler.master.journal import Journal
 from orca_scheduler.master.recent import LASTING, OVERHEAD, SECTIONS, STEPS, Kept, Recent
 
@@ -54,7 +54,7 @@ def test_tokens_are_told_only_where_prompts_may_be_shown(show: bool) -> None:
     recent = Recent(1 << 20)
     journal(recent).core_step(*returned(1))
     (kept,) = recent.after(0, failures_alone=False)
-    line = told(kept, show)
+    line = event_of(kept, show)
     assert (str(SECRET) in json.dumps(line)) == show
     assert (line["engine"], line["term"]) == ("engine-0", 1)
     commit, batch = (fields for _, fields in line["line"]["actions"])
@@ -70,7 +70,7 @@ def test_what_requests_begin_with_is_told_only_where_prompts_may_be_shown(show: 
     arrival = Arrival(4, 4, 17, 3, prefix=keys, tail=(SECRET,))
     journal(recent).core_step(Arrived(1.0, (arrival,)), [])
     (kept,) = recent.after(0, failures_alone=False)
-    line = told(kept, show)
+    line = event_of(kept, show)
     assert [secret in json.dumps(line) for secret in (str(SECRET), keys[1])] == [show, show]
     (request,) = line["line"]["event"][1]["requests"]
     assert (request["claim"], request["input_tokens"]) == (4, 17)
@@ -161,7 +161,7 @@ def test_a_note_for_memory_alone_is_in_no_file(tmp_path: Any) -> None:
     written.close()
     assert str(SECRET) not in path.read_text()
     (kept,) = recent.after(0, failures_alone=False)
-    assert told(kept, True)["line"] == {"note": {"texts": {"4": [[SECRET], []]}}}
+    assert event_of(kept, True)["line"] == {"note": {"texts": {"4": [[SECRET], []]}}}
 
 
 def test_a_reader_gets_all_that_may_have_come_since_a_moment() -> None:

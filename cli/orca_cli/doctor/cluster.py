@@ -5,10 +5,9 @@ import json
 import logging
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Self
@@ -89,20 +88,13 @@ class Cluster:
             await cluster._client.close()
             await cluster._streams.close()
 
-    async def get(self, path: str, **query: str) -> tuple[Any, float]:
-        """A resource, and the server's clock when it answered, in seconds since 1970."""
+    async def get(self, path: str, **query: str) -> Any:
+        """A resource."""
         return await self._call("GET", path, query)
-
-    async def last_line(self, pod: str, container: str) -> str:
-        """The last line that a container logged before it was last restarted."""
-        path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}/log"
-        query = {"container": container, "previous": "true", "tailLines": "3"}
-        text, _ = await self._call("GET", path, query, read=lambda text: text.decode(errors="replace"))
-        return next((line for line in reversed(text.splitlines()) if line.strip()), "")
 
     async def list(self, path: str, kind: str, **query: str) -> tuple[Object, ...]:
         """The objects of a list. `kind`: theirs, which the server leaves out of a list's items."""
-        found, _ = await self.get(path, **query)
+        found = await self.get(path, **query)
         return tuple({"kind": kind, **thing} for thing in found["items"])
 
     async def may(self, user: str, verb: str, group: str, resource: str) -> bool:
@@ -114,7 +106,7 @@ class Cluster:
             "kind": "SubjectAccessReview",
             "spec": {"user": user, "groups": groups(user), "resourceAttributes": wanted},
         }
-        answer, _ = await self._call("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", {}, review)
+        answer = await self._call("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", {}, review)
         return bool(answer["status"]["allowed"])
 
     async def run(self, pod: str, container: str, program: str, line: str = "") -> Printed:
@@ -139,20 +131,18 @@ class Cluster:
         path: str,
         query: Mapping[str, str],
         body: Object | None = None,
-        read: Callable[[bytes], Any] = understood,
-    ) -> tuple[Any, float]:
+    ) -> Any:
         async with self._turns, bounded(ANSWER):
             call = await self._client.param_serialize(
                 method, path, query_params=list(query.items()), body=body, auth_settings=AUTH
             )
             response = await self._client.call_api(*call)
             text = await response.read()
-            date = response.headers.get("Date")
         if response.status >= 300:
             told = understood(text)
             said = str(told.get("message") if isinstance(told, dict) else response.reason)
             raise Unavailable(f"{response.status}, {said.partition(': User')[0]}")  # who asks is known to the reader
-        return read(text), parsedate_to_datetime(date).timestamp() if date else time.time()
+        return understood(text)
 
 
 def groups(user: str) -> Sequence[str]:

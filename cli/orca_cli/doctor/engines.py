@@ -1,21 +1,37 @@
-"""The engines: pods, ranks and GPUs fit together, and a rollout goes on."""
+"""The engines: pods, ranks, GPUs, weights and the workers' disruption budget fit together."""
 
-from orca_scheduler.discovery.engines import engines, spares, why_spare
-from orca_scheduler.discovery.pods import WorkerPod, WorkerSet, worker_pod, worker_set
-from orca_scheduler.discovery.rollout import progress
-from orca_scheduler.discovery.rollout import rollout as rolled
+from math import ceil
 
 from .finding import Finding, counted, fault, ok, unchecked, warning
-from .nodes import devices
-from .objects import Object, Release, at, condition, name_of, pod_template, quantity, replicas, service_container
-from .pods import known
-from .snapshot import Snapshot
+from .objects import (
+    Object,
+    Release,
+    amounts,
+    at,
+    containers,
+    matches,
+    name_of,
+    pod_template,
+    quantity,
+    replicas,
+    service_container,
+)
+from .snapshot import Snapshot, Unknown
 
 ENOUGH_SHM = 2**30  # bytes of /dev/shm that NCCL is commonly given; containers have 64 MiB by default
 
 
 def worker(release: Release) -> Object:
     return release.workload("worker") or {}
+
+
+def gpus(workload: Object) -> float:
+    """GPUs that a pod of a workload asks for; a limit without a request counts as one."""
+    asked = [
+        amounts(at(container, "resources", "limits")) | amounts(at(container, "resources", "requests"))
+        for container in containers(pod_template(workload))
+    ]
+    return sum(amount for resources in asked for name, amount in resources.items() if "/" in name)
 
 
 def whole(snapshot: Snapshot) -> list[Finding]:
@@ -43,7 +59,7 @@ def ranks(snapshot: Snapshot) -> list[Finding]:
     tp, pod = release.number("scheduler", "ORCA_TP", 1), release.ranks_per_pod
     started = release.number("worker", "ORCA_RANKS", 1)
     cpu = release.settings("worker").get("ORCA_DEVICE") == "cpu"
-    gpus = sum(devices(worker(release)).values())
+    asked = gpus(worker(release))
     findings = []
     if pod < 1 or tp % pod:
         said = f"the scheduler's ORCA_GPUS_PER_POD is {pod}, which does not divide ORCA_TP, {tp}"
@@ -51,13 +67,13 @@ def ranks(snapshot: Snapshot) -> list[Finding]:
     if started != pod:
         said = f"the scheduler expects {pod} ranks in a pod, ORCA_RANKS of the worker is {started}"
         findings.append(fault("ranks", said, "set both by engine.gpusPerPod: no engine forms like this"))
-    if not cpu and gpus != started:
-        said = f"a worker pod runs {started} ranks and asks for {gpus:g} GPUs"
+    if not cpu and asked != started:
+        said = f"a worker pod runs {started} ranks and asks for {asked:g} GPUs"
         findings.append(fault("ranks", said, "ask for one GPU for each rank, or set device: cpu"))
-    if cpu and gpus:
-        said = f"a worker pod asks for {gpus:g} GPUs and computes on the CPU"
+    if cpu and asked:
+        said = f"a worker pod asks for {asked:g} GPUs and computes on the CPU"
         findings.append(warning("ranks", said, "set device: cuda, or ask for none"))
-    return findings or [ok("ranks", f"{started} a pod, on {'the CPU' if cpu else f'{gpus:g} GPUs'}")]
+    return findings or [ok("ranks", f"{started} a pod, on {'the CPU' if cpu else f'{asked:g} GPUs'}")]
 
 
 def shared_memory(snapshot: Snapshot) -> list[Finding]:
@@ -70,7 +86,7 @@ def shared_memory(snapshot: Snapshot) -> list[Finding]:
     }
     volumes = [volume for volume in at(template, "spec", "volumes") or [] if volume.get("name") in mounts]
     memory = [at(volume, "emptyDir") for volume in volumes if at(volume, "emptyDir", "medium") == "Memory"]
-    together = release.number("worker", "ORCA_RANKS", 1) > 1 and bool(devices(worker(release)))
+    together = release.number("worker", "ORCA_RANKS", 1) > 1 and gpus(worker(release)) > 0
     if not memory:
         if not together:
             return [ok("shm", "no two ranks of a pod use GPUs, so 64 MiB suffice")]
@@ -127,51 +143,50 @@ def updates(snapshot: Snapshot) -> list[Finding]:
     return findings or [ok("updates", "the scheduler replaces engine by engine; pods start together")]
 
 
-def formed(snapshot: Snapshot) -> tuple[WorkerSet, list[WorkerPod]] | None:
-    """The workers as the scheduler's discovery sees them; None when there is no StatefulSet that the cluster knows."""
-    workload = worker(snapshot.release)
-    if not at(workload, "metadata", "uid"):
-        return None
-    workers = worker_set(workload)
-    read = [worker_pod(pod, workers) for pod in known(snapshot)]
-    return workers, [pod for pod in read if pod is not None]
+def weights(snapshot: Snapshot) -> list[Finding]:
+    """Names the format of the weights in the files, as a worker's pod reads it, and how ranks keep them."""
+    assert not isinstance(snapshot.inside, Unknown)
+    settings = snapshot.release.settings("worker")
+    kept = settings.get("ORCA_QUANTIZE")
+    types = f"types by dtype {settings.get('ORCA_DTYPE') or 'auto'}"
+    said = f"ranks keep {f'the matrices in {kept}, the rest in' if kept else 'them in'} {types}"
+    layouts = {seen.weights for seen in snapshot.inside if seen.weights}
+    if not layouts:
+        return [unchecked("weights", f"{said}; no worker's pod could say how the files have them")]
+    if len(layouts) > 1:
+        advice = "give all workers one checkpoint: ranks of different weights form no engine"
+        return [fault("weights", f"the workers have different files: {', '.join(sorted(layouts))}", advice)]
+    return [ok("weights", f"in the files: {layouts.pop()}; {said}")]
 
 
-def spare(snapshot: Snapshot) -> list[Finding]:
-    """Worker pods that make no whole engine."""
-    seen = formed(snapshot)
-    if seen is None:
-        return [unchecked("spare", "the cluster has no StatefulSet of the workers")]
-    workers, pods = seen
-    size = snapshot.release.pods_per_engine
-    idle = spares(workers, pods, size)
-    if idle:
-        return [warning("spare", why_spare(pod, workers, size), "or scale down") for pod in idle]
-    return [ok("spare", "every worker pod belongs to an engine")]
-
-
-def rollout(snapshot: Snapshot) -> list[Finding]:
-    """All pods are of the current revision, or a rollout is on its way to it."""
+def budgets(snapshot: Snapshot) -> list[Finding]:
+    """The workers' PodDisruptionBudget lets the pods of one engine leave: without one of them the others serve nothing,
+    and where none may leave `kubectl drain` waits for ever."""
     release = snapshot.release
+    engine, pods = release.pods_per_engine, replicas(worker(release))
+    labels = at(pod_template(worker(release)), "metadata", "labels")
+    found = release.of_kind("PodDisruptionBudget")
     findings = []
-    for component in ("endpoint", "scheduler"):
-        workload = release.workload(component) or {}
-        progressing = condition(workload, "Progressing")
-        if progressing.get("status") == "False":
-            advice = f"look at its pods; `helm rollback {release.name}` leads back"
-            findings.append(fault("rollout", f"{name_of(workload)}: {progressing.get('message')}", advice))
-    seen = formed(snapshot)
-    if seen is None:
-        return findings
-    workers, pods = seen
-    if not workers.revision:
-        findings.append(warning("rollout", "Kubernetes has not looked at the workers' last change", "look again soon"))
-        return findings
-    state = rolled(workers, engines(workers, pods, release.pods_per_engine))
-    if said := progress(state):
-        if state.awaited is not None and state.awaited.failing:
-            advice = f"read the logs of its pods; `helm rollback {release.name}` leads back"
-            findings.append(fault("rollout", said, advice))
-        else:
-            findings.append(warning("rollout", said, "wait: the scheduler replaces one engine after the other"))
-    return findings or [ok("rollout", "all workers are of the current revision")]
+    for budget in (one for one in found if matches(at(one, "spec", "selector", "matchLabels"), labels)):
+        allowed = disruptions(budget, pods)
+        if pods and allowed < 1:
+            said = f"{name_of(budget)} allows no disruption of {pods} pods"
+            findings.append(fault("budgets", said, "allow at least one: `kubectl drain` would wait for ever"))
+        elif allowed != engine:
+            said = f"{name_of(budget)} allows {allowed} disruptions, an engine has {engine} pods"
+            findings.append(warning("budgets", said, "set maxUnavailable to the pods of one engine"))
+        if at(budget, "spec", "unhealthyPodEvictionPolicy") != "AlwaysAllow":
+            said = f"{name_of(budget)} keeps pods that are not Ready from leaving"
+            findings.append(warning("budgets", said, "set unhealthyPodEvictionPolicy to AlwaysAllow"))
+    return findings or [ok("budgets", "the pods of one engine may leave together")]
+
+
+def disruptions(budget: Object, pods: int) -> int:
+    """Returns how many of `pods` healthy pods a budget lets go. Percentages are rounded up, as Kubernetes does."""
+    most, least = at(budget, "spec", "maxUnavailable"), at(budget, "spec", "minAvailable")
+    return share(most, pods) if most is not None else pods - share(least or 0, pods)
+
+
+def share(amount: int | str, pods: int) -> int:
+    text = str(amount)
+    return ceil(int(text.removesuffix("%")) * pods / 100) if text.endswith("%") else int(text)

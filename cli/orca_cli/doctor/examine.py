@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from . import access, budgets, engines, images, network, nodes, pods, redis_server, server, settings, wiring
+from . import access, engines, network, pods, redis_server, settings, wiring
 from .finding import Finding, fault, unchecked
 from .objects import Release
 from .snapshot import Snapshot, Unknown
@@ -20,12 +20,6 @@ class Check:
 
 
 CHECKS = (
-    Check("version", server.version, ("server",)),
-    Check("latency", server.latency, ("server",)),
-    Check("nodes", nodes.ready, ("nodes",)),
-    Check("room", nodes.room, ("nodes", "pods", "placed")),
-    Check("drivers", nodes.drivers, ("nodes",)),
-    Check("clocks", nodes.clocks, ("renewals",)),
     Check("engines", engines.whole),
     Check("ranks", engines.ranks),
     Check("shm", engines.shared_memory),
@@ -38,18 +32,13 @@ CHECKS = (
     Check("services", wiring.services, kinds=("Service",)),
     Check("policies", wiring.policies, kinds=("NetworkPolicy",)),
     Check("volume", redis_server.volume),
-    Check("tags", images.tags),
+    Check("tags", settings.tags),
     Check("granted", access.granted, kinds=("Role", "RoleBinding")),
     Check("allowed", access.allowed, ("allowed",)),
-    Check("budgets", budgets.declared, kinds=("PodDisruptionBudget",)),
-    Check("drain", budgets.now, ("pods",), ("PodDisruptionBudget",)),
-    Check("pods", pods.ready, ("pods", "warnings")),
-    Check("pulls", images.pulls, ("pods",)),
-    Check("restarts", pods.restarts, ("pods",)),
+    Check("budgets", engines.budgets, kinds=("PodDisruptionBudget",)),
+    Check("pods", pods.ready, ("pods", "inside")),
+    Check("weights", engines.weights, ("inside",)),
     Check("limits", pods.limits, ("pods",)),
-    Check("spare", engines.spare, ("pods",)),
-    Check("rollout", engines.rollout, ("pods",)),
-    Check("claims", redis_server.claims, ("claims",)),
     Check("apart", redis_server.apart, ("pods",)),
     Check("dns", network.names, ("inside",)),
     Check("arrows", network.arrows, ("inside",)),

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class Level(StrEnum):
-    """How much a finding matters. Only a fault makes the command fail."""
+    """A finding's weight. Only a fault makes the command fail."""
 
     OK = "ok"
     WARNING = "warning"

@@ -1,11 +1,8 @@
-"""Gathers a snapshot of a release in a cluster. What cannot be read is noted with its reason, and is no error."""
+"""Gathers a snapshot of a release in a cluster. A failed read is noted with its reason, and raises no error."""
 
 import asyncio
 import json
-import time
 from collections.abc import Awaitable, Mapping, Sequence
-from datetime import datetime
-from statistics import median
 from typing import Any, TypeVar
 
 from orca_common.errors import OrcaError, Unavailable
@@ -15,8 +12,7 @@ from .cluster import Cluster
 from .inside.ask_redis import facts
 from .network import Question, questions
 from .objects import INSTANCE, Object, Release, at, by_component, component_of, name_of, service_container
-from .pods import container_statuses
-from .snapshot import Asked, Attempt, Inside, Redis, Renewal, Right, Server, Snapshot, Unknown
+from .snapshot import Asked, Attempt, Inside, Redis, Right, Snapshot, Unknown
 
 T = TypeVar("T")
 
@@ -30,9 +26,6 @@ KINDS = {  # of the release's objects -> where they are listed
     "PodDisruptionBudget": "/apis/policy/v1/namespaces/{}/poddisruptionbudgets",
     "NetworkPolicy": "/apis/networking.k8s.io/v1/namespaces/{}/networkpolicies",
 }
-LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
-LIVING = "status.phase!=Succeeded,status.phase!=Failed"
-PINGS = 3
 STATUS_PORT = 9090  # the chart's
 
 
@@ -42,34 +35,18 @@ async def gather(cluster: Cluster, name: str, redis_url: str | None) -> Snapshot
     redis_url: the pool's Redis is asked from here; otherwise a pod of the release asks it. Raises Unavailable when the
     API server does not answer at all.
     """
-    server = await server_of(cluster)
-    release, nodes, renewals, pods, placed, warnings = await asyncio.gather(
-        release_of(cluster, name),
-        asked("nodes", cluster.list("/api/v1/nodes", "Node")),
-        asked("the nodes' leases", renewals_of(cluster)),
-        asked("pods", pods_of(cluster, name)),
-        asked("all pods of the cluster", placed_pods(cluster)),
-        asked("events", warnings_of(cluster)),
-    )
+    await reached(cluster)
+    release, pods = await asyncio.gather(release_of(cluster, name), asked("pods", pods_of(cluster, name)))
     running: tuple[Object, ...] = () if isinstance(pods, Unknown) else pods
-    claims, allowed, (inside, unseen), redis, last_words = await asyncio.gather(
-        asked("volume claims", namespaced(cluster, "persistentvolumeclaims", "PersistentVolumeClaim")),
+    allowed, (inside, unseen), redis = await asyncio.gather(
         asked("access reviews", rights_of(cluster, release)),
         look_inside(cluster, release, running),
         redis_of(cluster, running, redis_url),
-        last_words_of(cluster, running),
     )
     return Snapshot(
         release=release,
-        server=server,
         allowed=allowed,
-        nodes=nodes,
-        renewals=renewals,
         pods=pods,
-        placed=placed,
-        last_words=last_words,
-        warnings=warnings,
-        claims=claims,
         inside=pods if isinstance(pods, Unknown) else inside,
         unseen=unseen,
         redis=redis,
@@ -84,17 +61,12 @@ async def asked(what: str, answer: Awaitable[T]) -> Asked[T]:
         return Unknown(f"{what}: {error}")
 
 
-async def server_of(cluster: Cluster) -> Server:
+async def reached(cluster: Cluster) -> None:
+    """Raises Unavailable when the API server does not answer at all."""
     try:
-        version, _ = await cluster.get("/version")
+        await cluster.get("/version")
     except Unavailable as error:
         raise Unavailable(f"the API server does not answer: {error}") from None
-    seconds = []
-    for _ in range(PINGS):
-        begin = time.perf_counter()
-        await cluster.get("/version")
-        seconds.append(time.perf_counter() - begin)
-    return Server(str(version.get("gitVersion")), median(seconds))
 
 
 async def release_of(cluster: Cluster, name: str) -> Release:
@@ -111,53 +83,8 @@ async def release_of(cluster: Cluster, name: str) -> Release:
     return Release(name, cluster.namespace, tuple(objects), unread)
 
 
-async def renewals_of(cluster: Cluster) -> tuple[Renewal, ...]:
-    """The nodes' leases. The server notes the second of a change beside the fields that were changed."""
-    leases, now = await cluster.get(LEASES)
-    found = []
-    for lease in leases["items"]:
-        renewed = at(lease, "spec", "renewTime")
-        changes = [at(entry, "time") for entry in at(lease, "metadata", "managedFields") or []]
-        seen = [moment(change) for change in changes if change]
-        if renewed and seen:
-            found.append(Renewal(name_of(lease), moment(renewed), max(seen), now))
-    return tuple(found)
-
-
-def moment(text: str) -> float:
-    """A time of Kubernetes in seconds since 1970."""
-    return datetime.fromisoformat(text).timestamp()
-
-
-async def namespaced(cluster: Cluster, path: str, kind: str, **query: str) -> tuple[Object, ...]:
-    return await cluster.list(f"/api/v1/namespaces/{cluster.namespace}/{path}", kind, **query)
-
-
 async def pods_of(cluster: Cluster, name: str) -> tuple[Object, ...]:
-    return await namespaced(cluster, "pods", "Pod", labelSelector=f"{INSTANCE}={name}")
-
-
-async def placed_pods(cluster: Cluster) -> tuple[Object, ...]:
-    pods = await cluster.list("/api/v1/pods", "Pod", fieldSelector=LIVING)
-    return tuple(pod for pod in pods if at(pod, "spec", "nodeName"))
-
-
-async def warnings_of(cluster: Cluster) -> tuple[Object, ...]:
-    events = await namespaced(cluster, "events", "Event", fieldSelector="type=Warning")
-    return tuple(sorted(events, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or "")))
-
-
-async def last_words_of(cluster: Cluster, pods: Sequence[Object]) -> Mapping[str, str]:
-    """Returns the last lines of containers that were restarted. A log that is gone has no last line."""
-    restarted = [
-        (name_of(pod), str(status.get("name")))
-        for pod in pods
-        for status in container_statuses(pod)
-        if status.get("restartCount")
-    ]
-    lines = await asyncio.gather(*(asked("log", cluster.last_line(*container)) for container in restarted))
-    pairs = zip(restarted, lines, strict=True)
-    return {" ".join(container): line for container, line in pairs if not isinstance(line, Unknown)}
+    return await cluster.list(f"/api/v1/namespaces/{cluster.namespace}/pods", "Pod", labelSelector=f"{INSTANCE}={name}")
 
 
 async def rights_of(cluster: Cluster, release: Release) -> Mapping[Right, bool]:
@@ -186,7 +113,8 @@ async def one_inside(cluster: Cluster, release: Release, pod: Object, tried: Seq
     name, container = name_of(pod), str(service_container(pod).get("name"))
     targets = [[question.host, question.port] for question in tried]
     status_port = release.number(component_of(pod), "ORCA_STATUS_PORT", STATUS_PORT)
-    line = json.dumps({"targets": targets, "status_port": status_port})
+    model = release.settings("worker").get("ORCA_MODEL") if component_of(pod) == "worker" else None
+    line = json.dumps({"targets": targets, "status_port": status_port, "model": model or ""})
     printed = await cluster.run(name, container, "reach.py", line)
     said = answer_of(printed.text)
     found = [
@@ -195,7 +123,7 @@ async def one_inside(cluster: Cluster, release: Release, pod: Object, tried: Seq
     ]
     ahead = said["now"] - (printed.asked + printed.answered) / 2
     error = (printed.answered - printed.asked) / 2
-    return Inside(name, component_of(pod), ahead, error, tuple(found), said["unready"], said["cuda"])
+    return Inside(name, component_of(pod), ahead, error, tuple(found), said["unready"], said["weights"])
 
 
 def answer_of(printed: str) -> dict[str, Any]:
@@ -237,4 +165,5 @@ async def redis_from(cluster: Cluster, pod: Object) -> Redis:
 def runs(pod: Object) -> bool:
     """Whether the container of a pod's service runs."""
     name = service_container(pod).get("name")
-    return any(status.get("name") == name and at(status, "state", "running") for status in container_statuses(pod))
+    statuses = at(pod, "status", "containerStatuses") or []
+    return any(status.get("name") == name and at(status, "state", "running") for status in statuses)

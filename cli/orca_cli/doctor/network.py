@@ -6,11 +6,11 @@ from statistics import median
 from urllib.parse import urlsplit
 
 from .finding import Finding, fault, listing, ok, unchecked, warning
-from .nodes import SKEW
 from .objects import Object, Release, at, by_component, is_ready, matches, name_of, ordinal
 from .snapshot import Attempt, Inside, Snapshot, Unknown
 
 OTLP = "OTEL_EXPORTER_OTLP_ENDPOINT"
+SKEW = 1.0  # seconds that two clocks may differ
 POOL = ""  # stands for the address in the pod's own setting redis_url
 API = ("kubernetes.default.svc", 443)
 DNS = "dns"

@@ -11,7 +11,6 @@ Resources = dict[str, float]  # resource -> amount: cores, bytes, or pieces
 
 COMPONENT = "app.kubernetes.io/component"
 INSTANCE = "app.kubernetes.io/instance"
-GPU = "nvidia.com/gpu"
 SCALES = {
     **{"n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18},
     **{f"{letter}i": 1024.0**power for power, letter in enumerate("KMGTPE", 1)},
@@ -72,38 +71,6 @@ def quantity(text: Any) -> float:
 
 def amounts(resources: Any) -> Resources:
     return {str(name): quantity(value) for name, value in (resources or {}).items()}
-
-
-def requests(pod: Object) -> Resources:
-    """Returns what the scheduler of Kubernetes reserves for a pod.
-
-    Init containers run one after the other before the others, except those that restart always: these stay.
-    """
-    steady: Resources = {}
-    peak: Resources = {}
-    for container in containers(pod, "initContainers"):
-        if container.get("restartPolicy") == "Always":
-            steady = added(steady, asked(container))
-        else:
-            peak = largest(peak, added(steady, asked(container)))
-    for container in containers(pod):
-        steady = added(steady, asked(container))
-    return added(largest(peak, steady), amounts(at(pod, "spec", "overhead")), {"pods": 1.0})
-
-
-def asked(container: Object) -> Resources:
-    """A container's requests; a limit without a request counts as one."""
-    return amounts(at(container, "resources", "limits")) | amounts(at(container, "resources", "requests"))
-
-
-def added(*parts: Mapping[str, float]) -> Resources:
-    names = {name for part in parts for name in part}
-    return {name: sum(part.get(name, 0.0) for part in parts) for name in names}
-
-
-def largest(*parts: Mapping[str, float]) -> Resources:
-    names = {name for part in parts for name in part}
-    return {name: max(part.get(name, 0.0) for part in parts) for name in names}
 
 
 def condition(thing: Object, kind: str) -> Object:

@@ -1,6 +1,4 @@
-"""The pods: which are not Ready, and which were restarted, with the reason that Kubernetes knows."""
-
-from collections.abc import Mapping, Sequence
+"""The pods: why a service says that it is not ready, and limits of CPU that somebody else put in."""
 
 from .finding import Finding, fault, listing, ok, warning
 from .objects import (
@@ -8,7 +6,6 @@ from .objects import (
     at,
     by_component,
     component_of,
-    condition,
     containers,
     is_ready,
     name_of,
@@ -18,9 +15,6 @@ from .objects import (
 )
 from .snapshot import Snapshot, Unknown
 
-LONGEST = 200  # characters of a message of Kubernetes
-PULLS = ("ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
-
 
 def known(snapshot: Snapshot) -> tuple[Object, ...]:
     assert not isinstance(snapshot.pods, Unknown)
@@ -28,120 +22,34 @@ def known(snapshot: Snapshot) -> tuple[Object, ...]:
 
 
 def ready(snapshot: Snapshot) -> list[Finding]:
-    """Every pod that is wanted is there and Ready; the others are grouped by their reason.
+    """Every pod is there and ready; the others are grouped by the words of their own /readyz.
 
-    Left out are workers that make no whole engine, which are not Ready by design: `engines.spare` names them.
+    Left out are workers that make no whole engine, which are not ready by design: the check `engines` counts them.
     """
-    assert not isinstance(snapshot.warnings, Unknown)
+    assert not isinstance(snapshot.inside, Unknown)
+    release, found = snapshot.release, by_component(known(snapshot))
+    told = {seen.pod: seen.unready for seen in snapshot.inside}
     findings, fine = [], []
-    inside = () if isinstance(snapshot.inside, Unknown) else snapshot.inside
-    told = {seen.pod: seen.unready for seen in inside}
-    found = by_component(known(snapshot))
-    release = snapshot.release
     for component, workload in release.workloads().items():
-        wanted, pods = replicas(workload), found.get(component, [])
+        wanted, pods, name = replicas(workload), found.get(component, []), name_of(workload)
         if component == "worker":
             wanted -= wanted % release.pods_per_engine
             pods = [pod for pod in pods if ordinal(pod) < wanted]
-        reasons: dict[str, list[Object]] = {}
+        reasons: dict[str, list[str]] = {}
         for pod in pods:
             if not is_ready(pod):
-                why = reason(pod, snapshot.warnings, told.get(name_of(pod), ""), snapshot.last_words)
-                reasons.setdefault(why, []).append(pod)
+                reasons.setdefault(told.get(name_of(pod), ""), []).append(name_of(pod))
         for why, unready in reasons.items():
-            names = [name_of(pod) for pod in unready]
-            advice = f"look at `kubectl describe pod {names[0]}` and its logs"
-            level = warning if at(unready[0], "metadata", "deletionTimestamp") else fault
-            findings.append(level("pods", f"{listing(names)} not Ready: {why}", advice))
+            said = f"{listing(unready)} not Ready: {why or 'no service in it says why'}"
+            findings.append(fault("pods", said, f"look at `kubectl describe pod {unready[0]}` and its logs"))
         if replicas(workload) == 0:
-            said = f"{name_of(workload)} is scaled to 0 pods"
+            said = f"{name} is scaled to 0 pods"
             findings.append(fault("pods", said, f"`kubectl scale` it to 1 or more: there is no {component}"))
         if len(pods) < wanted:
-            why = absent(name_of(workload), snapshot.warnings)
-            said = f"{name_of(workload)} has {len(pods)} of {wanted} pods{why}"
-            kind = str(workload["kind"]).lower()
-            findings.append(fault("pods", said, f"look at `kubectl describe {kind} {name_of(workload)}`"))
-        fine.append(f"{component} {sum(map(is_ready, pods))}/{wanted}")
+            advice = f"look at `kubectl describe {str(workload['kind']).lower()} {name}`"
+            findings.append(fault("pods", f"{name} has {len(pods)} of {wanted} pods", advice))
+        fine.append(f"{component} {len(pods)}/{wanted}")
     return findings or [ok("pods", f"all Ready: {', '.join(fine)}")]
-
-
-def reason(pod: Object, warnings: Sequence[Object], told: str, last_words: Mapping[str, str]) -> str:
-    """Returns why a pod is not Ready: its containers' reasons, or else its service's, or else its last warning."""
-    if at(pod, "metadata", "deletionTimestamp"):
-        return "it is being deleted"
-    for status in container_statuses(pod):
-        waiting = at(status, "state", "waiting") or {}
-        if waiting.get("reason") in PULLS:
-            return f"an image cannot be fetched ({waiting['reason']}); see `pulls`"
-        if waiting.get("reason") not in (None, "PodInitializing", "ContainerCreating"):
-            before = ended(at(status, "lastState", "terminated"))
-            said = last_words.get(f"{name_of(pod)} {status.get('name')}") or waiting.get("message", "")
-            return shortened(f"{status.get('name')} is in {waiting['reason']}{before}: {said}")
-        if (at(status, "state", "terminated", "exitCode") or 0) != 0:
-            return f"{status.get('name')} ended{ended(at(status, 'state', 'terminated'))}"
-    unplaced = condition(pod, "PodScheduled")
-    if unplaced.get("status") == "False":
-        return shortened(f"{unplaced.get('reason', 'not scheduled')}: {unplaced.get('message', '')}")
-    if told:
-        return shortened(told)
-    begun = any(at(status, "state", "running") for status in container_statuses(pod))
-    otherwise = condition(pod, "Ready").get("message", "") if begun else "its containers are being created"
-    return shortened(last_warning(name_of(pod), warnings) or otherwise or f"it is {at(pod, 'status', 'phase')}")
-
-
-def container_statuses(pod: Object) -> list[Object]:
-    status = at(pod, "status") or {}
-    return [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
-
-
-def ended(state: Object | None) -> str:
-    """Describes how a container's process ended, as in ` (OOMKilled, exit status 137)`."""
-    return f" ({state.get('reason', 'ended')}, exit status {state.get('exitCode')})" if state else ""
-
-
-def last_warning(name: str, warnings: Sequence[Object]) -> str:
-    said = [event for event in warnings if at(event, "involvedObject", "name") == name]
-    return f"{said[-1].get('reason')}: {said[-1].get('message', '')}" if said else ""
-
-
-def absent(name: str, warnings: Sequence[Object]) -> str:
-    """Returns why a workload makes no pods: quotas and admission say so at it or at its ReplicaSet."""
-    said = [
-        event
-        for event in warnings
-        if at(event, "involvedObject", "kind") in ("StatefulSet", "ReplicaSet", "Deployment")
-        and str(at(event, "involvedObject", "name")).startswith(name)
-    ]
-    return shortened(f": {said[-1].get('message', '')}") if said else ""
-
-
-def shortened(text: str, longest: int = LONGEST) -> str:
-    line = " ".join(text.split()).removesuffix(":")
-    return line if len(line) <= longest else f"{line[: longest - 2]}.."
-
-
-def restarts(snapshot: Snapshot) -> list[Finding]:
-    """No container was started again; a clean installation has none that was."""
-    found: dict[tuple[str, str, str], list[str]] = {}
-    for pod in known(snapshot):
-        for status in container_statuses(pod):
-            if status.get("restartCount"):
-                container = str(status.get("name"))
-                said = snapshot.last_words.get(f"{name_of(pod)} {container}", "")
-                why = shortened(f"{ended(at(status, 'lastState', 'terminated'))}: {said}")
-                key = container, why, advice(status, component_of(pod))
-                found.setdefault(key, []).append(f"{name_of(pod)} ({status['restartCount']})")
-    return [
-        warning("restarts", f"{container} was restarted in {listing(pods)}{' ' if why else ''}{why}", todo)
-        for (container, why, todo), pods in found.items()
-    ] or [ok("restarts", "none")]
-
-
-def advice(status: Object, component: str) -> str:
-    if at(status, "lastState", "terminated", "reason") == "OOMKilled":
-        block = "worker.memory" if component == "worker" else f"{component}.resources.limits.memory"
-        return f"give it more memory: {block}"
-    return "look at `kubectl logs --previous POD`"
 
 
 def limits(snapshot: Snapshot) -> list[Finding]:

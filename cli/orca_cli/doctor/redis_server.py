@@ -5,7 +5,7 @@ import re
 from orca_pool.link import NEEDED, too_old
 
 from .finding import Finding, counted, fault, listing, ok, unchecked, warning
-from .nodes import SKEW
+from .network import SKEW
 from .objects import at, by_component, containers, name_of, pod_template
 from .objects import replicas as pods_of
 from .snapshot import Redis, Snapshot, Unknown
@@ -46,35 +46,6 @@ def claimed(redis: object) -> bool:
     return any("persistentVolumeClaim" in volume for volume in volumes)
 
 
-def claims(snapshot: Snapshot) -> list[Finding]:
-    """The volume claims that pods of the release mount are bound."""
-    assert not isinstance(snapshot.claims, Unknown)
-    wanted = {
-        f"{at(template, 'metadata', 'name')}-{name_of(workload)}-"
-        for workload in snapshot.release.of_kind("StatefulSet")
-        for template in at(workload, "spec", "volumeClaimTemplates") or []
-    }
-    named = {
-        str(at(volume, "persistentVolumeClaim", "claimName"))
-        for workload in snapshot.release.workloads().values()
-        for volume in at(pod_template(workload), "spec", "volumes") or []
-    }
-    ours = [
-        claim
-        for claim in snapshot.claims
-        if name_of(claim) in named or any(name_of(claim).startswith(stem) for stem in wanted)
-    ]
-    loose = [
-        f"{name_of(claim)} ({at(claim, 'status', 'phase')})"
-        for claim in ours
-        if at(claim, "status", "phase") != "Bound"
-    ]
-    if loose:
-        advice = "look at `kubectl describe pvc`: the storage class, the size, the access mode"
-        return [fault("claims", f"not bound: {listing(loose)}", advice)]
-    return [ok("claims", f"{counted(len(ours), 'volume claim')} bound")]
-
-
 def known(snapshot: Snapshot) -> Redis:
     assert isinstance(snapshot.redis, Redis)
     return snapshot.redis
@@ -99,7 +70,7 @@ def version(snapshot: Snapshot) -> list[Finding]:
 
 
 def replicas(snapshot: Snapshot) -> list[Finding]:
-    """As many replicas follow as there are, and at least as many as clients wait for (redis_replicas)."""
+    """All replicas follow, and at least as many as clients wait for (redis_replicas)."""
     redis = known(snapshot)
     release = snapshot.release
     waited = release.number("endpoint", "ORCA_REDIS_REPLICAS", 0)

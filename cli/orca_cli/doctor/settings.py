@@ -1,12 +1,12 @@
-"""The services' settings in their pods: known names, the same pool, probes and grace periods that fit."""
+"""The services in their pods: known settings, the same pool and build, probes and grace periods that fit."""
 
 from orca_common.settings import unknown_variables
 
 from .finding import Finding, fault, listing, ok, warning
-from .images import OURS
-from .objects import Object, at, pod_template, service_container
+from .objects import Object, at, image_tag, pod_template, service_container
 from .snapshot import Snapshot
 
+OURS = ("endpoint", "scheduler", "worker")
 DRAIN = 30.0  # default of drain_seconds
 GRACE = 30  # default of terminationGracePeriodSeconds
 SHORTEST = 120  # seconds for a start below which weights may not be loaded
@@ -43,6 +43,23 @@ def agree(snapshot: Snapshot) -> list[Finding]:
         said = "ORCA_REDIS_URL is not set: the endpoint looks for Redis in its own pod"
         findings.append(fault("same", said, "set it for endpoint and scheduler"))
     return findings or [ok("same", "endpoint and scheduler use the same pool")]
+
+
+def tags(snapshot: Snapshot) -> list[Finding]:
+    """Endpoint, scheduler and worker come from one build: their images have the same tag."""
+    found = {}
+    for component in OURS:
+        if workload := snapshot.release.workload(component):
+            found[component] = image_tag(str(service_container(pod_template(workload)).get("image", "")))
+    if len(set(found.values())) > 1:
+        said = ", ".join(f"{component} {tag}" for component, tag in found.items())
+        advice = "give all the tag of one build, by image.tag; a mixture is for the time of an upgrade"
+        return [warning("tags", f"the images differ: {said}", advice)]
+    tag = next(iter(found.values()), "")
+    if tag == "latest":
+        advice = "give image.tag, so that an upgrade is a change and a rollback leads back"
+        return [warning("tags", "the images have the tag latest, or none", advice)]
+    return [ok("tags", f"all images are {tag}")]
 
 
 def grace(snapshot: Snapshot) -> list[Finding]:

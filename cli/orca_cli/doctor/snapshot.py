@@ -20,14 +20,6 @@ Asked = T | Unknown  # what was asked for, or why there is no answer
 NOT_ASKED = Unknown("no cluster was asked")
 
 
-@dataclass(frozen=True)
-class Server:
-    """The API server."""
-
-    version: str  # as in v1.34.10
-    seconds: float  # that its answers took, the median
-
-
 @dataclass(frozen=True, order=True)
 class Right:
     """Something that a rule of RBAC allows."""
@@ -38,16 +30,6 @@ class Right:
 
     def __str__(self) -> str:
         return f"{self.verb} {self.resource}{'.' if self.group else ''}{self.group}"
-
-
-@dataclass(frozen=True)
-class Renewal:
-    """A node's last renewal of its lease."""
-
-    node: str
-    by_node: float  # when it was, by the node's clock, in seconds since 1970
-    by_server: float  # the same by the API server's clock, cut to whole seconds
-    now: float  # the API server's clock when it was read
 
 
 @dataclass(frozen=True)
@@ -71,7 +53,7 @@ class Inside:
     error: float  # how wrong `ahead` may be
     attempts: tuple[Attempt, ...]
     unready: str = ""  # why the service in it says that it is not ready
-    cuda: str = ""  # the CUDA that the pod's torch is built for, as in 13.0
+    weights: str = ""  # of a worker: how the files have its weights, as in `GPTQ, 4 bits, groups of 128`
 
 
 @dataclass(frozen=True)
@@ -99,15 +81,8 @@ class Snapshot:
     """An installation, as it was when it was looked at."""
 
     release: Release
-    server: Asked[Server] = NOT_ASKED
     allowed: Asked[Mapping[Right, bool]] = NOT_ASKED  # what the scheduler's ServiceAccount needs, and whether it may
-    nodes: Asked[tuple[Object, ...]] = NOT_ASKED
-    renewals: Asked[tuple[Renewal, ...]] = NOT_ASKED
     pods: Asked[tuple[Object, ...]] = NOT_ASKED  # of the release
-    placed: Asked[tuple[Object, ...]] = NOT_ASKED  # of the whole cluster: pods on a node that have not ended
-    last_words: Mapping[str, str] = field(default_factory=dict)  # "POD CONTAINER" -> last log line before a restart
-    warnings: Asked[tuple[Object, ...]] = NOT_ASKED  # events of the namespace, oldest first
-    claims: Asked[tuple[Object, ...]] = NOT_ASKED  # PersistentVolumeClaims of the namespace
     inside: Asked[tuple[Inside, ...]] = NOT_ASKED
     unseen: Mapping[str, str] = field(default_factory=dict)  # pod -> why nothing could be run in it
     redis: Asked[Redis] = NOT_ASKED

@@ -71,7 +71,7 @@ def flags_of(cpuinfo: str) -> set[str]:
 
 
 def of_processor(cpuinfo: str) -> list[str]:
-    """Those of a processor, by the text of /proc/cpuinfo, the best first."""
+    """The instruction sets of a processor, by the text of /proc/cpuinfo, the best first."""
     has = flags_of(cpuinfo)
     return [isa for isa, one in sets().items() if has.issuperset(one.needs)]
 

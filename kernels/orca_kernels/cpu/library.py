@@ -104,5 +104,5 @@ def best() -> str:
 
 @cache
 def instruction_sets() -> tuple[str, ...]:
-    """Those that this machine runs, the best first. Raises as `library` does."""
+    """The instruction sets that this machine runs, the best first. Raises as `library` does."""
     return tuple(runnable())

@@ -1,4 +1,4 @@
-"""How rows of logits are drawn, where kernels read it."""
+"""The draws of rows of logits, laid out for kernels."""
 
 from typing import NamedTuple
 

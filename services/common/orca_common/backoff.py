@@ -1,4 +1,4 @@
-"""How long a process that has died waits before it is started again."""
+"""The pause before a process that has died is started again."""
 
 FIRST, LONGEST = 0.2, 5.0  # seconds; each wait is twice the one before
 # Seconds that a process must have worked to be started again at once, and for the waits to begin again. A start costs

@@ -1,4 +1,4 @@
-"""What a service must know of a Hugging Face checkpoint folder, without torch."""
+"""Reads a Hugging Face checkpoint folder for a service, without torch."""
 
 import hashlib
 import re
@@ -104,7 +104,7 @@ class Checkpoint:
 
     @property
     def quantization(self) -> dict[str, Any] | None:
-        """How another tool has quantized the weights, as config.json says it. Raises FailedPrecondition."""
+        """The way in which another tool has quantized the weights, by config.json. Raises FailedPrecondition."""
         return _quantization(self.config, self.folder / "config.json")
 
     @property
@@ -223,7 +223,7 @@ def _config(path: Path) -> dict[str, Any]:
 
 
 def quantization(folder: Path) -> dict[str, Any] | None:
-    """How a folder's config.json says that the weights were quantized, in one of METHODS. Raises FailedPrecondition."""
+    """The way, one of METHODS, in which a folder's weights were quantized. Raises FailedPrecondition."""
     path = folder / "config.json"
     return _quantization(_config(path), path)
 
@@ -286,7 +286,7 @@ def generation_fields(folder: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def _end_tokens(folder: Path, config: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
-    """Those of generation_config.json, else those of config.json. Ids beyond the vocabulary are left out."""
+    """End-of-text tokens, of generation_config.json or else config.json. Ids beyond the vocabulary are left out."""
     path, said = generation_fields(folder)
     given = said.get("eos_token_id")
     if given is None:

@@ -46,7 +46,7 @@ def echo(text: str, limit: int = ECHO) -> str:
 
 
 class ErrorReason(StrEnum):
-    """What exactly is wrong, for programs: names that stay. orca.proto says which method ends with which of them."""
+    """The exact error, for programs: names that stay. orca.proto says which method ends with which of them."""
 
     UNSPECIFIED = "UNSPECIFIED"  # only errors that no client of the doors gets
     INVALID_FIELD = "INVALID_FIELD"

@@ -21,7 +21,7 @@ class Hosts:
         have keys, which a browser does not send by itself.
 
         Where no names are given, they matter only on a loopback address and without keys: elsewhere a port may have
-        any name, and whoever reaches it may call it without a browser.
+        any name, and any process that reaches it may call it without a browser.
         """
         self._names = frozenset(name.strip().lower() for name in given.split(",") if name.strip())
         self._all = ANY in self._names or not (self._names or (is_loopback(listening) and not keyed))

@@ -337,7 +337,7 @@ class Counter:
 
 
 class Histogram:
-    """How many observations fell into each bucket, and their sum."""
+    """The number of observations in each bucket, and their sum."""
 
     __slots__ = ("bounds", "counts", "sum")
 

@@ -1,4 +1,4 @@
-"""What schedulers and ranks agree on, beyond the messages of `worker.proto`.
+"""The agreement of schedulers and ranks, beyond the messages of `worker.proto`.
 
 A release can be updated in any order, because schedulers and ranks of neighbouring numbers work together: a scheduler
 drives ranks of its own number and of the one before, and a rank obeys a master of its own number and of the next one.

@@ -1,4 +1,4 @@
-"""How many slots a request must find free before it begins: the one rule, which a request's record keeps as a number.
+"""The slots that a request must find free before it begins: the one rule, which a request's record keeps as a number.
 
 An engine's scheduling policy gives the numbers, and the pool passes them on. An endpoint applies them at submit, so the
 queue and its claims compare numbers and know no rule.

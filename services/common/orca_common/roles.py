@@ -1,4 +1,4 @@
-"""Who may call which method: the roles in the certificates of mTLS.
+"""Permissions by method: the roles in the certificates of mTLS.
 
 A certificate has the DNS name of its role, `worker.orca.internal` for a worker, beside the names of its host. A caller
 expects this name of a server, and a server reads it in the certificate of its caller. So a scheduler that is led to
@@ -18,7 +18,7 @@ REDIS = "redis"  # in the certificate of the pool's Redis: no role, since it cal
 
 
 class Role(StrEnum):
-    """What the holder of a certificate is."""
+    """The role of a certificate's holder."""
 
     CLIENT = "client"
     ENDPOINT = "endpoint"

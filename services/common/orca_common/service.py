@@ -244,7 +244,7 @@ async def _running(app: App) -> None:
 
 
 async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
-    """What the work returns; None when it was cancelled because `stop` was set first."""
+    """Returns the work's result; None when it was cancelled because `stop` was set first."""
     working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
     try:
         await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)

@@ -27,14 +27,15 @@ from pydantic_settings import (
 
 from . import logs
 from .environment import PREFIX
-from .spelling import meant
+from .spelling import suggestion
 
 log = logging.getLogger(__name__)
 
 EPILOG = "--max-batch-size 8 is also ORCA_MAX_BATCH_SIZE=8 in the environment, and max_batch_size = 8 in the file."
 
-# The settings of all services. A service defines only some of them, but all services of a release may share one
-# environment and one file, so only a name that no service knows is a mistake.
+# The settings of all services. An image holds one service, so the names cannot be collected from the classes at run
+# time. But all services of a release may share one environment and one file, so only a name that no service knows is a
+# mistake. tests/common/test_settings.py holds them equal to the classes'.
 NAMES = """
 adapters adapters_file adapters_folder advertise_host aging allow_volatile_redis api_keys api_keys_file block_size
 body_seconds call_buffer chat_tokens client_certificates comment_seconds config connection_age connection_idle
@@ -155,7 +156,7 @@ class Settings(BaseSettings):
         return init_settings, env_settings, FileSource(settings_cls)
 
     def origins(self, arguments: Sequence[str]) -> dict[str, str]:
-        """Where each setting came from when it was loaded: a flag, a variable, the file or "default"."""
+        """The source of each setting when it was loaded: a flag, a variable, the file or "default"."""
         kind = type(self)
         return (
             dict.fromkeys(kind.model_fields, "default")
@@ -258,7 +259,7 @@ def heading_of(kind: type[Settings], name: str) -> str:
 def check_names(names: Iterable[str], known: Iterable[str], where: str = "") -> None:
     """Raises SystemExit for unknown names, with a sentence for each that says which known name is nearest."""
     known = set(known)
-    wrong = [f"{where}{name}: there is no such setting{meant(name, known)}" for name in names if name not in known]
+    wrong = [f"{where}{name}: there is no such setting{suggestion(name, known)}" for name in names if name not in known]
     if wrong:
         raise SystemExit("\n".join(wrong))
 
@@ -274,7 +275,7 @@ def unknown_variables(names: Iterable[str]) -> tuple[list[str], list[str]]:
     for name in sorted(name.upper() for name in names if name.upper().startswith(PREFIX)):
         rest = name.removeprefix(PREFIX)
         if rest not in known:
-            near = meant(rest, known, PREFIX)
+            near = suggestion(rest, known, PREFIX)
             if near:
                 misspelt.append(f"{name}: there is no such setting{near}")
             else:
@@ -317,7 +318,7 @@ def _names_given(kind: type[Settings], flags: Mapping[str, Any], given: Mapping[
 
 
 class ConnectionSettings(Settings):
-    """What everything has that connects to others."""
+    """The settings of everything that connects to others."""
 
     heading = "every service"
 
@@ -326,7 +327,7 @@ class ConnectionSettings(Settings):
 
 
 class ServiceSettings(ConnectionSettings):
-    """What every service has."""
+    """The settings of every service."""
 
     heading = "every service"
 
@@ -356,7 +357,7 @@ class ServiceSettings(ConnectionSettings):
 
 
 class PoolSettings(ConnectionSettings):
-    """Where the request pool is."""
+    """The settings of the request pool."""
 
     heading = "request pool"
 

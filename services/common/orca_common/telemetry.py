@@ -91,7 +91,7 @@ class Telemetry:
 
 
 def resource_of(service: str, instance: str, part: str) -> "Resource":
-    """Who sends the spans: the service, its instance, and what `OTEL_RESOURCE_ATTRIBUTES` says of both (`k8s.*`)."""
+    """The sender of spans: the service, its instance, and what `OTEL_RESOURCE_ATTRIBUTES` says of both (`k8s.*`)."""
     from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 
     given = OTELResourceDetector().detect().attributes

@@ -39,7 +39,7 @@ NO_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST")  # OpenSSL's reasons: a client
 
 
 class Material(NamedTuple):
-    """What was read: PEM."""
+    """The certificates and the key, as PEM."""
 
     certificate: bytes
     key: bytes
@@ -163,7 +163,7 @@ class ToldHandshake(ssl.SSLObject):
 
 
 class Plaintext:
-    """How the services reach each other without encryption and without certificates."""
+    """The services' transport without encryption and without certificates."""
 
     def channel(self, address: str, role: Role, options: Options) -> grpc.aio.Channel:
         """A channel to a service of this role."""
@@ -211,7 +211,7 @@ Transport = Plaintext | MutualTls
 
 
 def fetcher(certificates: Certificates) -> Callable[[], Any]:
-    """What gRPC calls at each handshake: the certificate when it has changed since the last call, else None."""
+    """gRPC calls this at each handshake: returns the certificate if it has changed since the last call, else None."""
     told: Material | None = None
 
     def fetch() -> Any:

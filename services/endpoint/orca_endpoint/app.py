@@ -149,7 +149,7 @@ class EndpointApp:
         return self._starting or self.endpoint.not_ready()
 
     def _calls(self) -> dict[str, int]:
-        """What `/readyz` tells beside the readiness: calls that are open. Called in the status port's thread."""
+        """The fields of `/readyz` beside the readiness: open calls. Called in the status port's thread."""
         return {} if self._starting else {"calls": self.delivery.count}
 
     async def run(self) -> None:

@@ -50,7 +50,7 @@ class EndpointSettings(ServiceSettings, PoolSettings):
     tenant_waiting_tokens: int = Field(default=0, ge=0)
     """Slots that the waiting requests of one tenant, or host without keys, may need; more are refused. 0: no limit."""
     order: Literal["arrival", "fair"] = "arrival"
-    """Who goes first in the queue: by arrival and class, or tenants (hosts without keys) in fair shares by weight."""
+    """The order of the queue: by arrival and class, or tenants (hosts without keys) in fair shares by weight."""
     aging: float = Field(default=60.0, ge=0)
     """Seconds that each class of requests is ahead of the next in the queue; inf: the classes are strict."""
     max_calls: int = Field(default=4096, ge=1)

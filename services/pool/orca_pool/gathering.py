@@ -54,7 +54,7 @@ class Gathering(Generic[Item, Answer]):
                     waiting.set_result(answer)
 
     def _ended(self, sending: asyncio.Task[None]) -> None:
-        """Whatever ended the exchanges, nobody waits for an answer that never comes."""
+        """Ends all waits, whatever ended the exchanges: no caller waits for an answer that never comes."""
         self._sending = None
         # A cancelled exchange is no cancellation of those who wait: they may ask again.
         error = Unavailable("the exchange was broken off") if sending.cancelled() else sending.exception()

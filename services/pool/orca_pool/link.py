@@ -3,7 +3,7 @@
 A client library retries and reconnects without saying so. An endpoint must know when that happened, because Redis may
 have forgotten something (docs/design.md, "The request pool"); so this module does both itself. Each exchange has a
 connection of its own. A blocking read keeps one for as long as it waits; a cancelled exchange closes its own, so that
-nobody can read an answer that was meant for another.
+no caller can read an answer that was meant for another.
 
 A bounded number of exchanges is under way at a time; the others wait for their turn. Renewals of leases do not: a lease
 must not expire behind a storm of attaches.
@@ -94,7 +94,7 @@ class _Line(NamedTuple):
 
 
 class NoAnswer(Unavailable):
-    """Nothing came in time, so nobody said why."""
+    """No answer came in time, and so no reason."""
 
 
 class Link:
@@ -259,7 +259,7 @@ class Link:
     async def _copied(self, line: _Line, replicas: int, limit: float) -> None:
         """Returns when what this connection wrote, and all before it, is on the disks of the server and its replicas.
 
-        Raises Unavailable when it is not in time: whoever asked asks again.
+        Raises Unavailable when it is not in time: the caller asks again.
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + limit / 2

@@ -1,4 +1,4 @@
-"""What a master knows of its requests' listeners: so it makes most packets itself, and Redis only passes them on.
+"""A master's record of its requests' listeners: so it makes most packets itself, and Redis only passes them on.
 
 `listeners:ENGINE` has a number that moves with each change (`engine:ID`, field `listeners`). A commit names the number
 at which its packets were right. Where the number is another one, the script makes all packets itself, and tells the
@@ -18,7 +18,7 @@ MOST_READY = 2_000  # in a commit: Lua unpacks each into three of its 8,000 plac
 
 
 class Listener(NamedTuple):
-    """Who listens to a request. endpoint: empty for nobody. address: the first bytes of all packets to the call.
+    """The listener to a request. endpoint: "" without a listener. address: the first bytes of all packets to the call.
 
     key: of the request's tokens, behind its size.
     """

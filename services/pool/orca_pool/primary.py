@@ -1,4 +1,4 @@
-"""Where the primary is: at a URL's address, where Sentinel says, or at the node of a cluster that has the pool."""
+"""Finds the primary: at a URL's address, where Sentinel says, or at the node of a cluster that has the pool."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, cast

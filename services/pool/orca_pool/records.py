@@ -1,4 +1,4 @@
-"""What the pool's operations take and return. Plain values: no Redis, no protobuf."""
+"""Arguments and results of the pool's operations. Plain values: no Redis, no protobuf."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -75,7 +75,7 @@ class Attached:
 
 
 class Standing(NamedTuple):
-    """How a request stands in the pool."""
+    """A request's standing in the pool."""
 
     state: str  # waiting, claimed or ended
     position: int  # in the queue, from 1; 0: it is in none
@@ -92,7 +92,7 @@ class Standing(NamedTuple):
 
 
 class QueueLimits(NamedTuple):
-    """What the queue may hold beside a number of requests. None: no limit."""
+    """The queue's limits beside the number of requests. None: no limit."""
 
     bytes: int | None  # of all records that wait
     tenant_requests: int | None  # of one tenant, waiting or running
@@ -103,7 +103,7 @@ NO_LIMITS = QueueLimits(None, None, None)
 
 
 class Turn(NamedTuple):
-    """Where a request comes into the queue."""
+    """A request's place in the queue as it comes."""
 
     lift: int = 0  # microseconds that are added to its arrival: those of its class (orca_common.priorities)
     weight: float | None = None  # of its tenant, above 0; with it tenants have fair shares, whatever arrived first
@@ -255,7 +255,7 @@ class Look(NamedTuple):
 
 
 class EngineLoad(NamedTuple):
-    """How loaded an engine is, for predictions of when a request of the queue begins and ends."""
+    """An engine's load, for predictions of when a request of the queue begins and ends."""
 
     rows: int  # requests that it can run at a time; 0: none now
     free: int  # slots that nothing has reserved

@@ -1,4 +1,4 @@
-"""What a URL of the pool's Redis says: the servers that are asked first, and behind Sentinels the primary's service."""
+"""Reads a URL of the pool's Redis: the servers that are asked first, and behind Sentinels the primary's service."""
 
 import re
 from typing import NamedTuple

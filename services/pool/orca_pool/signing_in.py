@@ -1,4 +1,4 @@
-"""How a new connection signs in, to Redis as to a Sentinel: a login, our certificate, and a look at the other one."""
+"""Signs a new connection in, to Redis as to a Sentinel: a login, our certificate, and a look at the other one."""
 
 import ssl
 from pathlib import Path

@@ -88,7 +88,7 @@ class SchedulerApp:
         return Scaler(self._pool, scaled, self._scheduler, bounds, settings.shape.pods, metrics)
 
     def _told(self) -> dict[str, Any]:
-        """What the status port tells besides."""
+        """The other fields of the status port's answer."""
         return {
             "engines": self._scheduler.engines(),
             "policy": self._settings.policy,
@@ -134,7 +134,7 @@ class SchedulerApp:
                 tasks.create_task(self._scaler.run())
 
     async def _check_pool(self) -> str | None:
-        """What the log should warn of. Raises Unavailable while the pool is away, which the log tells once."""
+        """Sentences of which the log should warn. Raises Unavailable while the pool is away, which is logged once."""
         try:
             warning = await self._pool.check_durable(self._settings.allow_volatile_redis)
         except Unavailable as error:

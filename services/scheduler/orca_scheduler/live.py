@@ -44,7 +44,7 @@ class Live:
             if not found and quiet < IDLE_LINES:
                 return b""
             last, quiet = found[-1].number if found else last, 0
-            line = self._state() | {"events": [told(kept, self._show_prompts) for kept in found]}
+            line = self._state() | {"events": [event_of(kept, self._show_prompts) for kept in found]}
             if first and not failures_alone:
                 line |= self._all()
             first = False
@@ -66,7 +66,7 @@ class Live:
         return {"held": held, "rows": rows}
 
 
-def told(kept: Kept, show_prompts: bool) -> dict[str, Any]:
+def event_of(kept: Kept, show_prompts: bool) -> dict[str, Any]:
     """A journal's line for a reader: the ids of tokens are in it only where prompts may be shown; otherwise 0 is. The
     same holds for digests of prompts."""
     line = DECODER.decode(kept.line)

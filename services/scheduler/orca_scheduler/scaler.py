@@ -26,7 +26,7 @@ class Decider(Protocol):
         ...
 
     def queue(self) -> tuple[int, float] | None:
-        """How many requests wait, and the age of the first one in seconds; None while the pool does not answer."""
+        """The number of requests that wait, and the first one's age in seconds; None while the pool does not answer."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""How many engines there should be: a pure machine, `step(seen) -> wish`, without a clock and without I/O.
+"""Chooses the number of engines: a pure machine, `step(seen) -> wish`, without a clock and without I/O.
 
 More of them when the first request of the queue has waited for too long: at once as many as the queue fills, at most
 twice as many as there are, and not again for `up_seconds`. Fewer when all requests have fitted into one engine less for
@@ -53,7 +53,7 @@ class Seen:
 
 
 class Wish(NamedTuple):
-    """How many engines there should be, and how many of them should begin requests."""
+    """The number of engines that there should be, and of those that should begin requests."""
 
     engines: int
     beginning: int

@@ -130,7 +130,7 @@ class Scheduler:
         return [master for master, _ in list(self._masters.values())]
 
     def queue(self) -> tuple[int, float] | None:
-        """How many requests wait, and the age of the first one in seconds; None while the pool does not answer.
+        """The number of requests that wait, and the first one's age in seconds; None while the pool does not answer.
 
         May be called in any thread.
         """
@@ -217,7 +217,7 @@ class Scheduler:
             state = engines.get(engine)
             if not may_take(self._name, held, len(known), living):
                 # Streams wait for an engine whose master is silent, and a scheduler that has just started must first
-                # watch the lease. Whoever has watched it takes one at a look; shares are evened out by hand-over.
+                # watch the lease. A scheduler that has watched it takes one at a look; hand-over evens shares out.
                 if beyond or state is None or state.owner in (None, self._name):
                     continue
                 beyond = True

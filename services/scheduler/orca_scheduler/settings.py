@@ -24,7 +24,7 @@ def check_slots(slots: int | None, block_size: int) -> None:
 
 
 def check_roles(roles: str, run_ahead: int) -> int:
-    """How many engines the roles are for; 0: any number. Raises ValueError for roles that cannot be."""
+    """The number of engines that the roles are for; 0: any number. Raises ValueError for roles that cannot be."""
     engines = Roles.parse(roles).engines
     if engines and run_ahead:
         raise ValueError(f"roles: {roles} needs run_ahead=0: a request changes engines with all its tokens known")
@@ -58,7 +58,7 @@ class SchedulerSettings(ServiceSettings, PoolSettings):
     slots: Positive | None = None
     """Tokens whose keys and values an engine holds, rounded down to whole blocks; what memory holds if not given."""
     policy: str = PAPER.name
-    """How batches are chosen: paper (Algorithm 1), even, stall-free, split-fuse, balanced, and parts that differ."""
+    """The choice of batches: paper (Algorithm 1), even, stall-free, split-fuse, balanced, and parts that differ."""
     run_ahead: Annotated[int, Field(ge=0, le=1)] = 0
     """1: a batch's next iteration is issued before its tokens are back, and an end is found one iteration late."""
 
@@ -139,10 +139,10 @@ class SchedulerSettings(ServiceSettings, PoolSettings):
 
     @property
     def shape(self) -> Shape:
-        """How an engine is to be formed."""
+        """The shape in which an engine is formed."""
         return self.shape_of(Role.MIXED)
 
     def shape_of(self, role: Role | None) -> Shape:
-        """How an engine of this role is to be formed."""
+        """The shape in which an engine of this role is formed."""
         sizes = self.tp, self.pp, self.ranks_per_pod, self.block_size, self.slots, self.run_ahead
         return Shape(*sizes, hands_over=role is Role.PREFILL)

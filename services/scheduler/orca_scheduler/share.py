@@ -1,9 +1,9 @@
-"""How the living schedulers share the engines: each computes its own part from what it reads in the pool.
+"""Shares the engines among the living schedulers: each computes its own part from what it reads in the pool.
 
 Of E engines and S schedulers, each scheduler has E // S engines, and E % S of them may have one more. Who may is not
 agreed upon: those that have one more already may keep it, in the order of what they hold and then of their names.
 
-Whoever holds too much knows that another holds too little, since the parts add up to E. It releases one engine at a
+A scheduler with too many engines knows that another has too few, since the parts add up to E. It releases one at a
 time, and none while an engine is free.
 """
 

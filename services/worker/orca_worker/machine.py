@@ -112,7 +112,7 @@ def available_bytes() -> int:
 
 
 def kills() -> int:
-    """How many processes of this pod the kernel has killed for want of memory; 0 where it does not say."""
+    """Counts the processes of this pod that the kernel has killed for want of memory; 0 where it does not say."""
     for path in COUNTERS:
         try:
             lines = path.read_text().splitlines()

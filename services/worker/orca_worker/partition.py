@@ -22,7 +22,7 @@ def share(n: int, parts: int, index: int) -> range:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank stands in its engine."""
+    """A rank's place in its engine."""
 
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
@@ -53,14 +53,14 @@ class Place:
         return self.is_last and self.tensor_rank == 0
 
     def layers(self, count: int) -> range:
-        """Those of the model's `count` layers that its stage runs, in order.
+        """The layers that its stage runs of the model's `count`, in order.
 
         A remainder goes to the first stages, because the last one also has the final norm, the head and the sampling.
         """
         return share(count, self.pipeline_parallel, self.stage)
 
     def tensor_share(self, n: int) -> range:
-        """Those of n things, such as heads, that it has of its stage's."""
+        """Its share of n things of its stage, such as heads."""
         return share(n, self.tensor_parallel, self.tensor_rank)
 
 
@@ -103,7 +103,7 @@ class Slice:
 
 
 def check_stages(layers: int, tensor_parallel: int, pipeline_parallel: int) -> None:
-    """Raises FailedPrecondition with a sentence when a model of so many layers has no such stages."""
+    """Raises FailedPrecondition with a sentence when a model of this number of layers has no such stages."""
     tp, pp = tensor_parallel, pipeline_parallel
     if tp < 1 or pp < 1:
         raise FailedPrecondition(f"an engine of {tp} x {pp} ranks (tp x pp): each must be at least 1")
@@ -113,7 +113,7 @@ def check_stages(layers: int, tensor_parallel: int, pipeline_parallel: int) -> N
 
 @dataclass(frozen=True)
 class RankShare:
-    """What one rank of an engine holds."""
+    """One rank's part of a model."""
 
     stage: int
     tensor_rank: int

@@ -16,16 +16,9 @@ MUTATIONS = [
     ),
     Mutation(
         "percentages of a budget are rounded down",
-        f"{DOCTOR}/budgets.py",
+        f"{DOCTOR}/engines.py",
         "share",
         instead('ceil(int(text.removesuffix("%")) * pods / 100)', 'int(text.removesuffix("%")) * pods // 100'),
-        CHECKS,
-    ),
-    Mutation(
-        "a budget that waits for pods is a fault",
-        f"{DOCTOR}/budgets.py",
-        "now",
-        instead("blocked if healthy else waiting", "blocked"),
         CHECKS,
     ),
     Mutation(

@@ -173,7 +173,7 @@ MUTATIONS = [
     Mutation(
         "a cancelled stream ends as a whole one",
         f"{SERVICE}/openai/stream.py",
-        "told",
+        "chunked",
         drop("check_whole"),
         "tests/endpoint/test_http.py::test_a_stream_that_is_cancelled_elsewhere",
     ),

@@ -22,7 +22,7 @@ async def facts(url: str, *, password: str | None = None, tls_dir: str | None = 
     """Returns the answers to `INFO`, `CONFIG GET` and `TIME`. password, tls_dir: as for `Pool`. Raises Unavailable."""
     link = Link(url, PATIENCE, password=password, tls_dir=tls_dir)
     try:
-        info = told(await link.command("INFO"))
+        info = fields_of(await link.command("INFO"))
         settings = {name: await setting(link, name) for name in ("appendfsync", "maxmemory-policy")}
         seconds, ahead = [], []
         for _ in range(ROUNDS):
@@ -49,7 +49,7 @@ async def facts(url: str, *, password: str | None = None, tls_dir: str | None = 
     }
 
 
-def told(text: bytes) -> Mapping[str, str]:
+def fields_of(text: bytes) -> Mapping[str, str]:
     lines = (line.partition(":") for line in text.decode().splitlines())
     return {name: value for name, colon, value in lines if colon}
 

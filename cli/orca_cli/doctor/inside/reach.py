@@ -1,14 +1,12 @@
-"""Runs in a pod: tries names and ports, and tells its clock. Needs Python, and orca_pool for the pool's address.
+"""Runs in a pod: tries names and ports, reads its clock, and the format of a worker's weights. Needs our packages.
 
-It prints {} when it has started, and reads a line of JSON: {"targets": [[host, port], ..], "status_port": ..}. Without
-a port the name is only resolved; an empty host stands for the address in the pod's own setting redis_url, or for the
-first Sentinel there that is reached. Then it prints {"now": ..} at once, and at the end
-{"answers": [[answer, seconds], ..], "unready": "..", "cuda": ".."}.
+It prints {} when it has started, and reads a line of JSON: {"targets": [[host, port], ..], "status_port": ..,
+"model": ..}; the model is empty but in workers. Without a port the name is only resolved; an empty host stands for the
+address in the pod's own setting redis_url, or for the first Sentinel there that is reached. Then it prints {"now": ..}
+at once, and at the end {"answers": [[answer, seconds], ..], "unready": "..", "weights": ".."}.
 """
 
-import importlib.util
 import json
-import re
 import socket
 import sys
 import time
@@ -61,14 +59,18 @@ def unready(status_port: int) -> str:
         return ""
 
 
-def cuda() -> str:
-    """The CUDA that this pod's torch is built for; "" without torch or for a CPU alone. Torch is not imported."""
-    found = importlib.util.find_spec("torch")
-    if found is None or found.origin is None:
+def weights(model: str) -> str:
+    """Names the format of the weights in a model's files; "" without a folder, and where they cannot be read."""
+    if not model or not Path(model).exists():  # a name on the hub would be downloaded
         return ""
-    text = (Path(found.origin).parent / "version.py").read_text()
-    version = re.search(r"^cuda\b.*=\s*['\"]([\d.]+)['\"]", text, re.MULTILINE)
-    return version[1] if version else ""
+    from orca_common.checkpoint import read_checkpoint, resolve_model
+    from orca_common.errors import FailedPrecondition
+    from orca_worker.models.families import layout_sentence
+
+    try:
+        return layout_sentence(read_checkpoint(resolve_model(model))) or "floating-point numbers"
+    except (FailedPrecondition, OSError):
+        return ""
 
 
 def main() -> None:
@@ -77,7 +79,9 @@ def main() -> None:
     print(json.dumps({"now": time.time()}), flush=True)
     with ThreadPoolExecutor(16) as threads:
         answers = list(threads.map(lambda target: attempt(*target), asked["targets"]))
-    print(json.dumps({"answers": answers, "unready": unready(asked["status_port"]), "cuda": cuda()}))
+    print(
+        json.dumps({"answers": answers, "unready": unready(asked["status_port"]), "weights": weights(asked["model"])})
+    )
 
 
 if __name__ == "__main__":

@@ -542,7 +542,7 @@ inline void runs(const Attention& a, int head, int64_t first, int n, F use) {
   }
 }
 
-// Where a tile's keys (and values) of a call's first head begin in the cache. Behind the last it repeats the last.
+// Where a tile's keys (and values) of a call's first head begin in the cache. Entries past the last repeat it.
 struct Places {
   int n;  // of them that are there
   size_t at[KEYS];
@@ -555,7 +555,7 @@ struct Places {
   }
 };
 
-// A tile's keys or values of one head, rows of d elements. Whoever reads row j asks for row j of what is read next.
+// A tile's keys or values of one head, rows of d elements. A reader of row j prefetches row j of what is read next.
 template <class T>
 struct Rows {
   const T* begin;

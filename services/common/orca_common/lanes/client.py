@@ -25,7 +25,7 @@ CODES = {str(code.value[0]): code for code in grpc.StatusCode}  # type: ignore[i
 
 
 class Status(NamedTuple):
-    """How a call has ended."""
+    """The end of a call."""
 
     code: grpc.StatusCode
     details: str

@@ -33,7 +33,7 @@ LEAVING = "the server is leaving"
 
 
 class Stream(Protocol):
-    """What a connection tells one of its calls."""
+    """A connection's events for one of its calls."""
 
     def headers(self, fields: dict[str, str]) -> None:
         """The other side's header, or its trailers."""

@@ -59,7 +59,7 @@ class MessageReply(Reply):
             "type": "message",
             "role": "assistant",
             "model": self._model,
-            "content": [told(*block) for block in self._blocks],
+            "content": [with_text(*block) for block in self._blocks],
             "stop_reason": self._reason,
             "stop_sequence": self._stop,
             "usage": self._usage(),
@@ -105,7 +105,7 @@ class MessageReply(Reply):
         return sent
 
 
-def told(block: dict[str, Any], said: str) -> dict[str, Any]:
+def with_text(block: dict[str, Any], said: str) -> dict[str, Any]:
     """A whole block with its text, or its arguments as an object, which are closed where they were cut. Raises
     FailedPrecondition."""
     if block["type"] == "text":

@@ -41,7 +41,7 @@ NOT_OUR_FAULT = (Cancelled, DeadlineExceeded, asyncio.CancelledError, type(None)
 
 @dataclass(frozen=True)
 class CallLimits:
-    """What one call may cost its endpoint."""
+    """The bounds of one call's cost to its endpoint."""
 
     pool_patience: float  # seconds that a new call waits for an absent pool
     buffer: int  # tokens kept for a client that does not read
@@ -414,7 +414,7 @@ class Call:
         return answer.finish if isinstance(answer, Attached) else None
 
     def _grace(self, error: BaseException | None) -> Grace:
-        """How long the request that this call leaves behind may live on. The pool knows its own detach grace, which a
+        """How long the request that this call leaves may live on. The pool knows its own detach grace, which a
         call that never was attached has not seen."""
         if isinstance(error, DataLoss):
             return Grace(0.0)

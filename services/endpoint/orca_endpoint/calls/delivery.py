@@ -34,14 +34,14 @@ NEVER_ATTACHED = (records.Refusal.FEWER_TOKENS, records.Refusal.OTHER_TOKENS)
 
 
 class Grace(NamedTuple):
-    """How long a request lives on without a listener: the larger of both, in seconds."""
+    """The time for which a request lives on without a listener: the larger of both, in seconds."""
 
     seconds: float | None = None  # None: the detach grace that the request was submitted with
     at_least: float = 0.0
 
 
 class Listener(Protocol):
-    """What delivery needs of a call."""
+    """A call's interface to delivery."""
 
     @property
     def request_id(self) -> str: ...

@@ -1,4 +1,4 @@
-"""What both doors do: admit requests, open calls, describe the model."""
+"""The work that both doors share: admit requests, open calls, describe the model."""
 
 import asyncio
 import logging
@@ -230,7 +230,7 @@ class Endpoint:
         )
 
     async def _keys(self, record: PoolRequest, tenant: str, host: str) -> bytes:
-        """Those of a request's blocks, by which the pool finds the engine that has most of its prefix; b"" for none."""
+        """Keys of a request's blocks, by which the pool finds the engine with most of its prefix; b"" without any."""
         rule = self._reservation
         if rule is None or scores_prompt(record.sampling):
             return b""
@@ -269,7 +269,7 @@ class Endpoint:
         )
 
     def _turn(self, asked: int, check: Fields, tenant: str) -> Turn:
-        """Where a tenant's request comes into the queue. asked: its `priority`. Raises InvalidArgument."""
+        """The place of a tenant's request in the queue as it comes. asked: its `priority`. Raises InvalidArgument."""
         grant = self._grant_of(tenant)
         if asked not in (0, *Priority):
             raise check.error("priority", f"is {asked}, which is no class: {', '.join(CLASSES)}")

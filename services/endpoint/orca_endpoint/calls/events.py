@@ -1,4 +1,4 @@
-"""What a call shows its client: Accepted once, Prompted once where it was asked for, each Token once and in order,
+"""A call's events for its client: Accepted once, Prompted once where asked for, each Token once and in order,
 Finished once.
 
 Both doors turn these events into their own messages. A stream that ends in any other way ends with an OrcaError.

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class Outcome:
-    """How a call ended: a gRPC status by name, and a reason: an ErrorReason, a FinishReason or CLIENT_GONE."""
+    """The end of a call: a gRPC status by name, and a reason: an ErrorReason, a FinishReason or CLIENT_GONE."""
 
     def __init__(self, error: BaseException | None, finished: Reason | None, overdue: bool) -> None:
         """overdue: the deadline has passed, or nearly. gRPC ends a call at its deadline as if its client had left."""
@@ -55,7 +55,7 @@ class Door(Protocol):
 
 
 class Served(Protocol):
-    """What the line tells of a request that its call served."""
+    """The line's fields about a request that its call served."""
 
     request_id: str
     outcome: Outcome | None  # None: it has not ended

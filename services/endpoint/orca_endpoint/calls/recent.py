@@ -1,4 +1,4 @@
-"""What somebody else tells, kept for a short time: however many ask, that one is asked now and then."""
+"""Answers of others, kept for a short time: however many callers ask, the source is asked now and then."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -71,7 +71,7 @@ class Transcript:
 
     @property
     def unproven(self) -> tuple[int, bytes]:
-        """What the pool compares before it lets this call take over: how many tokens the client saw, their digest."""
+        """Count and digest of the tokens that the client saw; the pool compares them before this call takes over."""
         return (0, b"") if self.accepted else (self._from_index, self._digest)
 
     @property
@@ -80,7 +80,7 @@ class Transcript:
         return self._from_index > 0
 
     def answer(self, attached: Attached) -> Iterator[Event]:
-        """What the answer of a submit or an attach adds. Raises DataLoss, or the error that ended the request."""
+        """Events that the answer of a submit or attach adds. Raises DataLoss, or the error that ended the request."""
         if not self.accepted:
             self.accepted = True
             self.record = PoolRequest.FromString(attached.record)
@@ -130,7 +130,7 @@ class Transcript:
             yield from self._end(finish, "heal")
 
     def packet(self, packet: Packet) -> Iterator[Event]:
-        """What a packet adds: nothing after a gap. Raises DataLoss, or the error that ended the request."""
+        """The events that a packet adds: none after a gap. Raises DataLoss, or the error that ended the request."""
         if self._wants_prompt and packet.tokens:
             self.next = "attach"  # the prompt's logprobs are in its answer
             return iter(())

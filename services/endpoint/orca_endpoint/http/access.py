@@ -1,4 +1,4 @@
-"""Who may come in over HTTP: a client by its certificate, and a call by its API key, before its body is read."""
+"""Admits callers over HTTP: a client by its certificate, and a call by its API key, before its body is read."""
 
 import asyncio
 from collections.abc import Mapping

@@ -28,7 +28,7 @@ class Body:
         self._raw, self.held = raw, held
 
     def take(self) -> bytes:
-        """The bytes, once: nobody else keeps them."""
+        """The bytes, once: no other object keeps them."""
         raw, self._raw = self._raw, b""
         return raw
 

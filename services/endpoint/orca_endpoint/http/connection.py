@@ -42,7 +42,7 @@ class ConnectionLimits:
 
 
 class Place:
-    """What one connection takes of the limits."""
+    """One connection's share of the limits."""
 
     def __init__(self, limits: ConnectionLimits, peer: str) -> None:
         self._limits, self._peer, self._held = limits, peer, True
@@ -152,7 +152,7 @@ class GuardedConnection(HttpToolsProtocol):
 
     # -- what goes out
     def send_400_response(self, msg: str) -> None:
-        """What is no HTTP; uvicorn would answer in plain text."""
+        """Answers bytes that are no HTTP; uvicorn would answer in plain text."""
         self._refuse(400, msg)
 
     def pause_writing(self) -> None:

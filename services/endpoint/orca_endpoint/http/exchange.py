@@ -30,7 +30,7 @@ LONGEST = 1e9  # seconds that a client may ask for: three decades, which the mes
 
 
 class Exchange(ABC):
-    """A method as an ASGI application. A Starlette endpoint would not hear that its client leaves."""
+    """A method as an ASGI application. A Starlette endpoint would not notice that its client leaves."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer = Answer(scope, receive, send)

@@ -1,7 +1,7 @@
 """Accepts a door's connections: each is counted before it says anything, and a TLS handshake has an end.
 
 Other servers, uvicorn's and asyncio's, count a connection of TLS only after its handshake, for which asyncio gives it a
-minute. So a stranger could hold descriptors that nobody counts.
+minute. So a stranger could hold descriptors that no limit counts.
 """
 
 import asyncio
@@ -94,7 +94,7 @@ class Listener:
         )
 
     async def _first_byte(self, connection: socket.socket) -> bytes:
-        """What the client sends first; it stays to be read. Empty: it has left."""
+        """Peeks at the client's first bytes, which stay to be read. Empty: it has left."""
         connection.setblocking(False)
         came = asyncio.Event()
         self._loop.add_reader(connection, came.set)

@@ -48,7 +48,7 @@ class UsageIn(NamedTuple):
 
 
 class SeenTo(NamedTuple):
-    """How far a client has seen a stream: the id of an event, and where a stream is taken up. Behind the last token
+    """A client's place in a stream: the id of an event, and where a stream is taken up. Behind the last token
     come one or two events more: a text that was held back, as the beginning of a stop string, and the end."""
 
     tokens: int

@@ -1,6 +1,6 @@
 """Bodies of HTTP requests as JSON, with nothing left over in silence.
 
-Whoever reads a field here gets InvalidArgument with the field's name for a value of another type.
+Readers raise InvalidArgument with the field's name for a wrong type.
 """
 
 import re
@@ -9,7 +9,7 @@ from typing import Any
 
 from orca_common import strict_json
 from orca_common.errors import InvalidArgument
-from orca_common.spelling import meant
+from orca_common.spelling import suggestion
 
 HALF = re.compile(rb"\\u[dD][89a-fA-F]")  # a half of a surrogate pair, or the first of both
 DIGITS = 10  # of the largest number that `whole` takes
@@ -53,7 +53,7 @@ def check_names(given: Iterable[str], known: Collection[str], prefix: str = "") 
     """Raises InvalidArgument for the first name that is not known."""
     for name in given:
         if name not in known:
-            raise InvalidArgument(prefix + text(name, "body"), "is not known to Orca" + meant(name, known, prefix))
+            raise InvalidArgument(prefix + text(name, "body"), "is not known to Orca" + suggestion(name, known, prefix))
 
 
 def get(body: Mapping[str, Any], name: str, kind: type, what: str, default: Any, field: str | None = None) -> Any:

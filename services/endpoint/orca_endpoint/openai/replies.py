@@ -21,7 +21,7 @@ from ..text.tool_calls import CallPart
 from .answer import Choice, headers_of, relaxed_header
 from .generations import calls_of, together
 from .request import Asked
-from .stream import Chunks, Stream, told
+from .stream import Chunks, Stream, chunked
 
 
 class Reply(Chunks):
@@ -114,7 +114,7 @@ class Replies(Exchange, ABC, Generic[Q]):
                 await stream.end(None)
             else:
                 headers = more
-                async for accepted, _ in told(events, [choice], reply, name):
+                async for accepted, _ in chunked(events, [choice], reply, name):
                     headers = headers if accepted is None else {**headers_of(name, accepted), **more}
                 await answer.whole(JSONResponse(reply.whole(), headers=headers))
 

@@ -70,7 +70,7 @@ class ChoiceChunks(Chunks):
         return f'{number}data: {self._head},"choices":[{body}]{counts}}}\n\n'.encode()
 
 
-async def told(
+async def chunked(
     events: Numbered, choices: Sequence[Choice], chunks: Chunks, name: str
 ) -> AsyncIterator[tuple[Accepted | None, bytes]]:
     """Turns events that are there together into chunks, with the one that begins a choice. Raises Cancelled."""
@@ -101,7 +101,7 @@ class Stream:
             await self._write(events, choices, name)
 
     async def _write(self, events: Numbered, choices: Sequence[Choice], name: str) -> None:
-        async for accepted, sent in told(events, choices, self._chunks, name):
+        async for accepted, sent in chunked(events, choices, self._chunks, name):
             if accepted is not None and not self._answer.started:
                 headers = {**headers_of(name, accepted), **self._more}
                 await self._answer.start_stream(headers, self._chunks.failed)

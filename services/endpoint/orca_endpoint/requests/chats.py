@@ -59,12 +59,12 @@ class Chats:
 
     @property
     def syntax(self) -> str:
-        """How the model spells calls of tools; empty where a chat cannot have them."""
+        """The model's spelling of calls of tools; empty where a chat cannot have them."""
         syntax = self._template.tool_use.syntax if self._template is not None else None
         return syntax.name if syntax is not None else ""
 
     def tool_syntax(self, chat: Chat, names: Names) -> Syntax | None:
-        """How calls are spelled in the answer to a chat; None where it has no tools. Raises InvalidArgument, and
+        """The spelling of calls in the answer to a chat; None where it has no tools. Raises InvalidArgument, and
         FailedPrecondition for a model that cannot have them. The compiler of forms checks the tools themselves."""
         if not chat.tools:
             for field in ("tool_choice", "tool_names", "one_tool_call"):

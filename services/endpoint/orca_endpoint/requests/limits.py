@@ -1,4 +1,4 @@
-"""What strangers may cost an endpoint: counts and bytes that both doors share, and its descriptors."""
+"""Bounds of what strangers cost an endpoint: counts and bytes that both doors share, and its descriptors."""
 
 import logging
 import resource
@@ -139,7 +139,7 @@ def full(sentence: str) -> ResourceExhausted:
 
 
 def connections_allowed(wanted: int, doors: int = 2) -> int:
-    """How many connections each of the doors may have: `wanted`, or what the limit of descriptors leaves.
+    """The number of connections that each door may have: `wanted`, or what the limit of descriptors leaves.
 
     Raises this process's limit as far as it may.
     """

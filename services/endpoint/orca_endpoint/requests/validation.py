@@ -356,7 +356,7 @@ class Fields:
         self._names = names
 
     def name(self, field: str) -> str:
-        """What the caller calls a field of ours."""
+        """The caller's name for a field of ours."""
         return self._names.get(field) or (field.removeprefix("sampling.") if self._names else field)
 
     def error(self, field: str, problem: str, position: int | None = None, place: str = "") -> InvalidArgument:

@@ -208,7 +208,7 @@ class Environment(ImmutableSandboxedEnvironment):
 
 
 def size_of(factor: Any) -> int:
-    """How much larger a factor may make a product: a number's value where the other one is a text or a list."""
+    """The growth of a product by a factor: a number's value where the other one is a text or a list."""
     if isinstance(factor, int):
         return max(abs(factor), 1)
     return len(factor) if isinstance(factor, str | list | tuple) else 1

@@ -52,7 +52,7 @@ def open_tokenizer(path: Path, added: Sequence[AddedToken] = ()) -> Tokenizer:
 
 
 def expansion(part: Any) -> float:
-    """How many characters a normalizer or decoder may make of one, as its replacements say.
+    """The number of characters that a normalizer or decoder may make of one, by its replacements.
 
     A sequence multiplies what its parts do. An empty match or a pattern of one character is taken for a replacement.
     """

@@ -1,4 +1,4 @@
-"""How models spell calls of tools in their answers: the syntaxes, which of them a template speaks, and their reader.
+"""Spellings of calls of tools in models' answers: the syntaxes, which of them a template speaks, and their reader.
 
 An answer with calls is
 
@@ -18,7 +18,7 @@ ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
 class Syntax(NamedTuple):
-    """How a family of models spells calls."""
+    """The spelling of calls by a family of models."""
 
     name: str
     trigger: str  # the beginning of `first`; it is in no text
@@ -193,7 +193,7 @@ class CallReader:
         return (before, after) if found else (None, "")
 
     def _end_in(self, piece: str) -> int:
-        """How many characters of a piece are the arguments', whose end changes the state."""
+        """Counts the characters of a piece that belong to the arguments, whose end changes the state."""
         for n, character in enumerate(piece):
             if self._escaped:
                 self._escaped = False

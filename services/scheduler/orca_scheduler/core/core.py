@@ -43,8 +43,8 @@ class EngineLost:
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """Requests were claimed from the pool. One that the core has already is ignored. One that is larger than the engine
-    goes back, and without an engine all do."""
+    """Requests were claimed from the pool. Those that the core has already are ignored. Requests larger than the
+    engine, or arriving without one, are given back."""
 
     now: float
     requests: tuple[Arrival, ...]
@@ -226,7 +226,7 @@ _outcome = partial(cast(Any, tuple).__new__, Outcome)
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What may be claimed from the pool."""
+    """The room for requests that may be claimed from the pool."""
 
     requests: int
     slots: int
@@ -292,7 +292,7 @@ class Core:
         return tuple(self._kept.values())
 
     def room(self) -> Room:
-        """How many more requests, with how many slots, could start now."""
+        """The number of further requests that could start now, and their slots."""
         if not self._formed or self._draining:
             return Room(0, 0)
         slots = self.memory.room(request for request in self._pool if request.row is None)

@@ -1,4 +1,4 @@
-"""How an iteration is filled, where not by Algorithm 1 as it stands: even batches, and prompts in parts.
+"""Fills iterations in other ways than Algorithm 1 as it stands: even batches, and prompts in parts.
 
 Sources: Agrawal et al., "Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve" (2403.02310) for
 `stall_free`; Holmes et al., "DeepSpeed-FastGen" (2401.08671) for `split_fuse`. All keep the paper's order: first come,

@@ -15,7 +15,7 @@ from .request import Request
 
 
 class Admitted(NamedTuple):
-    """Where a request begins: in a row, with these blocks."""
+    """A request's beginning: its row, and its blocks."""
 
     row: int
     blocks: tuple[int, ...]

@@ -48,7 +48,7 @@ class Policy(Protocol):
 
     @property
     def drafts(self) -> str:
-        """Where drafts come from: "ngram", the text itself; "off": from nowhere, as far as masters are concerned."""
+        """The source of drafts: "ngram", the text itself; "off": from nowhere, as far as masters are concerned."""
         ...
 
     @property

@@ -24,7 +24,7 @@ class Index:
         self.removed = 0  # how often a key has gone; a beginning that was found is there as long as none has
 
     def reach(self, keys: Sequence[str], known: int, most: int) -> int:
-        """How many blocks `longest` finds of these keys, `most` at most, where it is known that it finds `known`."""
+        """The number of blocks, `most` at most, that `longest` finds of these keys, if it is known to find `known`."""
         count, blocks = min(known, most), self.blocks
         while count < most and keys[count + 1] in blocks:
             count += 1

@@ -17,7 +17,7 @@ class Role(StrEnum):
 
 
 class Roles(NamedTuple):
-    """How many engines have each role, in the order of their numbers. None of either: all are mixed."""
+    """The number of engines of each role, in the order of their numbers. None of either: all are mixed."""
 
     prefill: int = 0
     decode: int = 0
@@ -45,7 +45,7 @@ class Roles(NamedTuple):
 
     @property
     def engines(self) -> int:
-        """How many engines there must be; 0: any number."""
+        """The number of engines that there must be; 0: any number."""
         return self.prefill + self.decode
 
     def of(self, engine: str) -> Role | None:

@@ -1,1 +1,1 @@
-"""Which engines there may be, and where their pods are (docs/design.md, "Discovery")."""
+"""Which engines there may be, and where their pods are (docs/engines.md, "Discovery")."""

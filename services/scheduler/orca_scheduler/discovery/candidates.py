@@ -1,4 +1,4 @@
-"""What a discovery tells: the engines that there may be."""
+"""Candidates: the engines that there may be, as a discovery reports them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,14 +29,14 @@ class Discovery(Protocol):
 
     @property
     def notices(self) -> Sequence[str]:
-        """What an operator should know, as sentences: what cannot be read, which pods idle, why an update waits.
+        """Sentences for an operator: what cannot be read, which pods idle, why an update waits.
 
         May be called in any thread.
         """
         ...
 
     async def run(self, discovered: Callable[[Sequence[Candidate]], None]) -> Never:
-        """Calls `discovered` with all candidates, now and after every change. What cannot be read changes nothing."""
+        """Calls `discovered` with all candidates, now and after every change. Failed reads keep the previous state."""
         ...
 
     async def replace(self, engine: str) -> None:
@@ -63,7 +63,7 @@ class Scaled(Protocol):
 
     @property
     def size(self) -> Size | None:
-        """How many engines there are to be, as it was seen last; None: not known yet."""
+        """The number of engines that there are to be, as it was seen last; None: not known yet."""
         ...
 
     @property

@@ -1,4 +1,4 @@
-"""Which pods make which engine, and which make none (docs/design.md, "Discovery"). Pure."""
+"""Which pods make which engine, and which make none (docs/engines.md, "Discovery"). Pure."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -83,7 +83,7 @@ def why_spare(pod: WorkerPod, workers: WorkerSet, pods_per_engine: int) -> str:
 
 
 def _sentence(engine: Engine, lacking: Callable[[WorkerPod], bool]) -> str:
-    """What is the matter with the pods that are lacking, as a sentence."""
+    """Says why the engine lacks pods."""
     troubles = [
         (name, pod.trouble if pod is not None else "does not exist yet")
         for name, pod in zip(engine.names, engine.pods, strict=True)

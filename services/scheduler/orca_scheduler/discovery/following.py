@@ -1,4 +1,4 @@
-"""A copy of a collection in Kubernetes, kept by list and watch. What cannot be read changes nothing."""
+"""A copy of a collection in Kubernetes, kept by list and watch. Failed reads keep the previous state."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ FIRST_RETRY, LONGEST_RETRY = 0.2, 5.0  # seconds: news of pods is wanted within 
 
 
 class Follower:
-    """Follows one collection. `changed` hears of every change of `objects` and of `trouble`."""
+    """Follows one collection. `changed` is called at every change of `objects` and of `trouble`."""
 
     def __init__(
         self, kubernetes: Kubernetes, collection: Callable[[], Collection], changed: Callable[[], None]

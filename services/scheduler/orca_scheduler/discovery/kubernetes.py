@@ -46,7 +46,7 @@ class Trouble(Unavailable):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How long a call may take, in seconds."""
+    """The bound of a call, in seconds."""
 
     answer: float = 10.0
     watch: int = 30  # after which the server ends a watch: a connection that died in silence is noticed soon after

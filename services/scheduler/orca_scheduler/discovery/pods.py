@@ -158,7 +158,7 @@ def _trouble(status: Manifest, conditions: Mapping[str, Manifest], leaving: bool
 
 
 def _container(container: Manifest, kind: str) -> tuple[str, bool] | None:
-    """What keeps a container from being ready, and whether waiting alone will not help; None: nothing."""
+    """Says what keeps a container from being ready, and whether waiting will not help; None: it is ready."""
     if container.get("ready"):
         return None
     name, state = container["name"], container.get("state", {})

@@ -1,4 +1,4 @@
-"""Whose turn it is to get pods of a new revision, and how far it has come (docs/design.md, "Updates by engine"). Pure.
+"""Whose turn it is to get pods of a new revision, and how far it has come (docs/engines.md, "Updates by engine"). Pure.
 
 Every scheduler computes this from the same objects, so that at most one engine is down by a rollout, without a lock.
 """
@@ -15,7 +15,7 @@ STOPPED_AFTER = 300.0  # seconds: weights may take minutes; an engine of new pod
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """How far a revision has come."""
+    """The progress of a revision."""
 
     revision: str  # "" as long as it is not known which one the pods should have
     outdated: tuple[Engine, ...]  # engines that have older pods
@@ -57,7 +57,7 @@ def gets_other_model(engine: Engine, workers: WorkerSet) -> bool:
 
 
 def progress(state: Rollout) -> str:
-    """What an update does now, as a sentence; "" when there is none."""
+    """Says what an update does now; "" without an update."""
     if not state.outdated:
         return ""
     count = "1 engine has" if len(state.outdated) == 1 else f"{len(state.outdated)} engines have"
@@ -68,7 +68,7 @@ def progress(state: Rollout) -> str:
 
 
 class State(StrEnum):
-    """How a revision stands."""
+    """The standing of a revision."""
 
     PROGRESSING = "Progressing"
     FINISHED = "Finished"  # all engines have ready pods of it
@@ -77,7 +77,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How the current revision stands, for tools that wait for it."""
+    """The standing of the current revision, for tools that wait for it."""
 
     state: State
     message: str  # a sentence

@@ -1,4 +1,4 @@
-"""How many engines a StatefulSet has, and how many of them begin requests. Pure.
+"""The number of engines of a StatefulSet, and of those that begin requests. Pure.
 
 The last engines finish before their pods are taken away. The scheduler that decides it writes it on the StatefulSet, so
 that each scheduler has the engines that it masters finish. The number counts for the generation of the specification

@@ -105,7 +105,7 @@ class StatefulSetDiscovery:
 
     @property
     def size(self) -> Size | None:
-        """How many engines there are to be, as it was seen last; None before."""
+        """The number of engines that there are to be, as it was seen last; None before."""
         return None if self._workers is None else size_of(self._workers, self._pods_per_engine)
 
     async def resize(self, seen: Size, engines: int, beginning: int, why: str) -> None:
@@ -163,7 +163,7 @@ class StatefulSetDiscovery:
         return View(workers, self._pods_per_engine, tuple(wanted), tuple(left), rollout(workers, wanted))
 
     def _as_deleted(self, pod: WorkerPod) -> WorkerPod:
-        """A pod that is known to be deleted before a watch has said so: nobody must dial it any more."""
+        """The pod, as a deleted one if that is known before a watch has said so: no master may dial it any more."""
         if pod.uid not in self._deleted:
             return pod
         return replace(pod, ip="", leaving=True, ready=False, trouble="is being deleted", failing=False)

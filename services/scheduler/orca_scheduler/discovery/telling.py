@@ -1,4 +1,4 @@
-"""What discovery says to Kubernetes: conditions of pods, annotations of the StatefulSet, Events of both.
+"""Discovery's messages to Kubernetes: conditions of pods, annotations of the StatefulSet, Events of both.
 
 Every scheduler says the same, under the same names, so that nothing is said twice. Nothing depends on whether it is
 heard: who may not say it logs that once, and goes on.
@@ -52,7 +52,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """What was said last about something."""
+    """The last message about an object."""
 
     what: object  # None: it was not heard
     at: float
@@ -70,7 +70,7 @@ def set_event(workers: WorkerSet, reason: str, message: str, of: str = "", *, wa
 
 
 def conditions(view: View) -> Iterator[tuple[WorkerPod, Condition]]:
-    """What the condition IN_ENGINE of each pod should be."""
+    """The condition IN_ENGINE that each pod should have."""
     for engine in view.engines:
         for number, pod in enumerate(engine.pods, 1):
             if pod is not None and not pod.leaving:
@@ -81,7 +81,7 @@ def conditions(view: View) -> Iterator[tuple[WorkerPod, Condition]]:
 
 
 def refusals(view: View, reasons: Mapping[str, str | None]) -> Iterator[tuple[WorkerPod, Condition]]:
-    """What the condition REFUSED of pods should be. `reasons`: of the engines that this scheduler masters."""
+    """The condition REFUSED that pods should have. `reasons`: of the engines that this scheduler masters."""
     for engine in view.engines:
         for pod in engine.pods:
             if pod is None or pod.leaving or engine.name not in reasons:
@@ -99,7 +99,7 @@ class Updates:
         self._revision = ""  # that is being rolled out
 
     def news(self, view: View) -> list[Event]:
-        """What has happened since the last view."""
+        """The Events since the last view."""
         workers, state = view.workers, view.rollout
         happened: list[Event] = []
         if state.outdated and state.revision != self._revision:

@@ -33,7 +33,7 @@ List = Callable[[Collection], Awaitable[Iterable[Manifest]]]
 
 
 async def look(list_of: List, release: str, now: float) -> Standing:
-    """How the current revision of a release's workers stands; `now` in seconds since 1970.
+    """The standing of the current revision of a release's workers; `now` in seconds since 1970.
 
     Raises FailedPrecondition when there are no workers of it, Unavailable when Kubernetes does not tell.
     """

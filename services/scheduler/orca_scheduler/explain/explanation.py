@@ -99,7 +99,7 @@ def explain(request: str, histories: Iterable[History], standing: Standing | Non
     wall clock, the end of a request that lives.
     """
     found = list(histories)
-    return _Story(request if standing is not None else _id_of(request, found), found, standing, now).told()
+    return _Story(request if standing is not None else _id_of(request, found), found, standing, now).explanation()
 
 
 def _id_of(name: str, histories: Iterable[History]) -> str:
@@ -130,7 +130,7 @@ class _Story:
         self._parts: list[Part] = []
         self._cursor = last
 
-    def told(self) -> Explanation | None:
+    def explanation(self) -> Explanation | None:
         if not self._stays and self._standing is None:
             return None
         if not self._submitted:
@@ -367,7 +367,7 @@ def _names(holders: Sequence[Stay], at: int, count: int) -> dict[str, int]:
 
 
 def _state_of(reason: str) -> str:
-    """How a request ended, as one word where there is one."""
+    """Names a request's end, by one word where there is one."""
     return {
         "LENGTH": "finished",
         "EOS": "finished",

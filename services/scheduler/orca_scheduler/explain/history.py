@@ -149,7 +149,7 @@ class History:
         return self.batches[first:last]
 
     def state_at(self, at: int) -> State | None:
-        """How the engine stood at a moment; None: nothing tells."""
+        """The engine's state at a moment; None: no journal has it."""
         n = bisect_right(self.states, at, key=lambda state: state.at) - 1
         return self.states[n] if n >= 0 else None
 
@@ -348,7 +348,7 @@ class History:
             self._leave(stay, at, why)
 
     def _let_go(self, claims: Iterable[int]) -> None:
-        """Those that were handed over give up their slots."""
+        """Frees the slots of requests that were handed over."""
         for stay in filter(None, (self._kept.pop(claim, None) for claim in claims)):
             self._reserved -= stay.slots
 

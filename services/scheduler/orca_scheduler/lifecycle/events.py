@@ -1,4 +1,4 @@
-"""What the lifecycle of an engine is told (events), and what it decides (actions).
+"""The lifecycle's inputs (events) and decisions (actions).
 
 `life` numbers the attempts of one term to form the engine and run it, from Dial to HangUp. Events
 that come from ranks or answer an action carry their life's number; those of an earlier life change nothing.
@@ -79,7 +79,7 @@ class Listens:
 
 
 class Formation(NamedTuple):
-    """How a rank is formed, in whatever epoch."""
+    """A rank's formation, in whatever epoch."""
 
     tp: int
     pp: int
@@ -91,7 +91,7 @@ class Formation(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """Where a rank stands as a member of an epoch. Epoch 0: it is a member of none."""
+    """A rank's standing as a member of an epoch. Epoch 0: it is a member of none."""
 
     epoch: int
     iteration: int  # the last one that it ran
@@ -101,7 +101,7 @@ class Standing(NamedTuple):
 
 
 class Model(NamedTuple):
-    """What all services of a release must agree on. Engines may differ in their weights."""
+    """The values on which all services of a release must agree. Engines may differ in their weights."""
 
     digest: str
     max_positions: int

@@ -200,7 +200,7 @@ State = (
 
 @dataclass(slots=True)
 class Known:
-    """What is known of a rank, so that a verdict can name it. Host and iteration outlive a life."""
+    """The facts about a rank by which a verdict names it. Host and iteration outlive a life."""
 
     address: str = "an unknown address"
     host: str = "unknown"
@@ -306,7 +306,7 @@ class Lifecycle:
         return self.shape.places()
 
     def formation(self, rank: int) -> Formation:
-        """How a rank of this engine is to be formed."""
+        """The formation of a rank of this engine."""
         shape, place = self.shape, self.places[rank]
         return_tokens = shape.run_ahead > 0 and shape.ranks > 1  # one rank has its own
         at = place.stage, place.tensor_rank
@@ -416,7 +416,7 @@ class Lifecycle:
     # -- greeting
 
     def _next_life(self, now: float) -> list[LifeAction]:
-        """Dials, unless nobody wants this engine any more, or its pods are not all there, or too old."""
+        """Dials, unless this engine is not wanted any more, or its pods are not all there, or too old."""
         if self.leaving or self.pods is None:
             return self._close(now)
         if self._replaces(now):
@@ -435,7 +435,7 @@ class Lifecycle:
         return [Dial(self.life, self.dialed)]
 
     def _greeting_bounds(self, greeting: Greeting) -> list[tuple[float, str]]:
-        """How long the parts of a greeting may take: until when, and what was not there by then."""
+        """The bounds of a greeting's parts: the moment, and the sentence about what was not there by then."""
         bounds: list[tuple[float, str]] = []
         if len(self.greeted) < self.shape.ranks:  # else the pool is asked, which may be away for long
             bounds.append((greeting.since + timers.START, "ranks"))
@@ -566,7 +566,7 @@ class Lifecycle:
         self.verdict_at = judged if self.verdict_at is None else min(self.verdict_at, judged)
 
     def _all_answered(self, now: float) -> None:
-        """Nobody is silent, so ranks that only complain about neighbours have no sure suspicion to wait for."""
+        """No rank is silent, so ranks that only complain about neighbours have no sure suspicion to wait for."""
         if self.verdict_at is not None and all(s.kind is Kind.PEER_LOST for s in self.suspicions):
             self.verdict_at = min(self.verdict_at, now)
 

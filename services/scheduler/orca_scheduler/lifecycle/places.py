@@ -1,11 +1,11 @@
-"""Where the ranks of an engine stand: stages x tensor ranks, laid out over pods."""
+"""The places of an engine's ranks: stages x tensor ranks, laid out over pods."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
 
 class Place(NamedTuple):
-    """Where a rank stands in its engine, and which process of which pod it is."""
+    """A rank's place in its engine, and the process and pod in it."""
 
     stage: int
     tensor_rank: int
@@ -15,7 +15,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How an engine is to be formed."""
+    """The shape in which an engine is formed."""
 
     tp: int
     pp: int
@@ -35,7 +35,7 @@ class Shape:
 
     @property
     def name(self) -> str:
-        """How the chart calls it, on the StatefulSet of the workers."""
+        """The shape in the chart's words, on the StatefulSet of the workers."""
         return f"tp{self.tp}-pp{self.pp}-gpus{self.ranks_per_pod}"
 
     def places(self) -> tuple[Place, ...]:

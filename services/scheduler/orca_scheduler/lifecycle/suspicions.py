@@ -1,4 +1,4 @@
-"""What makes a master suspect that a rank is lost, and how sure it is (docs/design.md, "Verdicts")."""
+"""Suspicions: reasons to think that a rank is lost, and how sure they are (docs/engines.md, "Verdicts")."""
 
 from collections.abc import Iterable
 from enum import StrEnum

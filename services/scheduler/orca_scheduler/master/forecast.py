@@ -1,4 +1,4 @@
-"""How long an iteration takes by its positions, from the latest ones: the budget of `positions=auto:MS`."""
+"""Predicts an iteration's time by its positions, from the latest ones: the budget of `positions=auto:MS`."""
 
 from collections.abc import Sequence
 

@@ -337,7 +337,7 @@ def restored_lifecycle(values: dict[str, Any]) -> Lifecycle:
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """Where the machines stood when this file was begun, as plain values."""
+    """The states of both machines when this file was begun, as plain values."""
 
     numbers: dict[str, Any]  # of the core: `max_bs` and so on, and the name of its policy
     state: dict[str, Any]

@@ -316,7 +316,7 @@ class Ledger:
         self._forget(before - set(claims.values()))
 
     def _adopt(self, orphans: dict[int, str]) -> None:
-        """Claims that the pool counts as this engine's, and that nobody holds: they go back to the queue."""
+        """Gives orphaned claims back to the queue: the pool counts them as this engine's, and no master holds them."""
         fresh = {claim: name for claim, name in orphans.items() if claim not in self._orphans}
         if fresh:
             log.warning("orphaned claims", extra={"engine": self._engine, "requests": list(fresh.values())})
@@ -324,7 +324,7 @@ class Ledger:
             self._post(Orphaned(self._now, tuple(fresh)))
 
     def _hear_needs(self, slots: int) -> None:
-        """The first request of the queue needs so many slots."""
+        """Notes the slots that the first request of the queue needs."""
         if slots:
             self._needs = slots
             self.claimable()

@@ -262,7 +262,7 @@ class EngineMaster:
         return list(self._ledger.outputs.held.values())
 
     def load(self) -> EngineLoad:
-        """How loaded the engine is, for the pool's predictions."""
+        """The engine's load, for the pool's predictions."""
         if self.unready is not None:
             return NO_LOAD
         core, pace = self.core, self._pace.seconds
@@ -273,7 +273,7 @@ class EngineMaster:
         return EngineLoad(core.limits.max_bs * core.n_workers, core.room().slots, pace, left * pace, yields=yields)
 
     def _yielding(self) -> list[tuple[int, int]]:
-        """As `Pool.claim` takes it. Where shares are fair, a request gives way to each one that comes before it."""
+        """(priority, order) for `Pool.claim`. By fair shares a request gives way to each one that comes before it."""
         return [(priority or ABOVE_ALL, order) for priority, order in self.core.yielding()]
 
     def leave(self) -> None:
@@ -471,7 +471,7 @@ class EngineMaster:
         report: pb.IterationReport | None = None,
         firsts: Mapping[int, int] = NO_TOKENS,
     ) -> None:
-        """What an event has ended. report: that of the iteration that has returned."""
+        """Carries out the commits and ends of an event. report: that of the iteration that has returned."""
         for action in actions:
             match action:
                 case Commit():

@@ -1,4 +1,4 @@
-"""What an engine master holds of its claimed requests: their records, and their tokens on the way to the pool."""
+"""An engine master's claimed requests: their records, and their tokens on the way to the pool."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -38,7 +38,7 @@ class Held:
     handed: bytes = b""  # where its keys and values are, for the engine that goes on with it
 
     def unacked(self) -> CommitRow:
-        """What the pool has not."""
+        """The row of a commit with the tokens that the pool does not have yet."""
         acked, size = self.acked, self.top_size
         tokens, tops = bytes(self.tokens[acked * TOKEN.size :]), b""
         if size:

@@ -1,4 +1,4 @@
-"""How fast the requests of an engine get their tokens."""
+"""The pace at which an engine's requests get their tokens."""
 
 import math
 
@@ -39,5 +39,5 @@ class Pace:
         self._since = None if idle else now
 
     def lost(self) -> None:
-        """What is in flight will not come back."""
+        """Forgets the iterations in flight, which will not return."""
         self._since = None

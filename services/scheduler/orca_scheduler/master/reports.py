@@ -46,7 +46,7 @@ def problem_of(
 
 
 def first_tokens(report: pb.IterationReport, members: Sequence[Member]) -> dict[int, int]:
-    """Where in a right report the tokens begin of each claim that has outputs, in the order of the iteration."""
+    """For each claim with outputs, the place in a right report at which its tokens begin, in the iteration's order."""
     claims = [member.claim for member in members if member.outputs]
     return dict(zip(claims, accumulate(report.made, initial=0) if report.made else count(), strict=False))
 

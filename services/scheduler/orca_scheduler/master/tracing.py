@@ -113,7 +113,7 @@ class Tracing:
             span.end()
 
     def lost(self) -> None:
-        """What is in flight will not return."""
+        """Ends the spans of the iterations in flight, which will not return."""
         for span in self._iterations.values():
             span.set_attribute("orca.end", "lost")
             span.set_status(StatusCode.ERROR, "its engine was lost")

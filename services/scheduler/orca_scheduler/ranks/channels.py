@@ -55,5 +55,5 @@ async def connect(address: str, transport: Transport) -> LaneConnection:
 
 
 def reason(error: grpc.aio.AioRpcError) -> str:
-    """What went wrong, for a sentence."""
+    """Names the failure, for a sentence."""
     return f"{error.code().name}: {error.details()}"

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class Pod:
-    """The connection to one supervisor. `seen` hears of each new table of ranks, `away` why none can be had."""
+    """The connection to one supervisor. `seen` gets each new table of ranks, `away` the reason why it lacks."""
 
     def __init__(
         self, address: str, transport: Transport, seen: Callable[[], None], away: Callable[[str], None]

@@ -48,7 +48,7 @@ Told = (
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """Who hears what a rank says: `post` takes events of the lifecycle, `answered` hears of each answered heartbeat,
+    """The listeners to a rank: `post` takes events of the lifecycle, `answered` is called at each answered heartbeat,
     `returned` takes reports with tokens and the rank's index, `timed` the times of an iteration on one rank, `pulled`
     the end of a pull on one rank, `latest` tells the last iteration that was sent, `held` takes the adapters that the
     rank of an index has."""

@@ -186,7 +186,7 @@ class Ranks:
     # -- requests that change engines
 
     def sources(self) -> list[pb.BlockSource]:
-        """Where other engines get keys and values from, for each rank."""
+        """The addresses at which other engines get keys and values, for each rank."""
         return [rank.blocks for rank in self._ranks]
 
     def _pull_ended(self, rank: int, pulled: pb.Pulled) -> None:

@@ -85,7 +85,7 @@ class DataPlane(Protocol):
         ...
 
     def abort(self, reason: str) -> None:
-        """Leaves the epoch. Whoever waits in one of these calls wakes at once with PeerLost, as do later calls."""
+        """Leaves the epoch. Callers that wait wake at once with PeerLost, and later calls raise it."""
 
 
 class Loopback:

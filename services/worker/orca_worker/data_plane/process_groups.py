@@ -116,7 +116,7 @@ class ProcessGroups:
 
     @property
     def _token_readers(self) -> int:
-        """How many ranks of the first stage do not sample."""
+        """The number of ranks of the first stage that do not sample."""
         return self._place.tensor_parallel - (self._place.pipeline_parallel == 1)
 
     def _keep(self, purpose: str, group: Group) -> None:
@@ -252,7 +252,7 @@ class ProcessGroups:
 
     @property
     def _most_sends(self) -> int:
-        """How many sends may be under way. Older ones have arrived: their iterations are no longer in flight."""
+        """The number of sends that may be under way. Older ones have arrived: their iterations are not in flight."""
         an_iteration = (self._token_readers if self._place.samples else 1) + self._returns_encoded
         return (self._place.pipeline_parallel + 2) * an_iteration
 

@@ -1,4 +1,4 @@
-"""How a rank finds the other ranks of an epoch."""
+"""Rendezvous: a rank finds the other ranks of an epoch."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ WARM_UP = 2  # calls before a capture, in which Triton compiles and cuBLAS takes
 
 
 def bucket_of(requests: int) -> int | None:
-    """The smallest bucket that holds so many requests."""
+    """The smallest bucket that holds this number of requests."""
     i = bisect_left(BUCKETS, requests)
     return BUCKETS[i] if i < len(BUCKETS) else None
 

@@ -212,7 +212,7 @@ class DeviceLayers(Layers, Protocol):
 
 
 class Made(NamedTuple):
-    """What `_iterate` leaves on the device, padding included."""
+    """The results that `_iterate` leaves on the device, padding included."""
 
     hidden: Tensor | None = None  # [T, H], at every stage but the last
     head: Head | None = None

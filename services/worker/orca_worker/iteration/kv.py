@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class KVShape:
-    """What this rank keeps for one token: keys and values of the rank's layers and heads."""
+    """A token's share of this rank's memory: keys and values of the rank's layers and heads."""
 
     layers: int
     heads: int
@@ -190,7 +190,7 @@ class KVManager:
 
     @property
     def layout(self) -> str:
-        """How a block's bytes lie: a rank of another layout cannot use them."""
+        """Names the layout of a block's bytes: a rank of another layout cannot use them."""
         shape = self._shape
         of = f"{shape.layers} layers, {shape.heads} heads of {shape.head_size}, {shape.dtype}" if shape else "nothing"
         return f"{of}, blocks of {self.block_size}"

@@ -1,4 +1,4 @@
-"""What the rest of a rank knows of a model, whatever its family."""
+"""A model's interface to the rest of a rank, whatever its family."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Loading:
 
     @property
     def sentence(self) -> str | None:
-        """What is being read; None: nothing, or all is read."""
+        """Says how much of the weights is read; None: none is being read, or all of it is."""
         read, whole = self.read, self.whole
         if read >= whole:
             return None
@@ -38,7 +38,7 @@ class Loading:
 
 
 class Compute(NamedTuple):
-    """How a model uses its machine."""
+    """A model's use of its machine."""
 
     threads: int = 0  # of a CPU; 0: one for each core that the process may use
     kernels: str = "auto"  # an instruction set of orca_kernels.cpu; auto: the best; torch: plain torch, none of them
@@ -64,7 +64,7 @@ class Later(Protocol):
 
 
 class Output(NamedTuple):
-    """What one iteration made on this rank."""
+    """The results of one iteration on this rank."""
 
     token_ids: list[int]  # [O] of the outputs, on the rank that samples; empty on the others
     logprobs: list[float]  # [O]; NaN where none was asked for
@@ -104,17 +104,17 @@ class Model(Protocol):
 
     @property
     def kv_shape(self) -> KVShape | None:
-        """What it keeps for each token; None: nothing."""
+        """The keys and values that it keeps for each token; None: it keeps no such thing."""
         ...
 
     @property
     def kernels(self) -> str:
-        """What computes it, in words for the log."""
+        """Names the kernels that compute it, for the log."""
         ...
 
     @property
     def tokens(self) -> DeviceTokens | None:
-        """Where it finds the tokens of increments that come without any; None: the host tells it all tokens."""
+        """The table of the tokens of increments that come without any; None: the host sends it all tokens."""
         ...
 
     def prepare(self, kv: KVManager, plane: DataPlane) -> None:
@@ -175,7 +175,7 @@ class Family(Protocol):
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """What `load` imports. A rank imports it before it is told to form."""
+        """The modules that `load` imports. A rank imports them before a master asks it to form."""
         ...
 
     def check(self, checkpoint: Checkpoint, tensor_parallel: int, pipeline_parallel: int) -> None:
@@ -191,7 +191,7 @@ class Family(Protocol):
         ...
 
     def share(self, checkpoint: Checkpoint, place: Place, dtype: str) -> RankShare:
-        """What the rank at a place holds."""
+        """The part of the model that the rank at a place holds."""
         ...
 
     def load(

@@ -1,4 +1,4 @@
-"""What a rank knows of each request besides its keys and values, in arrays indexed by row."""
+"""A rank's records of its requests besides keys and values, in arrays indexed by row."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Constraint(Protocol):
 
 
 class Adjusted:
-    """What a request asks for beyond the plain draw, and its input tokens, on which that depends."""
+    """A request's wishes beyond the plain draw, and its input tokens, on which that depends."""
 
     def __init__(
         self, asked: SamplingParams, token_ids: Sequence[int], prompt: int, start_token: int | None = None

@@ -33,7 +33,7 @@ class Part(NamedTuple):
 
     @property
     def at_inputs(self) -> Array:
-        """Those of the whole matrix, in the rank's order."""
+        """The places of the rank's inputs in the whole matrix, in its order."""
         return np.concatenate([np.arange(one.start, one.stop) for one in self.ins])
 
 
@@ -159,7 +159,7 @@ class CodedFiles:
         return sum(place.tensor.size for _, place in self.find(part).values()) * n * k // whole
 
     def step(self, parts: Collection[Part]) -> int | None:
-        """How many inputs of all parts share scales in the kernels; None: numbers must be made of some."""
+        """The number of inputs that share scales in the kernels, for all parts; None: some must become numbers."""
         if self.layout.kept is None or not all(map(self.has, parts)):
             return None
         kinds = {self.find(part)[self.layout.scales][1].tensor.kind for part in parts}

@@ -511,7 +511,7 @@ def ending(batch: Batch, start: int, end: int) -> tuple[int, int]:
 
 
 class Results:
-    """What the head makes of n rows: the largest logit of each, and all V logits where they are asked for."""
+    """The head's results for n rows: the largest logit of each, and all V logits where they are asked for."""
 
     def __init__(self, rows: int, vocabulary: int) -> None:
         self.best = np.empty(rows, np.float32)

@@ -45,7 +45,7 @@ class PlanKernels(TokenKernels):
 
 
 def attend(qkv: Tensor, plan: Plan, kv: KVManager, a: LoadedAttention) -> Tensor:
-    """As the kernels `write_kv` and `split_attention`. Tokens that pad the plan stand behind the others; their rows of
+    """Does the work of `write_kv` and `split_attention`. Tokens that pad the plan stand behind others; their rows of
     the result are zeros."""
     real = int((plan.slots >= 0).sum())
     out = qkv.new_zeros(len(qkv), a.of.heads * a.of.head_size)
@@ -72,7 +72,7 @@ def attend(qkv: Tensor, plan: Plan, kv: KVManager, a: LoadedAttention) -> Tensor
 
 
 def sample(logits: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
-    """As `orca_kernels.triton.sampling.sample`, by the draw of the host."""
+    """Does the work of `orca_kernels.triton.sampling.sample`, by the draw of the host."""
     largest, tokens = logits.max(-1)
     temperatures, top_k, top_p, min_p, seeds, indexes = (each.numpy() for each in draws)
     drawn = np.flatnonzero(temperatures > 0)

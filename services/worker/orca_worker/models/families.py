@@ -66,7 +66,7 @@ def _family(kind: str, name: str, sort: str = "") -> Family:
 
 
 def layout_sentence(checkpoint: Checkpoint) -> str | None:
-    """How another tool has quantized the weights in the files, or the types of a GGUF file; None: they are numbers in
+    """Names the quantization of the files by another tool, or the types of a GGUF file; None: they are numbers in
     safetensors. Raises FailedPrecondition."""
     file = gguf_file(checkpoint.folder) if checkpoint.random_weights is None else None
     if file is not None:
@@ -91,7 +91,7 @@ def load_model(
 
 
 def modules_of(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """What a rank imports for a model: with torch 1 to 2 s, so it is imported before it is needed."""
+    """The modules that a rank imports for a model: with torch 1 to 2 s, so it is imported before it is needed."""
     family = family_of(checkpoint)
     return ("orca_worker.data_plane.process_groups", *family.modules) if family.needs_torch else ()
 

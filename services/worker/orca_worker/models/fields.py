@@ -82,7 +82,7 @@ class Fields:
         return hidden // heads
 
     def kv_heads(self, heads: int, default: int) -> int:
-        """How many key/value heads `heads` query heads share. Raises FailedPrecondition for uneven shares."""
+        """The number of key/value heads that `heads` query heads share. Raises FailedPrecondition for uneven shares."""
         kv_heads = self.whole("num_key_value_heads", default)
         if heads % kv_heads:
             raise self.refuse(f"shares {kv_heads} key/value heads among {heads} heads")

@@ -119,7 +119,7 @@ def _elements(part: Slice) -> int:
 
 
 def _columns(part: Slice, block: int) -> Tensor | None:
-    """Where the columns of a part lie among those of the blocks that have them; None: they are all."""
+    """The places of a part's columns among those of the blocks that have them; None: they are all."""
     if part.axis != 1:
         return None
     found, begin = list[Tensor](), 0

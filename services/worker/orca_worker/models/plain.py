@@ -505,7 +505,7 @@ class PlainKernels(TokenKernels):
 
 
 class PartKernels(PlainKernels):
-    """Those of a batch of the encoder, or of the decoder, of a model that has both."""
+    """Kernels for a batch of the encoder, or of the decoder, of a model that has both."""
 
     def __init__(self, split: SplitAttention, kv: KVManager, positions: Tensor, attention: PartAttention) -> None:
         super().__init__(split, kv, positions)

@@ -211,7 +211,7 @@ class Recording:
 
     @property
     def vocabulary_shares(self) -> list[int]:
-        """How many tokens of the vocabulary each tensor rank has."""
+        """The number of the vocabulary's tokens that each tensor rank has."""
         tp = self.place.tensor_parallel
         return [len(share(self.vocabulary, tp, rank)) for rank in range(tp)]
 

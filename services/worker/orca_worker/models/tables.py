@@ -31,7 +31,7 @@ class Tables(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a tensor lies. `changed`, in ns, tells a file from a later one."""
+    """A tensor's place in a file. `changed`, in ns, tells a file from a later one."""
 
     file: Path
     tensor: Stored

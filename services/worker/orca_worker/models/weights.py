@@ -24,7 +24,7 @@ DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 
 
 class WeightSource(Protocol):
-    """Where a model gets its rank's slices from."""
+    """The source of a rank's slices of a model."""
 
     def find(self, name: str, dtype: torch.dtype | None = None) -> Tensor | None:
         """This rank's slice of a tensor, in a type, or in the model's, and on its device; None if it holds nothing of

@@ -109,7 +109,7 @@ class Rank:
 
     @property
     def starting(self) -> str | None:
-        """What it still does before it can be a member of an epoch."""
+        """Says what it must still do before it can be a member of an epoch."""
         if self.status is None:
             return f"rank {self.number} starts"
         return f"rank {self.number}: {self.loading}" if self.loading is not None else None
@@ -266,7 +266,7 @@ class Supervisor(worker_pb2_grpc.SupervisorServicer):
         return {rank.number: rank.unready for rank in self._ranks}
 
     def restarts(self) -> dict[int, int]:
-        """How many times each rank's process was replaced. May be called in any thread."""
+        """Counts, for each rank, how often its process was replaced. May be called in any thread."""
         return {rank.number: rank.restarts for rank in self._ranks}
 
     def fork_server(self) -> int | None:
@@ -274,7 +274,7 @@ class Supervisor(worker_pb2_grpc.SupervisorServicer):
         return self._forks.pid
 
     def starting(self) -> str | None:
-        """What a rank still does before it can be a member of an epoch, as of the last `ready`."""
+        """Says what a rank must still do before it can be a member of an epoch, as of the last `ready`."""
         return next(filter(None, (rank.starting for rank in self._ranks)), None)
 
     async def Watch(  # noqa: N802 the proto's name
@@ -363,7 +363,7 @@ class SupervisorApp:
         return self._supervisor.ready() if self._supervisor is not None else "the model is being found"
 
     def _told(self) -> dict[str, Any]:
-        """What the status port tells besides."""
+        """The other fields of the status port's answer."""
         supervisor = self._supervisor
         if supervisor is None:
             return {"refused": None, "starting": None, "ranks": {}, "restarts": {}, "fork_server": None}

@@ -3,7 +3,7 @@
     python -m orca_worker.processes.fork_server PARENT_PID orca_worker.rank.app
 
 So a rank starts by a fork instead of an import of torch, and shares the pages of what was imported with the others for
-as long as nobody writes to them. Nothing but imports happens before a fork: one thread, no CUDA, no gRPC in use.
+as long as no process writes to them. Nothing but imports happens before a fork: one thread, no CUDA, no gRPC in use.
 
 A pod has one, for its ranks. `orca serve` has one for the pods of the machine (`orca_worker.pod.forked`), and each of
 these forks the one for its ranks from itself: torch is imported once a machine.

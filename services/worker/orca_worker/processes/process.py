@@ -1,4 +1,4 @@
-"""What a rank and its supervisor ask of the operating system."""
+"""Calls of the operating system that a rank and its supervisor make."""
 
 import ctypes
 import os
@@ -48,7 +48,7 @@ def name_process(name: str) -> None:
 
 
 def threads() -> int:
-    """How many threads this process has, Python's and others."""
+    """Counts this process's threads, Python's and others."""
     return len(os.listdir("/proc/self/task"))
 
 

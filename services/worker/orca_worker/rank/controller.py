@@ -226,7 +226,7 @@ class Controller:
             raise Unavailable(LEAVING)
 
     def _formation_of(self, request: worker_pb2.FormRequest) -> Formation:
-        """What is asked of this rank. Raises FailedPrecondition when no engine has such a place."""
+        """The formation that a master asks of this rank. Raises FailedPrecondition when no engine has such a place."""
         asked = request.formation
         tp, pp = asked.tensor_parallel, asked.pipeline_parallel
         place = Place(tp, pp, asked.stage, asked.tensor_rank)
@@ -304,7 +304,7 @@ class Controller:
     # Blocks for other engines
 
     def _source(self, formation: Formation) -> worker_pb2.BlockSource | None:
-        """Where other engines' ranks get blocks from, if this one hands over."""
+        """The address at which other engines' ranks get blocks, if this rank hands over."""
         if not formation.hands_over:
             return None
         if self._blocks is None:

@@ -1,4 +1,4 @@
-"""What a rank has open for one epoch: its data plane, and its relays to the neighbours."""
+"""The connections of a rank for one epoch: its data plane, and its relays to the neighbours."""
 
 import asyncio
 import logging
@@ -41,7 +41,7 @@ class Neighbour:
         self._call.send(iteration.SerializeToString())  # both controllers bound what they accept
 
     def close(self) -> None:
-        """Ends the stream. Whoever waits in `connected` gets Unavailable."""
+        """Ends the stream. Waiters in `connected` get Unavailable."""
         self._task.cancel()
         if not self._connected.done():
             self._refuse(f"the relay to {self.address} was closed")
@@ -145,7 +145,7 @@ class Epoch:
             relay.put(iteration)
 
     def close(self, reason: str) -> None:
-        """Closes everything. Whoever waits in the data plane wakes at once with PeerLost and this reason."""
+        """Closes everything. Waiters in the data plane wake at once with PeerLost and this reason."""
         self._closed = reason
         if self._plane is not None:
             self._plane.abort(reason)

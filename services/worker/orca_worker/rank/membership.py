@@ -33,7 +33,7 @@ from ..partition import Place
 
 @dataclass(frozen=True)
 class Formation:
-    """What a master asks of one rank of a new epoch."""
+    """A master's demand to one rank of a new epoch."""
 
     place: Place
     block_size: int
@@ -116,7 +116,7 @@ class Allocate:
 
 @dataclass(frozen=True)
 class Leave:
-    """Close the data plane and the relays of an epoch. Whoever waits in them wakes with the reason."""
+    """Close the data plane and the relays of an epoch. Their waiters wake with the reason."""
 
     epoch: int
     reason: str

@@ -61,7 +61,7 @@ def mask_bytes(vocab_size: int) -> int:
 
 
 def place_of(slot: int, drafts: int, size: int) -> int:
-    """Where the mask of an answer lies that follows this number of drafts. size: of a mask."""
+    """The place of an answer's mask behind this number of drafts. size: of a mask."""
     return (drafts * SLOTS + slot) * size
 
 
@@ -120,7 +120,7 @@ class Follower:
                 os.nice(LAST)
         return bits
 
-    def behind(self, slot: int, drafts: list[int]) -> list[bytes]:
+    def masks_after(self, slot: int, drafts: list[int]) -> list[bytes]:
         """The masks behind drafts, each of which follows those before it, up to the first that the form forbids.
 
         They are followed by a copy of its matcher, and not by the answer itself: it has none of their work and errors.
@@ -202,7 +202,7 @@ def follow(connection: socket.socket, memory: int, size: int, forms: Forms) -> N
                     said = b""
             connection.sendall(said)
             for question in drafted:
-                behind = follower.behind(question.slot, question.drafts) if follower.drafting else []
+                behind = follower.masks_after(question.slot, question.drafts) if follower.drafting else []
                 for n, mask in enumerate(behind, 1):
                     at = place_of(question.slot, n, size)
                     masks[at : at + size] = mask[:size]

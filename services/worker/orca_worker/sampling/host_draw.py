@@ -62,7 +62,7 @@ class Row:
         return token if token < len(values) else int(values.argmax())
 
     def _keep(self, floor: np.float32) -> None:
-        """What is below the floor gets no share."""
+        """Keeps the tokens from the floor on; the others get no share."""
         if floor > -np.inf:
             np.copyto(self._values, -np.inf, where=self._values < floor)
 

@@ -183,7 +183,7 @@ L = TypeVar("L", bound=Layers)
 
 
 class OfStage(Generic[L]):
-    """What the models of all stages have in common."""
+    """The part that the models of all stages share."""
 
     tokens: DeviceTokens | None = None  # the host tells all tokens
 

@@ -44,7 +44,7 @@ NOTHING = Output([], [])
 
 
 class Memory(NamedTuple):
-    """What a rank's memory holds in an epoch."""
+    """The contents of a rank's memory in an epoch."""
 
     slots: int
     free_bytes: int

@@ -595,7 +595,7 @@ def inward(exact: Decimal, at: str, side: int, *, strict: bool) -> float | int:
 
 
 def white_space(given: Any) -> dict[str, Any]:
-    """Those of the library's options that leave answers JSON of the schema."""
+    """The library's options that leave answers JSON of the schema."""
     place = ".x-guidance"
     for option, value in an_object(given, place, "must be an object").items():
         at = f"{place}.{option}"

@@ -1,4 +1,4 @@
-"""How other tools keep a quantized matrix in safetensors, without torch: what the layouts of `layout.py` are made of.
+"""A quantized matrix as other tools keep it in safetensors, without torch: the parts of the layouts of `layout.py`.
 
 A layout names the tensors of a matrix [outputs, inputs], with what each of their axes counts, and unpacks their bytes.
 By these axes alone `models/coded.py` checks types and shapes, and reads a rank's outputs or inputs. A number is

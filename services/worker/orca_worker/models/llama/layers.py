@@ -22,7 +22,7 @@ def record(config: LlamaConfig, place: Place) -> Recording:
     def norm(name: str, width: int = hidden) -> Norm:
         return r.norm(name, width, config.epsilon, bias=False, offset=config.norm_offset)
 
-    def behind(name: str) -> Norm | None:
+    def norm_after(name: str) -> Norm | None:
         return norm(name) if config.norms_behind else None
 
     if place.is_first:
@@ -47,7 +47,7 @@ def record(config: LlamaConfig, place: Place) -> Recording:
         r.linear(normed, Matrix.stacked(parts), qkv)
         r.attend(qkv, a, out)
         o = r.matrix(of + "o_proj", hidden, config.heads * size, ins=[queries], bias=config.out_bias)
-        r.residual((out, o), norm=behind(name + "post_attention_layernorm"))
+        r.residual((out, o), norm=norm_after(name + "post_attention_layernorm"))
         before = "pre_feedforward_layernorm" if config.norms_behind else "post_attention_layernorm"
         r.normalize(normed, norm(name + before))
         gate, up = (
@@ -56,7 +56,7 @@ def record(config: LlamaConfig, place: Place) -> Recording:
         )
         r.gated(normed, gate, up, middle, config.activation)
         down = r.matrix(name + "mlp.down_proj", hidden, config.inner, ins=[inner], bias=config.mlp_bias)
-        r.residual((middle, down), norm=behind(name + "post_feedforward_layernorm"))
+        r.residual((middle, down), norm=norm_after(name + "post_feedforward_layernorm"))
     if place.is_last:
         r.normalize(normed, norm("norm"), of_head=True)
         r.head(normed, "embed_tokens.weight" if config.tied else "lm_head.weight")
