@@ -15,7 +15,7 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
@@ -124,13 +124,15 @@ class Layer:
             moved = (ins * outs + tokens * (ins + outs)) * x.itemsize
             needed = Work(moved, 2 * tokens * ins * outs)
             yield Timed(f"matmul {name}", f"{tokens} tokens", needed, partial(_product, x, turn))
-            if self.device.type == "cuda" or name == "projection":  # the interpreter is slow
-                yield from self.products_with_codes(name, x, outs)
+            if self.device.type == "cuda":
+                yield from self.products_with_codes(name, x, outs, CODED)
+            elif name == "projection":  # the interpreter is slow
+                yield from self.products_with_codes(name, x, outs, ["int8"])
 
-    def products_with_codes(self, name: str, x: Tensor, outs: int) -> Iterator[Timed]:
+    def products_with_codes(self, name: str, x: Tensor, outs: int, kinds: Iterable[str]) -> Iterator[Timed]:
         """The same product x [T, ins] -> [T, outs] with weights in codes."""
         tokens, ins = x.shape
-        for kind in CODED:
+        for kind in kinds:
             first = codes(kind, outs, ins, self.device)
             size = sum(part.nbytes for part in first if isinstance(part, Tensor))
             copies = -(-NOT_CACHED // size) if self.device.type == "cuda" else 1

@@ -104,7 +104,7 @@ def test_logits_of_a_prefix_lm_are_near_float64(tmp_path: Path) -> None:
     check_near_float64(folder, is_prefix_lm=True)
 
 
-@pytest.mark.parametrize("name", ["gptq, groups of 32, version 2", "awq, groups of 64", "W8A8"])
+@pytest.mark.parametrize("name", ["gptq, groups of 32, version 2", "W8A8"])
 def test_weights_stay_in_codes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Those of a checkpoint that another tool quantized. The logits are of the numbers that its codes stand for."""
     read, compute = Format.reader.fget, Compute(graphs=False)
