@@ -57,7 +57,7 @@ def test_budgets(capability: str, shapes: list[str], tmp_path: Path) -> None:
 
 
 def compiled(capability: str, shapes: list[str], cache: Path) -> list[dict[str, Any]]:
-    """What each kernel needs."""
+    """The needs of each kernel."""
     script = Path(__file__).with_name("compile_triton.py")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     run = subprocess.run(
