@@ -2,9 +2,9 @@
 
     python -m orca_lab.cuda_kernels --model gpt3-13b --batch 1 8 32 64 --context 600
 
-One layer's kernels, its four matrix products (cuBLAS) and the sampling, at tensor parallel degree 1. Each is captured
-in a CUDA graph many times over, so that the host's launches do not count. Keys, values and weights are taken from more
-memory than a cache holds.
+One layer's kernels, its four matrix products (cuBLAS, and with weights in codes) and the sampling, at tensor parallel
+degree 1. Each is captured in a CUDA graph many times over, so that the host's launches do not count. Keys, values and
+weights are taken from more memory than a cache holds.
 
 The floor is a datasheet's (roofline.py). Beside it stands the bandwidth of a copy, measured in the same run.
 
@@ -15,7 +15,7 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
@@ -26,7 +26,9 @@ from torch.nn import functional
 
 from orca_kernels.triton.activation import bias_act
 from orca_kernels.triton.attention import split_attention
+from orca_kernels.triton.codes import Coded, coded
 from orca_kernels.triton.draws import Draws
+from orca_kernels.triton.linear import linear
 from orca_kernels.triton.norm import Norm, add_norm
 from orca_kernels.triton.plan import Plan, plan_batch
 from orca_kernels.triton.sampling import greedy, sample
@@ -39,6 +41,8 @@ from .shapes import SHAPES
 
 BLOCK_SIZE = 16
 NOT_CACHED = 2**28  # bytes: some times the L2 cache of an H100 (50 MB)
+# Formats of weights: bits, inputs that share a point, inputs that share a scale, whether there are points.
+CODED = {"int8": (8, 128, 128, False), "int4": (4, 32, 128, True), "4 bits by 128": (4, 128, 128, True)}
 RUNS = 24  # of a kernel in a graph
 REPETITIONS = 10
 
@@ -120,6 +124,22 @@ class Layer:
             moved = (ins * outs + tokens * (ins + outs)) * x.itemsize
             needed = Work(moved, 2 * tokens * ins * outs)
             yield Timed(f"matmul {name}", f"{tokens} tokens", needed, partial(_product, x, turn))
+            if self.device.type == "cuda":
+                yield from self.products_with_codes(name, x, outs, CODED)
+            elif name == "projection":  # the interpreter is slow
+                yield from self.products_with_codes(name, x, outs, ["int8"])
+
+    def products_with_codes(self, name: str, x: Tensor, outs: int, kinds: Iterable[str]) -> Iterator[Timed]:
+        """The same product x [T, ins] -> [T, outs] with weights in codes."""
+        tokens, ins = x.shape
+        for kind in kinds:
+            first = codes(kind, outs, ins, self.device)
+            size = sum(part.nbytes for part in first if isinstance(part, Tensor))
+            copies = -(-NOT_CACHED // size) if self.device.type == "cuda" else 1
+            turn = cycle([first, *(codes(kind, outs, ins, self.device) for _ in range(copies - 1))])
+            needed = Work(size + tokens * (ins + outs) * x.itemsize, 2 * tokens * ins * outs)
+            run = partial(_product_with_codes, x, turn)
+            yield Timed(f"{kind} {name}", f"{tokens} tokens", needed, run)
 
     def sampling(self, rows: int) -> Iterator[Timed]:
         logits, case = self.random(rows, self.config.vocab_size), f"{rows} rows"
@@ -134,6 +154,22 @@ class Layer:
 
 def _product(x: Tensor, weights: Iterator[Tensor]) -> Tensor:
     return functional.linear(x, next(weights))
+
+
+def _product_with_codes(x: Tensor, weights: Iterator[Coded]) -> Tensor:
+    return linear(x, next(weights))
+
+
+def codes(kind: str, outputs: int, inputs: int, device: torch.device) -> Coded:
+    """Random weights of one of CODED."""
+    bits, step, scaled, has_points = CODED[kind]
+
+    def of_groups(each: int) -> Tensor:
+        return torch.randint(-8, 8, (outputs, -(-inputs // each)), dtype=torch.int8, device=device)
+
+    scales = of_groups(scaled).to(torch.float32 if bits == 8 or scaled > step else torch.float16)
+    points = of_groups(step) if has_points else None
+    return coded(of_groups(1), scales, points, bits=bits, step=step, scaled=scaled, multiplied=scaled > step)
 
 
 def kernels(layer: Layer, batches: Sequence[int], context: int, prompt: int) -> Iterator[Timed]:

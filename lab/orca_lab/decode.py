@@ -1,6 +1,7 @@
 """Times the decode iterations of a whole model on one GPU, against the bandwidth of the memory that it reads.
 
     python -m orca_lab.decode --model llama-7b --batch 1 8 32 64 --context 512 2048
+    python -m orca_lab.decode --model llama-7b --quantize int4
     python -m orca_lab.decode --model llama-7b --peer               transformers' static cache in one CUDA graph
 
 The model has random weights, made on the device. `--model` is one of MODELS, a name of the paper's Table 1, or a folder
@@ -24,6 +25,7 @@ import torch
 from orca_common.checkpoint import Checkpoint, read_checkpoint, resolve_model
 from orca_worker.iteration.model import Compute
 from orca_worker.models.families import family_of
+from orca_worker.models.formats.table import FORMATS
 from orca_worker.models.recorded import RecordedFamily
 from orca_worker.partition import ITEM_BYTES, SINGLE
 from orca_worker.rank.app import open_device
@@ -167,7 +169,8 @@ class Peer:
 def work_of(checkpoint: Checkpoint, dtype: str, case: Case) -> Work:
     family = family_of(checkpoint)
     assert isinstance(family, RecordedFamily)
-    return work(family.record(family.read(checkpoint), SINGLE), ITEM_BYTES[dtype], case.requests)
+    of_matrix = FORMATS[checkpoint.quantize].bytes
+    return work(family.record(family.read(checkpoint), SINGLE), ITEM_BYTES[dtype], case.requests, of_matrix)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -176,6 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32, 64])
     parser.add_argument("--context", type=int, nargs="+", default=[512, 2048], help="tokens before the timed one")
     parser.add_argument("--dtype", choices=ITEM_BYTES, default="bfloat16")
+    parser.add_argument("--quantize", choices=[*filter(None, FORMATS)], help="the format of layers' matrices")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--repetitions", type=int, default=20)
     parser.add_argument("--no-graphs", action="store_true", help="launch every kernel by itself")
@@ -187,7 +191,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     about = {"model": given.model, "dtype": given.dtype, "engine": "transformers" if given.peer else "orca"}
     with tempfile.TemporaryDirectory(prefix="orca-decode-") as temporary:
         folder = write_model(given.model, Path(temporary) / given.model)
-        checkpoint = read_checkpoint(folder)
+        checkpoint = read_checkpoint(folder, given.quantize)
         copy, rate = copy_bandwidth(device), product_rate(device)
         print(json.dumps({"device": name, "copy_bytes_per_second": copy, "product_flop_per_second": rate}), flush=True)
         cases = [Case(INCREMENT, batch, context) for context in given.context for batch in given.batch]
@@ -196,7 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             engine = Peer(folder, given.dtype, device)
         else:
             engine = Orca(checkpoint, given.dtype, device, cases, Compute(graphs=not given.no_graphs))
-            about["graphs"] = not given.no_graphs
+            about |= {"graphs": not given.no_graphs, "quantize": given.quantize}
         print(json.dumps(about | {"ready_seconds": time.perf_counter() - began}), flush=True)
         for case in cases:
             row: dict[str, Any] = about | {"batch": case.batch, "context": case.prompt}

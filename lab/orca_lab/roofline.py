@@ -1,9 +1,10 @@
 """The shortest possible time of a shard's iteration: its bytes over the memory's bandwidth, or its arithmetic over the
 processor's peak, whichever is longer (Williams, Waterman, Patterson, "Roofline", CACM 2009)."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from orca_worker.models.formats.table import FORMATS
 from orca_worker.models.recording import (
     Attend,
     Embed,
@@ -63,10 +64,16 @@ class Work:
         return max(self.bytes / on.bandwidth, self.flop / on.peak[dtype])
 
 
-def work(recording: Recording, item: int, requests: Iterable[tuple[int, int]]) -> Work:
+def work(
+    recording: Recording,
+    item: int,
+    requests: Iterable[tuple[int, int]],
+    of_matrix: Callable[[int, int, int], int] = FORMATS[None].bytes,
+) -> Work:
     """The work of one iteration of a rank.
 
     `item`: bytes of an element. `requests`: (tokens before this iteration, tokens in it) of each request.
+    `of_matrix(outputs, inputs, item)`: bytes of a layer's matrix.
 
     Bytes: the weights of the layers and of the head once, each key and value that a query sees read once, new ones
     written. Activations could stay in caches and rows of the embeddings are few, so neither counts. FLOP: two for each
@@ -105,7 +112,9 @@ def work(recording: Recording, item: int, requests: Iterable[tuple[int, int]]) -
         for matrix in matrices:
             flop += 2 * rows * sum(part.elements for part in matrix.weights)
             read |= elements_of(*matrix.weights, *matrix.biases)
-    return Work(item * (sum(read.values()) + kept), flop)
+    sizes = recording.matrices
+    weights = sum(of_matrix(*sizes[name], item) if name in sizes else item * count for name, count in read.items())
+    return Work(weights + item * kept, flop)
 
 
 def elements_of(*parts: Slice | None) -> dict[str, int]:

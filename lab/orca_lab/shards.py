@@ -42,6 +42,7 @@ from orca_worker.models.gpt2.configuration import GPT2Config
 from orca_worker.models.gpt2.layers import record
 from orca_worker.models.plain import TorchStage
 from orca_worker.models.random_weights import RandomWeights
+from orca_worker.models.recorded import obstacle
 from orca_worker.partition import ITEM_BYTES, Place, RankShare
 from orca_worker.rank.app import open_device
 from orca_worker.sampling.sampling import HiddenModel, SamplingModel
@@ -64,7 +65,7 @@ def load_random(
     recording = record(config, place)
     weights = RandomWeights(0, recording.slices, kind, device)
     stage = TorchStage(recording, weights, kind, device)
-    if device.type == "cuda" and torch.cuda.is_available() and compute.kernels != "torch":
+    if device.type == "cuda" and obstacle(recording, device, compute, has_adapters=False) is None:
         from orca_worker.models.cuda import on_cuda
 
         return on_cuda(stage, compute), weights.bytes_made

@@ -41,7 +41,7 @@ class StackSettings(Settings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of the weights, and of keys and values; auto: the fastest on this machine."""
     quantize: Literal["int8", "int4"] | None = None
-    """Format that a layer's matrices get when they are loaded, on a CPU; they stay in dtype if not given."""
+    """Format that a layer's matrices get when they are loaded; they stay in dtype if not given."""
     adapters: str = ""
     """LoRA adapters of PEFT beside the model, as `NAME=FOLDER` separated by commas; a request's model is one's name."""
     adapters_folder: str = ""

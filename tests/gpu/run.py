@@ -67,6 +67,7 @@ def one_gpu() -> list[Step]:
         tests("kernels", 40, 120, kernels, workers=12),
         tests("stacks", 35, 90, "tests/gpu/test_cuda.py", workers=4),
         Step("decode", 60, 110, seven, on_cpu),
+        Step("codes", 20, 60, f"{seven} --quantize int4 --context 512", f"{on_cpu} --quantize int4"),
         Step("peer", 30, 60, f"{seven} --peer", f"{on_cpu} --peer"),
         Step("serve", 40, 80, "tests/gpu/served.py", f"tests/gpu/served.py --model llama-small {ON_CPU}"),
         kills("kills", 1, 1, seconds=(20, 60), rounds=3),
@@ -74,8 +75,8 @@ def one_gpu() -> list[Step]:
         Step("paper", 30, 60, paper, on_cpu),
         Step(
             "times",
-            20,
-            45,
+            25,
+            60,
             f"{times} --model gpt3-13b",
             f"{times} {few} --batch 2 --context 20 --prompt 8",
             interpreted=True,

@@ -9,7 +9,11 @@ from kernels.requests_in_blocks import Part, Requests
 
 from orca_kernels.reference import SplitAttention
 from orca_kernels.triton.attention import split_attention
+from orca_kernels.triton.linear import linear
 from orca_kernels.triton.plan import Bounds, Plan
+from orca_lab.cuda_kernels import CODED, codes
+from orca_worker.models.formats.int4 import Fours
+from orca_worker.models.formats.int8 import Codes
 
 pytestmark = [
     pytest.mark.gpu,
@@ -96,3 +100,25 @@ def test_a_graph_is_replayed_with_another_batch() -> None:
         graph.replay()
         for i, right in enumerate(those.attend(parts)):
             assert torch.equal(out[i], right[0])
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("kind", CODED)
+def test_a_product_with_codes_is_the_same_bits_whatever_the_batch(kind: str, dtype: torch.dtype) -> None:
+    """Llama 7B's projection down. Products of float32 are of another instruction: they say what is right."""
+    torch.manual_seed(0)
+    weight = codes(kind, 4096, 11008, CUDA)
+    x = torch.randn(4200, 11008, device=CUDA, dtype=dtype)
+    prompt = linear(x, weight)
+    for rows in (*range(1, 20), 31, 32, 33, 48, 64, 500):
+        assert torch.equal(linear(x[-rows:], weight), prompt[-rows:]), rows
+    wide = linear(x[-8:].float(), weight)
+    error = 2e-3 if dtype is torch.float16 else 1e-2
+    torch.testing.assert_close(prompt[-8:].float(), wide, rtol=error, atol=1e-4 * float(wide.abs().max()))
+
+
+@pytest.mark.parametrize("kind", [Codes, Fours])
+def test_a_gpu_makes_the_codes_of_a_cpu(kind: type[Codes] | type[Fours]) -> None:
+    x = torch.randn(4096, 1000) * torch.rand(4096, 1)
+    for mine, right in zip(kind.of(x.to(CUDA)), kind.of(x), strict=True):
+        assert torch.equal(mine.cpu(), right)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,9 @@ from triton.runtime.jit import JITFunction
 
 from orca_kernels.triton.activation import bias_act, gate_act
 from orca_kernels.triton.attention import split_attention
+from orca_kernels.triton.codes import coded
 from orca_kernels.triton.draws import Draws
+from orca_kernels.triton.linear import linear
 from orca_kernels.triton.norm import Norm, add_norm
 from orca_kernels.triton.plan import Plan, plan_batch
 from orca_kernels.triton.rope import Rope
@@ -40,6 +43,7 @@ TYPES = {
     torch.bfloat16: "bf16",
     torch.float32: "fp32",
     torch.float64: "fp64",
+    torch.int8: "i8",
     torch.int32: "i32",
     torch.int64: "i64",
     torch.uint64: "u64",
@@ -88,6 +92,7 @@ class Compiler:
             "spilled": int(resources[2]),  # bytes a thread
             "shared": built.metadata.shared,  # bytes a program
             "warps": built.metadata.num_warps,
+            "products": sorted(set(re.findall(r"versionMajor = \d|kWidth = \d", built.asm["ttgir"]))),
             "instructions": {
                 name: len(re.findall(rf"\b{name}\b", code))
                 for name in ("HMMA", "HGMMA", "FFMA", "LDGSTS", "ATOM", "ATOMG", "RED")
@@ -127,6 +132,32 @@ def everything_else(hidden: int, vocabulary: int, dtype: torch.dtype) -> None:
     sample(empty(32, vocabulary), Draws(fraction, whole, fraction, fraction, whole, whole))
 
 
+# Of weights in codes: bits, inputs that share a point, inputs that share a scale, whether there are points.
+CODES = {
+    "int8": (8, 128, 128, False),
+    "int4": (4, 32, 128, True),
+    "groups128": (4, 128, 128, False),
+    "zeros128": (4, 128, 128, True),
+    "zeros64": (4, 64, 64, True),
+    "zeros32": (4, 32, 32, True),
+    "blocks8": (8, 32, 32, False),
+    "blocks4": (4, 32, 32, False),
+}
+
+
+def product(rows: int, codes: str, dtype: torch.dtype) -> None:
+    """A product with weights in codes, and the addition of its splits."""
+
+    def empty(*shape: int, kind: torch.dtype = torch.int8) -> Tensor:
+        return torch.empty(shape, dtype=kind, device=META)
+
+    (bits, step, scaled, has_points), side = CODES[codes], 4096
+    scales = empty(side, side // scaled, kind=torch.float32 if codes.startswith("int") else torch.float16)
+    points = empty(side, side // step) if has_points else None
+    how: dict[str, Any] = {"bits": bits, "step": step, "scaled": scaled, "multiplied": codes == "int4"}
+    linear(empty(rows, side, kind=dtype), coded(empty(side, side), scales, points, **how))
+
+
 SHAPES: dict[str, Callable[[], None]] = {
     "13b-fp16": lambda: attention(40, 40, 128, torch.float16),
     "13b-rest": lambda: everything_else(5120, 50257, torch.float16),
@@ -139,6 +170,11 @@ SHAPES: dict[str, Callable[[], None]] = {
     "d256-bf16": lambda: attention(8, 4, 256, torch.bfloat16),
     "d128-fp32": lambda: attention(32, 8, 128, torch.float32),
     "gpt2-fp32": lambda: attention(12, 12, 64, torch.float32),
+} | {
+    f"{codes}-{rows}-{name}": partial(product, rows, codes, dtype)
+    for codes in CODES
+    for rows in (1, 64)
+    for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16))
 }
 
 

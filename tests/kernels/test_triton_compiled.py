@@ -14,7 +14,13 @@ from typing import Any
 import pytest
 
 SHARED = {"80": 163 * 1024, "90": 227 * 1024}  # bytes that a program may have
-REGISTERS = {"mixed": 255, "increments": 255, "merge_splits": 64, "cut_row": 128}  # cut_row: what 16 warps leave
+REGISTERS = {
+    "mixed": 255,
+    "increments": 255,
+    "merge_splits": 64,
+    "cut_row": 128,
+    "multiply": 224,
+}  # cut_row: what 16 warps leave
 FEW = 64  # of the others
 # The kernel of mixed batches keeps two sums of values. One is touched only once a split: what spills is part of it.
 SPILLED = {"mixed": 128}
@@ -25,7 +31,9 @@ SPILLED_OF_256 = {
 SPILLED_ON_80 = {"mixed": 128, "increments": 96}
 SPILLED_IN_WINDOWS = {"mixed": 128, "increments": 40}
 INCREMENTS_OF_90 = 208  # registers, heads of up to 128 elements and no window: where speed counts most
-TENSOR_CORES = ("increments", "mixed")
+TENSOR_CORES = ("increments", "mixed", "multiply")
+# Of weights in codes: those of compile_triton.py.
+CODES = ("int8", "int4", "groups128", "zeros128", "zeros64", "zeros32", "blocks8", "blocks4")
 
 
 @pytest.mark.parametrize(
@@ -42,20 +50,25 @@ TENSOR_CORES = ("increments", "mixed")
     ],
 )
 def test_budgets(capability: str, shapes: list[str], tmp_path: Path) -> None:
+    found = compiled(capability, shapes, tmp_path)
+    assert len(found) >= 4 * len(shapes)
+    for needs in found:
+        check(needs, capability)
+
+
+def compiled(capability: str, shapes: list[str], cache: Path) -> list[dict[str, Any]]:
+    """The needs of each kernel."""
     script = Path(__file__).with_name("compile_triton.py")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     run = subprocess.run(
         [sys.executable, script, capability, *shapes],
-        env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
+        env=environment | {"TRITON_CACHE_DIR": str(cache)},
         capture_output=True,
         text=True,
         check=False,
     )
     assert run.returncode == 0, run.stderr[-4000:]
-    found = [json.loads(line) for line in run.stdout.splitlines()]
-    assert len(found) >= 4 * len(shapes)
-    for needs in found:
-        check(needs, capability)
+    return [json.loads(line) for line in run.stdout.splitlines()]
 
 
 def check(needs: dict[str, Any], capability: str) -> None:
@@ -79,3 +92,27 @@ def check(needs: dict[str, Any], capability: str) -> None:
         assert needs["registers"] <= INCREMENTS_OF_90, needs
     if (shape, kernel) == ("13b-fp16", "increments"):
         assert not done["FFMA"], needs  # the compiler has contracted nothing: this kernel does not ask for it
+
+
+@pytest.mark.parametrize(
+    ("capability", "kinds"),
+    [
+        ("90", ["zeros32-{}-bf16"]),
+        ("80", ["int8-{}-bf16"]),
+        pytest.param(
+            "90", [f"{kind}-{{}}-{dtype}" for kind in CODES for dtype in ("bf16", "fp16")], marks=pytest.mark.long
+        ),
+        pytest.param("80", [f"{kind}-{{}}-bf16" for kind in CODES], marks=pytest.mark.long),
+    ],
+)
+def test_products_with_codes(capability: str, kinds: list[str], tmp_path: Path) -> None:
+    """A row is the same bits in a batch of 1 and of 64: tiles of both have the same instruction, and take the same
+    inputs to one of them."""
+    found = compiled(capability, [kind.format(rows) for kind in kinds for rows in (1, 64)], tmp_path)
+    products = [needs for needs in found if needs["kernel"].endswith(" multiply")]
+    assert len(products) == 2 * len(kinds)
+    for needs in found:
+        check(needs, capability)
+    for few, many in zip(products[::2], products[1::2], strict=True):
+        assert few["products"] == many["products"], (few, many)
+        assert any(line.startswith("versionMajor = 2") for line in few["products"]), few

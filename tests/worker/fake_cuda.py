@@ -5,14 +5,18 @@ Fake tensors refuse operands of different devices, as a GPU would.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from orca_worker.models.plain import TorchStage
 
 CUDA = torch.device("cuda", 0)
 
@@ -83,3 +87,21 @@ def fake_cuda(memory: int = 80 << 30) -> Iterator[Watch]:
 def zeros(shape: tuple[int, ...]) -> Any:
     """A list of lists."""
     return [zeros(shape[1:]) for _ in range(shape[0])] if shape else 0
+
+
+def bytes_held(model: TorchStage) -> int:
+    """The bytes of all weights. Each storage counts once, because tied embeddings are one."""
+    found: dict[StorageWeakRef, int] = {}
+
+    def look(x: object) -> None:
+        if isinstance(x, Tensor):
+            storage = x.untyped_storage()
+            found[StorageWeakRef(storage)] = storage.nbytes()
+        elif isinstance(x, list | tuple):
+            for one in x:
+                look(one)
+        elif isinstance(x, partial):
+            look(x.args)
+
+    look([*model._steps, *model._of_head])
+    return sum(found.values())

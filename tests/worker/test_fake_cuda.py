@@ -5,16 +5,14 @@ Fake tensors refuse operands of different devices, as a GPU would. These tests c
 """
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from iterations import begins, iteration_of
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.flop_counter import FlopCounterMode
-from worker.fake_cuda import CUDA, Watch, fake_cuda
+from worker.fake_cuda import CUDA, Watch, bytes_held, fake_cuda
 
 from orca.v1.sampling_pb2 import SamplingParams
 from orca_kernels.transfer import to_device
@@ -113,24 +111,6 @@ def test_big_models_at_their_true_sizes(shape: str, place: Place, watch: Watch) 
             masked = share.slot_bytes * pairs  # torch counts what the causal mask hides: 2 FLOP an element of a slot
             of_head = 2 * hidden * behind * case.batch * place.is_last
             assert count.get_total_flops() == work_of(big, place, "bfloat16", case).flop + masked + of_head
-
-
-def bytes_held(model: TorchStage) -> int:
-    """The bytes of all weights. Each storage counts once, because tied embeddings are one."""
-    found: dict[StorageWeakRef, int] = {}
-
-    def look(x: object) -> None:
-        if isinstance(x, Tensor):
-            storage = x.untyped_storage()
-            found[StorageWeakRef(storage)] = storage.nbytes()
-        elif isinstance(x, list | tuple):
-            for one in x:
-                look(one)
-        elif isinstance(x, partial):
-            look(x.args)
-
-    look([*model._steps, *model._of_head])
-    return sum(found.values())
 
 
 @pytest.mark.parametrize(

@@ -21,13 +21,15 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from transformers.pytorch_utils import Conv1D
 from worker.driver import Sampled, TinyEngine, make_stage
 from worker.engines import in_process
+from worker.fake_cuda import CUDA, fake_cuda
 from worker.logits import seen_by
 
 from orca_common.checkpoint import read_checkpoint
 from orca_common.errors import FailedPrecondition
 from orca_kernels.cpu.library import instruction_sets
-from orca_worker.models.dtype import check_quantize
+from orca_worker.iteration.model import Compute
 from orca_worker.models.families import topology
+from orca_worker.stage.stage import Stage
 
 # Those of transformers' modules whose inputs tensor ranks share: a group begins at the first input of each rank.
 CUT_ALONG_INPUTS = re.compile(r"(o_proj|down_proj|c_proj|out_proj|fc_out|fc2|dense_4h_to_h|attention\.dense|\.o|\.wo)$")
@@ -210,8 +212,11 @@ def test_the_plan_counts_codes_and_scales(tmp_path: Path, tp: int, quantize: str
         assert share.slot_bytes == 2 * 2 * 2 * 64 // tp
 
 
-def test_a_gpu_refuses() -> None:
-    with pytest.raises(FailedPrecondition, match=r"^quantize: int8 is multiplied on a CPU alone"):
-        check_quantize("int8", torch.device("cuda"))
-    check_quantize(None, torch.device("cuda"))
-    check_quantize("int8", torch.device("cpu"))
+def test_a_gpu_refuses_without_kernels(tmp_path: Path) -> None:
+    folder, _ = make(tmp_path, "gpt2")
+    with fake_cuda():
+        stage = Stage(read_checkpoint(folder, "int8"), "bfloat16", CUDA, 400, Compute(kernels="torch"))
+        with pytest.raises(
+            FailedPrecondition, match=r"^quantize: int8 needs Triton's kernels on a GPU: kernels is torch"
+        ):
+            stage.form(16)

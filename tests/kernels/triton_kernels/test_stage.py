@@ -8,9 +8,12 @@ import torch
 from checkpoints import SHAPES, make_shape
 from kernels.device_sampled import sampled_on_device
 from kernels.triton_device import DEVICE, INTERPRETED
+from quantized_files import WAYS
 from torch import Tensor
 from worker.driver import Sampled, TinyEngine
+from worker.fake_cuda import bytes_held
 from worker.logits import InTransformers, prompt_of, seen_by
+from worker.test_coded import both
 from worker.test_families import requests_for
 
 from orca_common.checkpoint import read_checkpoint
@@ -23,8 +26,9 @@ from orca_worker.iteration.batch import Batch
 from orca_worker.iteration.kv import KVManager
 from orca_worker.iteration.model import Compute
 from orca_worker.iteration.rows import ROW
-from orca_worker.models.cuda import FusedStage, TritonKernels
-from orca_worker.models.plain import TorchStage
+from orca_worker.models.cuda import FusedStage, GPUReader, TritonKernels
+from orca_worker.models.formats.table import Format
+from orca_worker.models.plain import TorchStage, padded_rows
 from orca_worker.partition import SINGLE, Place
 from orca_worker.sampling.sampling import EndOfModel, HiddenModel, SamplingModel, sample
 from orca_worker.stage.stage import Stage
@@ -100,14 +104,34 @@ def test_logits_of_a_prefix_lm_are_near_float64(tmp_path: Path) -> None:
     check_near_float64(folder, is_prefix_lm=True)
 
 
-def check_near_float64(folder: Path, *, is_prefix_lm: bool) -> None:
-    oracle = InTransformers(folder, torch.float64)
-    stage = Stage(read_checkpoint(folder), "float32", DEVICE, 400, PLAIN)
+@pytest.mark.parametrize("name", ["gptq, groups of 32, version 2", "W8A8"])
+def test_weights_stay_in_codes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Those of a checkpoint that another tool quantized. The logits are of the numbers that its codes stand for."""
+    read, compute = Format.reader.fget, Compute(graphs=False)
+    if INTERPRETED:  # on a CPU, where codes have another reader and another arithmetic
+        assert read is not None
+        monkeypatch.setattr(Format, "reader", property(lambda form: GPUReader(read(form), DEVICE)))
+        compute = PLAIN
+    folder, floats = both(tmp_path, "llama, 2 K/V heads", WAYS[name])
+    oracle = InTransformers(floats, torch.float64)
+    stage = check_near_float64(folder, oracle, is_prefix_lm=False, compute=compute)
+    rows = padded_rows(stage.vocabulary_shares) - 211  # of both tables, behind their last tokens
+    behind = 2 * rows * stage.recording.hidden * 4
+    assert bytes_held(stage) - behind <= 1.08 * (folder / "model.safetensors").stat().st_size
+
+
+def check_near_float64(
+    folder: Path, oracle: InTransformers | None = None, *, is_prefix_lm: bool, compute: Compute = PLAIN
+) -> TorchStage:
+    """Returns the stage with the weights."""
+    oracle = oracle or InTransformers(folder, torch.float64)
+    stage = Stage(read_checkpoint(folder), "float32", DEVICE, 400, compute)
     stage.form(16)
     held = stage._model
-    assert isinstance(held, SamplingModel)
-    assert isinstance(held.model, TorchStage)
-    stage._model = DeviceModel(FusedStage(held.model, TritonKernels), SINGLE, None, sample_kernel)
+    assert isinstance(held, SamplingModel | DeviceModel)
+    model = held.model._stage if isinstance(held.model, FusedStage) else held.model
+    assert isinstance(model, TorchStage)
+    stage._model = DeviceModel(FusedStage(model, TritonKernels), SINGLE, None, sample_kernel)
     stage.allocate(400, 16)
     requests = [
         Sampled(one.prompt, 2, {"logprobs": True}) for one in requests_for(211, 2 if INTERPRETED else 3, seed=3)
@@ -116,6 +140,7 @@ def check_near_float64(folder: Path, *, is_prefix_lm: bool) -> None:
         right = oracle.logits(tokens, prompt_of(tokens, requests) if is_prefix_lm else None)
         assert (logits - right).abs().max() < 2e-4  # logits are about 4, and up to 13
     assert all(len(request.made) == 2 for request in requests)
+    return model
 
 
 def test_sampling_of_a_mixed_batch() -> None:

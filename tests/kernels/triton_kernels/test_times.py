@@ -14,7 +14,7 @@ def test_every_kernel_is_timed(capsys: pytest.CaptureFixture[str]) -> None:
     first, *rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert first["copy_bytes_per_second"] > 0
     assert all(row["microseconds"] > 0 for row in rows)
-    assert len(rows) == 6 + 2 + 2 + 2 + 5
+    assert len(rows) == 6 + 2 + 2 + 2 + 5 + 1
     assert {row["kernel"] for row in rows} == {
         "write_kv",
         "split_attention",
@@ -24,4 +24,6 @@ def test_every_kernel_is_timed(capsys: pytest.CaptureFixture[str]) -> None:
         "sample",
         "sample, top-k and top-p",
         *(f"matmul {name}" for name in ("qkv", "projection", "up", "down")),
+        *(f"matmul {name}" for name in ("qkv", "projection", "up", "down")),
+        "int8 projection",
     }

@@ -1,4 +1,5 @@
-"""A recorded stage on a CUDA device: attention, norms and activations are Triton kernels, linear operations torch's.
+"""A recorded stage on a CUDA device: attention, norms, activations and products with codes are Triton kernels, other
+products torch's.
 
 **Not run on a GPU yet.** tests/kernels/triton_kernels/test_stage.py runs it in Triton's interpreter.
 """
@@ -8,12 +9,16 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from orca_kernels.cpu.program import Operand, Packed, Program
 from orca_kernels.triton.activation import bias_act, gate_act
 from orca_kernels.triton.attention import split_attention
+from orca_kernels.triton.codes import Coded
+from orca_kernels.triton.linear import linear
 from orca_kernels.triton.norm import Norm, add_norm
 from orca_kernels.triton.plan import Plan
 from orca_kernels.triton.rope import Rope
@@ -26,9 +31,10 @@ from ..device.model import DeviceModel, Head
 from ..iteration.kv import KVManager, KVShape
 from ..iteration.model import Compute, Model
 from ..partition import Place
-from ..sampling.sampling import HiddenModel, SamplingModel
-from .formats.table import Weight
+from .formats.table import Reader, Weight
 from .plain import Kernels, LoadedAttention, LoadedNorm, Pass, TorchStage
+from .recording import Matrix, Recording
+from .weights import WeightSource
 
 MAX_HEAD_SIZE = 256  # a row of a tile is in registers
 
@@ -36,11 +42,8 @@ log = logging.getLogger(__name__)
 
 
 def on_cuda(stage: TorchStage, compute: Compute) -> Model:
-    """The `Model` of a place, with the kernels, or without where this machine cannot run them. The log says which."""
-    place, problem = stage.recording.place, obstacle(stage)
-    if problem is not None:
-        log.warning("no Triton kernels: plain torch", extra={"reason": problem})
-        return SamplingModel(stage) if place.is_last else HiddenModel(stage)
+    """The `Model` of a place, with the kernels."""
+    place = stage.recording.place
     log.info("Triton kernels", extra={"gpu": torch.cuda.get_device_name(stage.device)})
     recorder = CudaGraphs(stage.device) if wants_graphs(place, compute) else None
     return DeviceModel(FusedStage(stage, TritonKernels), place, recorder, sample)
@@ -51,19 +54,19 @@ def wants_graphs(place: Place, compute: Compute) -> bool:
     return compute.graphs and (place.tensor_parallel == 1 or compute.graphs_tp)
 
 
-def obstacle(stage: TorchStage) -> str | None:
+def unfit(recording: Recording, device: torch.device, has_adapters: bool) -> str | None:
     """Why the kernels cannot run this model here; None if they can."""
-    if torch.cuda.get_device_capability(stage.device) < (8, 0):
+    if torch.cuda.get_device_capability(device) < (8, 0):
         return "the GPU is older than sm_80"
-    if stage.recording.has_encoder:
+    if recording.has_encoder:
         return "the model has an encoder"
-    if stage.has_adapters:
+    if has_adapters:
         return "there are adapters"
-    if stage.recording.head_size > MAX_HEAD_SIZE:
-        return f"a head of {stage.recording.head_size} elements is larger than {MAX_HEAD_SIZE}"
+    if recording.head_size > MAX_HEAD_SIZE:
+        return f"a head of {recording.head_size} elements is larger than {MAX_HEAD_SIZE}"
     if not (shutil.which("gcc") or shutil.which("clang")):
         return "there is no C compiler, with which Triton builds its launcher"
-    return failure(stage.device)
+    return failure(device)
 
 
 def failure(device: torch.device) -> str | None:
@@ -124,3 +127,36 @@ class TritonKernels:
             norms = HeadNorms(a.query_norm.weight, a.key_norm.weight, a.key_norm.epsilon)
         q = write_kv(qkv, keys, values, self._plan, rope, norms=norms)
         return split_attention(q, keys, values, self._plan, a.of.scale, a.of.window).flatten(1)
+
+
+class OnGPU(NamedTuple):
+    """`Weight` in codes, which Triton's kernels multiply."""
+
+    of: Coded
+
+    def joined(self, other: OnGPU, join: Callable[[Tensor, Tensor], Tensor]) -> OnGPU:
+        return OnGPU(self.of.joined(other.of, join))
+
+    def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        return linear(x, self.of, bias)
+
+    def pack(self, program: Program, bias: Tensor | None) -> Packed:
+        raise NotImplementedError("it is packed for a GPU")
+
+    def coded(self, device: torch.device) -> Coded:
+        return self.of
+
+
+class GPUReader(NamedTuple):
+    """`Reader` of any format: weights in codes come for Triton's kernels, numbers as they are."""
+
+    of: Reader
+    device: torch.device
+
+    def load(self, weights: WeightSource, matrix: Matrix) -> Weight:
+        weight = self.of.load(weights, matrix)
+        coded = weight.coded(self.device)
+        return weight if coded is None else OnGPU(coded)
+
+    def operand(self, program: Program, width: int) -> Operand:
+        return self.of.operand(program, width)

@@ -36,12 +36,6 @@ def choose_dtype(asked: str, device: torch.device | None, compute: Compute) -> s
     return "bfloat16" if kernels_are_used(compute) or torch.cpu._is_avx512_bf16_supported() else "float32"
 
 
-def check_quantize(asked: str | None, device: torch.device | None) -> None:
-    """Raises FailedPrecondition when the device cannot multiply the format."""
-    if asked is not None and device is not None and device.type != "cpu":
-        raise FailedPrecondition(f"quantize: {asked} is multiplied on a CPU alone, and this rank has a GPU")
-
-
 def kernels_are_used(compute: Compute) -> bool:
     """Whether the compiled kernels run a model on this CPU. Where they cannot be built, the log says why.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
     from .formats.pieces import Layout
 
+log = logging.getLogger(__name__)
+
 
 def format_of(checkpoint: Checkpoint, recording: Recording) -> Format:
     """The format of a rank's matrices: that of `quantize`, or that of their blocks in a GGUF file, or numbers."""
@@ -39,6 +42,20 @@ def coded_layout(checkpoint: Checkpoint) -> Layout | None:
     """That in which another tool has written its safetensors. Raises FailedPrecondition for one that is not read."""
     in_safetensors = checkpoint.random_weights is None and gguf_file(checkpoint.folder) is None
     return layout_of(checkpoint.quantization, checkpoint.name) if in_safetensors else None
+
+
+def obstacle(recording: Recording, device: torch.device, compute: Compute, has_adapters: bool) -> str | None:
+    """Why plain torch runs a stage on a GPU, as the log says then, too; None if Triton's kernels do."""
+    import torch
+
+    if compute.kernels == "torch" or not torch.cuda.is_available():
+        return "kernels is torch"
+    from .cuda import unfit
+
+    problem = unfit(recording, device, has_adapters)
+    if problem is not None:
+        log.warning("no Triton kernels: plain torch", extra={"reason": problem})
+    return problem
 
 
 class Configuration(Protocol):
@@ -116,7 +133,7 @@ class RecordedFamily(Generic[C]):
             files.check_others([name for name in whole.slices if name not in parts])
 
     def _format(self, checkpoint: Checkpoint, recording: Recording) -> tuple[Format, int | None]:
-        """The format of a rank's matrices on a CPU; where another tool has made their codes, the inputs of a scale."""
+        """The format of a rank's matrices, and the inputs of a scale where another tool has made their codes."""
         layout = coded_layout(checkpoint)
         if layout is None or checkpoint.quantize is not None:
             return format_of(checkpoint, recording), None
@@ -166,8 +183,12 @@ class RecordedFamily(Generic[C]):
         assert device is not None
         config = self.read(checkpoint)
         recording, kind = self._recording(checkpoint, config, place), getattr(torch, dtype)
-        on_cpu = device.type == "cpu"
-        form, step = self._format(checkpoint, recording) if on_cpu else (FORMATS[checkpoint.quantize], None)
+        added, others = self._adapters(checkpoint), checkpoint.adapters_folder is not None
+        adapters = LowRanks(added, kind, device, others) if added or others else None
+        problem = None if device.type == "cpu" else obstacle(recording, device, compute, adapters is not None)
+        if problem is not None and checkpoint.quantize is not None:
+            raise FailedPrecondition(f"quantize: {checkpoint.quantize} needs Triton's kernels on a GPU: {problem}")
+        form, step = self._format(checkpoint, recording) if problem is None else (FORMATS[None], None)
         of = recording.slices, kind, device, loading
         if (seed := checkpoint.random_weights) is not None:
             from .random_weights import RandomWeights
@@ -178,8 +199,8 @@ class RecordedFamily(Generic[C]):
 
             weights = GGUFWeights(file, *of)
         else:
-            others = (self.tables.head, *self.tables.others) if config.tied else self.tables.others
-            here = checkpoint.folder, self.prefix, *of, {self.tables.tokens: others}, self.zero
+            names = (self.tables.head, *self.tables.others) if config.tied else self.tables.others
+            here = checkpoint.folder, self.prefix, *of, {self.tables.tokens: names}, self.zero
             layout = coded_layout(checkpoint)
             if layout is None:
                 weights = Weights(*here)
@@ -189,19 +210,18 @@ class RecordedFamily(Generic[C]):
 
                 files = CodedFiles(checkpoint.folder, self.prefix, layout)
                 weights = CodedWeights(files, parts_of(recording), step, *here)
-        added, others = self._adapters(checkpoint), checkpoint.adapters_folder is not None
-        adapters = LowRanks(added, kind, device, others) if added or others else None
         in_adapters = kind.itemsize * sum(elements_of(one, recording) for one in added)
         check_memory(recording.weight_bytes(kind.itemsize, form.bytes) + in_adapters, device)
         if device.type == "cpu" and kernels_are_used(compute):
             from .cpu import StageOnCPU
 
             return StageOnCPU(recording, weights, kind, compute, form.reader, adapters), weights.bytes_read
-        stage = TorchStage(recording, weights, kind, device, form.reader, adapters)
-        if device.type == "cuda" and torch.cuda.is_available() and compute.kernels != "torch":
-            from .cuda import on_cuda
+        if device.type == "cuda" and problem is None:
+            from .cuda import GPUReader, on_cuda
 
+            stage = TorchStage(recording, weights, kind, device, GPUReader(form.reader, device), adapters)
             return on_cuda(stage, compute), weights.bytes_read
+        stage = TorchStage(recording, weights, kind, device, form.reader, adapters)
         if device.type == "cpu" and compute.kernels == "device-loop" and not (recording.has_encoder or adapters):
             from ..device.replay import Replayed
             from .device_loop import on_cpu

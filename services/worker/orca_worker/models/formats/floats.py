@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -27,6 +28,9 @@ class Numbers(NamedTuple):
 
     def pack(self, program: Program, bias: Tensor | None) -> Packed:
         return program.pack(self.of, bias)
+
+    def coded(self, device: torch.device) -> None:
+        return None
 
 
 def load(weights: WeightSource, matrix: Matrix) -> Numbers:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from orca_kernels.cpu.program import CODES as GROUP
 from orca_kernels.cpu.program import PART, Packed, Program
+from orca_kernels.triton.codes import Coded, coded
 
 from ..gguf_weights import GGUFWeights
 from ..recording import Matrix
@@ -43,6 +44,9 @@ class Blocks(NamedTuple):
 
     def pack(self, program: Program, bias: Tensor | None) -> Packed:
         return program.pack_blocks(self.codes, self.scales, bias, bits=self.bits)
+
+    def coded(self, device: torch.device) -> Coded:
+        return coded(self.codes.to(device), self.scales.to(device), bits=self.bits, step=PART)
 
 
 def load(weights: WeightSource, matrix: Matrix) -> Blocks:

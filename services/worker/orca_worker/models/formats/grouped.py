@@ -14,6 +14,7 @@ from torch import Tensor
 
 from orca_kernels.cpu.program import CODES as GROUP
 from orca_kernels.cpu.program import Packed, Program
+from orca_kernels.triton.codes import Coded, coded, in_16_bits
 
 from ..coded_weights import CodedWeights
 from ..recording import Matrix
@@ -21,6 +22,8 @@ from ..weights import WeightSource
 from .int8 import Codes, operand
 
 __all__ = ["load", "operand"]
+
+MIDDLE = 8  # of codes of four bits
 
 
 class Grouped(NamedTuple):
@@ -47,6 +50,11 @@ class Grouped(NamedTuple):
 
     def pack(self, program: Program, bias: Tensor | None) -> Packed:
         return program.pack_grouped(*self, bias=bias)
+
+    def coded(self, device: torch.device) -> Coded:
+        codes, points = ((each.to(device) - MIDDLE).view(torch.int8) for each in self[:2])
+        scales = in_16_bits(self.scales).to(device)
+        return coded(codes, scales, points if bool(points.any()) else None, bits=4, step=self.step)
 
 
 def load(weights: WeightSource, matrix: Matrix) -> Grouped | Codes:

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from orca_kernels.cpu.program import CODES as GROUP
 from orca_kernels.cpu.program import PART, Packed, Program
+from orca_kernels.triton.codes import Coded, coded
 
 from ..recording import Matrix
 from ..weights import WeightSource
@@ -48,7 +49,7 @@ class Fours(NamedTuple):
         return cls(
             codes.to(torch.int8),
             multipliers.view(n, -1)[:, : -(-k // PART)].to(torch.int8),
-            (largest / LARGEST).masked_fill_(is_zero, 0).view(n, -1),
+            (largest / torch.full_like(largest, LARGEST)).masked_fill_(is_zero, 0).view(n, -1),
         )
 
     def joined(self, other: Fours, join: Callable[[Tensor, Tensor], Tensor]) -> Fours:
@@ -60,6 +61,10 @@ class Fours(NamedTuple):
 
     def pack(self, program: Program, bias: Tensor | None) -> Packed:
         return program.pack_fours(self.codes, self.multipliers, self.scales, bias)
+
+    def coded(self, device: torch.device) -> Coded:
+        codes, multipliers, scales = (each.to(device) for each in self)
+        return coded(codes, scales, multipliers, bits=4, step=PART, scaled=GROUP, multiplied=True)
 
 
 def load(weights: WeightSource, matrix: Matrix) -> Fours:

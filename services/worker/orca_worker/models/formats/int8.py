@@ -15,6 +15,7 @@ from torch import Tensor
 
 from orca_kernels.cpu.program import CODES as GROUP
 from orca_kernels.cpu.program import Operand, Packed, Program
+from orca_kernels.triton.codes import Coded, coded
 
 from ..recording import Matrix
 from ..weights import WeightSource
@@ -37,7 +38,8 @@ class Codes(NamedTuple):
         largest = parts.abs().amax(2, keepdim=True)  # NaN where one is
         is_zero = largest < ZERO
         codes = (parts * (127 / largest).masked_fill_(is_zero, 0)).round_().view(n, -1)[:, :k]
-        return cls(codes, (largest / 127).masked_fill_(is_zero, 0).view(n, groups))
+        scales = largest / torch.full_like(largest, 127)  # by a number of the host a GPU multiplies with 1 / 127
+        return cls(codes, scales.masked_fill_(is_zero, 0).view(n, groups))
 
     def joined(self, other: Codes, join: Callable[[Tensor, Tensor], Tensor]) -> Codes:
         return Codes(*map(join, self, other))
@@ -53,6 +55,9 @@ class Codes(NamedTuple):
 
     def pack(self, program: Program, bias: Tensor | None) -> Packed:
         return program.pack_codes(self.codes, self.scales, bias)
+
+    def coded(self, device: torch.device) -> Coded:
+        return coded(self.codes.to(device), self.scales.to(device), bits=8, step=GROUP)
 
 
 def load(weights: WeightSource, matrix: Matrix) -> Codes:

@@ -13,9 +13,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Protocol, Self, cast
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from orca_kernels.cpu.program import Operand, Packed, Program
+    from orca_kernels.triton.codes import Coded
 
     from ..recording import Matrix
     from ..weights import WeightSource
@@ -34,6 +36,10 @@ class Weight(Protocol):
 
     def pack(self, program: Program, bias: Tensor | None) -> Packed:
         """For the compiled kernels of a CPU."""
+        ...
+
+    def coded(self, device: torch.device) -> Coded | None:
+        """The codes for the Triton kernels of a GPU; None: they are numbers, which torch multiplies."""
         ...
 
 
