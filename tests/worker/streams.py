@@ -26,7 +26,7 @@ from orca_worker.models.families import family_of
 from orca_worker.models.plain import TorchStage
 from orca_worker.models.recorded import RecordedFamily
 from orca_worker.models.weights import Weights
-from orca_worker.partition import Place
+from orca_worker.partition import Place, Types
 from orca_worker.stage.stage import Launched, Stage
 
 T = TypeVar("T")
@@ -268,5 +268,5 @@ def _load(checkpoint: Checkpoint, stream: Stream, compute: Compute, place: Place
     assert isinstance(family, RecordedFamily)
     recording = family.record(family.read(checkpoint), place)
     weights = Weights(checkpoint.folder, family.prefix, recording.slices, torch.float32, CPU, Loading())
-    stage = TorchStage(recording, weights, torch.float32, CPU)
+    stage = TorchStage(recording, weights, Types.of("float32"), CPU)
     return on_cpu(stage, Streamed(stream), compute), weights.bytes_read

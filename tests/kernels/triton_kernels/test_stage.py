@@ -25,7 +25,7 @@ from orca_worker.iteration.model import Compute
 from orca_worker.iteration.rows import ROW
 from orca_worker.models.cuda import FusedStage, TritonKernels
 from orca_worker.models.plain import TorchStage
-from orca_worker.partition import SINGLE, Place
+from orca_worker.partition import SINGLE, Place, Types
 from orca_worker.sampling.sampling import EndOfModel, HiddenModel, SamplingModel, sample
 from orca_worker.stage.stage import Stage
 
@@ -102,7 +102,7 @@ def test_logits_of_a_prefix_lm_are_near_float64(tmp_path: Path) -> None:
 
 def check_near_float64(folder: Path, *, is_prefix_lm: bool) -> None:
     oracle = InTransformers(folder, torch.float64)
-    stage = Stage(read_checkpoint(folder), "float32", DEVICE, 400, PLAIN)
+    stage = Stage(read_checkpoint(folder), Types.of("float32"), DEVICE, 400, PLAIN)
     stage.form(16)
     held = stage._model
     assert isinstance(held, SamplingModel)
