@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import make_gpt2, make_shape
-from encoder_decoders import make_marian, make_t5
+from encoder_decoders import make_t5
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -104,8 +104,6 @@ def make(folder: Path, shape: str) -> Path:
         return make_gpt2(folder, heads=6, layers=2, hidden=192, vocab=VOCABULARY, positions=64, seed=4)
     if shape == "t5":
         return make_t5(folder, seed=1, tied=False, num_heads=4, d_kv=10, d_ff=70)
-    if shape == "marian":
-        return make_marian(folder, seed=1)
     return make_shape(folder, shape)
 
 
@@ -115,10 +113,10 @@ def requests_for(count: int, seed: int, vocabulary: int = VOCABULARY) -> list[Sa
     return [Sampled([chance.randrange(vocabulary - 1) for _ in range(n)], 8) for n in lengths[:count]]
 
 
-@pytest.mark.parametrize("shape", [*DECODERS, "t5", "marian"])
+@pytest.mark.parametrize("shape", [*DECODERS, "t5"])
 def test_tokens_equal_an_independent_implementation(tmp_path: Path, shape: str) -> None:
     """By the kernels of this machine, in plain torch and in the loop of a GPU; batches of 1, 3 and 8 requests."""
-    folder, vocabulary = make(tmp_path, shape), 97 if shape in ("t5", "marian") else VOCABULARY
+    folder, vocabulary = make(tmp_path, shape), 97 if shape == "t5" else VOCABULARY
     requests = list[Sampled]()
     for kernels, counts in ("auto", (1, 3, 8)), ("torch", (8,)), ("device-loop", (3,)):
         engine = TinyEngine(make_stage(folder, 480, 16, kernels=kernels, kv_dtype="int8"), 480, 16)
