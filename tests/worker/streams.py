@@ -256,7 +256,9 @@ class StreamedStage(Stage):
     def __init__(self, checkpoint: Checkpoint, slots: int, graphs_tp: bool = False) -> None:
         self.stream = Stream()
         compute = Compute(1, graphs_tp=graphs_tp)
-        super().__init__(checkpoint, "float32", CPU, slots, compute, partial(_load, checkpoint, self.stream, compute))
+        super().__init__(
+            checkpoint, Types.of("float32"), CPU, slots, compute, partial(_load, checkpoint, self.stream, compute)
+        )
 
     def launch(self, *args: Any, **kwargs: Any) -> Launched:
         with behind(self.stream):

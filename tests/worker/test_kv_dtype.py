@@ -162,7 +162,7 @@ async def test_several_ranks_and_a_recovery(tmp_path: Path, shape: str, tp: int,
     ],
 )
 def test_the_same_bits_in_any_company(
-    tmp_path: Path, logits: list[Tensor], kernels: str, dtype: str, shape: dict[str, int]
+    tmp_path: Path, logits: list[Tensor], kernels: str, dtype: str, shape: dict[str, Any]
 ) -> None:
     """In any batch and piece, with blocks of any size, and after a recovery."""
     folder = make_shape(tmp_path, "llama, 2 K/V heads", **shape)

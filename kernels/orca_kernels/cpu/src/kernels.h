@@ -9,7 +9,7 @@
 #include <type_traits>
 #include <utility>
 
-#if defined(__AVX512BF16__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -541,9 +541,16 @@ template <int HALF = LANES / 2>
 inline vf piece(const float* row, int i) { return load(row + i * LANES); }
 inline vf piece(const bf16* row, int i) { return load_half(row + i / 2 * (2 * LANES), i % 2); }
 inline vf piece(const int8_t* row, int i) {
-  vb codes;
-  std::memcpy(&codes, row + i * LANES, sizeof codes);
-  return __builtin_convertvector(__builtin_convertvector(codes, vi), vf);
+  row += i * LANES;
+#if defined(__AVX512F__)
+  const vi codes = reinterpret_cast<vi>(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(row))));
+#elif defined(__AVX2__)
+  const vi codes = reinterpret_cast<vi>(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(row))));
+#else
+  vi codes;
+  for (int c = 0; c < LANES; c++) codes[c] = row[c];
+#endif
+  return __builtin_convertvector(codes, vf);
 }
 template <class T>
 inline void order(float* row, int d) {
