@@ -23,7 +23,7 @@ from orca_scheduler.ranks.members import put_members
 from orca_worker.iteration.model import Compute
 from orca_worker.models.dtype import choose_dtype
 from orca_worker.models.formats.table import FORMATS
-from orca_worker.partition import ITEM_BYTES
+from orca_worker.partition import ITEM_BYTES, Types
 from orca_worker.rank.app import open_device
 from orca_worker.stage.stage import Stage
 
@@ -98,7 +98,7 @@ class Engine:
         """Raises FailedPrecondition when the model cannot be loaded, or the memory is too small."""
         self.options, self.checkpoint, self.slots = options, checkpoint, slots
         self.device = open_device(options.device, 0)
-        self.stage = Stage(checkpoint, options.dtype, self.device, slots, options.compute)
+        self.stage = Stage(checkpoint, Types.of(options.dtype), self.device, slots, options.compute)
         memory = self.stage.form(BLOCK_SIZE)
         if memory.slots < slots:
             raise FailedPrecondition(f"slots: {slots} are needed; the memory holds {memory.slots}")

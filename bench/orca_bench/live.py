@@ -34,6 +34,7 @@ from orca_worker.iteration.model import Compute
 from orca_worker.machine import available_bytes
 from orca_worker.models.dtype import choose_dtype
 from orca_worker.models.families import topology
+from orca_worker.partition import Types
 from orca_worker.rank.app import open_device
 
 from .cases import fixed, vocabulary_of
@@ -76,7 +77,9 @@ class Layout:
         dtype = choose_dtype(self.dtype, open_device("cpu", 0), Compute(1))
         there = self.memory if self.memory is not None else available_bytes() // ranks
         slots = slots_for(max_bs, checkpoint.max_positions, BLOCK_SIZE)
-        need = max(s.weight_bytes + slots * s.slot_bytes for s in topology(checkpoint, self.tp, self.pp, dtype))
+        need = max(
+            s.weight_bytes + slots * s.slot_bytes for s in topology(checkpoint, self.tp, self.pp, Types.of(dtype))
+        )
         if need > there:
             raise FailedPrecondition(
                 f"memory: {max_bs} sequences of {checkpoint.max_positions} tokens take {need / 1e9:.3g} GB of a rank "

@@ -3,9 +3,10 @@
     python -m orca_bench.perplexity [--model FOLDER ..] [--windows 20] > LINES
     python -m orca_bench.perplexity --report LINES PICTURE > TABLE
 
-Each model in float32 and bfloat16, and in these with the matrices of its layers in int8 and in int4; a checkpoint that
-another tool has quantized as it is. The text is what `orca_lab.train_demo` holds out: files of the standard library,
-with an end of text before each, in windows of 511 tokens or of the model's positions. A line of JSON for each.
+Each model in float32 and bfloat16, in these with the matrices of its layers in int8 and in int4, and with keys and
+values in int8; a checkpoint that another tool has quantized as it is. The text is what `orca_lab.train_demo` holds out:
+files of the standard library, with an end of text before each, in windows of 511 tokens or of the model's positions. A
+line of JSON for each.
 """
 
 import argparse
@@ -29,7 +30,7 @@ from orca_local.stack import DEMO_MODEL
 from orca_scheduler.ranks.members import initiation, put_members
 from orca_worker.iteration.model import Compute
 from orca_worker.models.families import family_of
-from orca_worker.partition import SINGLE
+from orca_worker.partition import SINGLE, Types
 from orca_worker.stage.stage import Stage
 
 from .machine import isa
@@ -37,7 +38,7 @@ from .schedule import BLOCK_SIZE
 
 LONGEST = 511  # tokens of a window: the demo model has 512 positions, one of them for what is made behind it
 DTYPES = ("float32", "bfloat16")
-QUANTIZED = (None, "int8", "int4")
+WAYS = ((None, None), ("int8", None), ("int4", None), (None, "int8"))  # of the matrices, of keys and values
 
 
 def windows(folder: Path, length: int) -> list[list[int]]:
@@ -47,10 +48,10 @@ def windows(folder: Path, length: int) -> list[list[int]]:
 
 
 @torch.inference_mode()
-def perplexity(checkpoint: Checkpoint, dtype: str, texts: Sequence[Sequence[int]]) -> float:
+def perplexity(checkpoint: Checkpoint, types: Types, texts: Sequence[Sequence[int]]) -> float:
     """e to the mean of -log p of all tokens but each window's first, by the kernels that serve the model."""
     blocks = -(-(len(texts[0]) + 1) // BLOCK_SIZE)
-    stage = Stage(checkpoint, dtype, torch.device("cpu"), blocks * BLOCK_SIZE, Compute(cores(), "auto"))
+    stage = Stage(checkpoint, types, torch.device("cpu"), blocks * BLOCK_SIZE, Compute(cores(), "auto"))
     stage.form(BLOCK_SIZE)
     stage.allocate(blocks * BLOCK_SIZE, BLOCK_SIZE)
     logprobs = list[float]()
@@ -68,15 +69,16 @@ def lines(models: Sequence[Path], most: int | None) -> Iterator[dict[str, Any]]:
     for folder in models:
         plain = read_checkpoint(folder)
         texts = windows(plain.folder, min(LONGEST, plain.max_positions - 1))[:most]
-        ways = QUANTIZED if plain.quantization is None else (None,)
-        for quantize, dtype in ((quantize, dtype) for quantize in ways for dtype in DTYPES):
-            checkpoint = read_checkpoint(folder, quantize)
-            weights = family_of(checkpoint).share(checkpoint, SINGLE, dtype).weight_bytes
-            found = perplexity(checkpoint, dtype, texts)
+        ways = WAYS if plain.quantization is None else WAYS[:1]
+        for (quantize, kv), dtype in ((way, dtype) for way in ways for dtype in DTYPES):
+            checkpoint, types = read_checkpoint(folder, quantize), Types.of(dtype, kv)
+            weights = family_of(checkpoint).share(checkpoint, SINGLE, types).weight_bytes
+            found = perplexity(checkpoint, types, texts)
             name = quantize or (plain.name if plain.quantization is not None else "")
+            name = f"{name}, {dtype}" if name else dtype
             yield {
                 "model": plain.name,
-                "format": f"{name}, {dtype}" if name else dtype,
+                "format": name if kv is None else f"{name}, keys and values in {kv}",
                 "perplexity": round(found, 3),
                 "weights_MB": round(weights / 1e6, 2),
                 "windows": len(texts),

@@ -28,6 +28,7 @@ from orca_common.checkpoint import read_checkpoint
 from orca_common.environment import child_environment
 from orca_scheduler.ranks.members import increment, initiation, put_members
 from orca_worker.models.families import topology
+from orca_worker.partition import Types
 
 PROMPT = 100
 BLOCK_SIZE = 16
@@ -74,7 +75,7 @@ def memory(pid: int, model: str, dtype: str, tokens: int) -> str:
     """The rank's resident memory, and what it is made of, when `tokens` tokens have keys and values."""
     script = "import torch; from orca_bench.machine import resident_bytes; print(resident_bytes())"
     alone = int(subprocess.run([sys.executable, "-c", script], capture_output=True, check=True).stdout)
-    [share] = topology(read_checkpoint(model), 1, 1, dtype)
+    [share] = topology(read_checkpoint(model), 1, 1, Types.of(dtype))
     resident, needed = resident_bytes(pid), alone + share.weight_bytes + tokens * share.slot_bytes
     return (
         f"resident {resident / 1e6:.0f} MB, {resident / needed:.2f} x of {needed / 1e6:.0f}: torch alone "

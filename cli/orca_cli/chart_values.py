@@ -40,6 +40,7 @@ class EngineValues:
     gpus_per_node: int | None = None
     dtype: str = "auto"
     quantize: str | None = None
+    kv_dtype: str | None = None
     source: str = ""  # one of SOURCES; "" when none is given
     model: str | None = None  # the folder or the hub's name, if it can be read from this machine
 
@@ -56,7 +57,8 @@ class EngineValues:
                 f"model: the checkpoint of model.{self.source} is not on this machine; --model names a copy of it"
             )
         self.shape()
-        return {"model": self.model, "tp": self.tp, "pp": self.pp, "dtype": self.dtype, "quantize": self.quantize}
+        types = {"dtype": self.dtype, "quantize": self.quantize, "kv_dtype": self.kv_dtype}
+        return {"model": self.model, "tp": self.tp, "pp": self.pp, **types}
 
     def shape(self) -> Shape:
         """The shape of each engine. Raises FailedPrecondition with the chart's sentence."""
@@ -104,6 +106,7 @@ def read_values(files: Iterable[Path]) -> EngineValues:
         gpus_per_node=_count(engine, "gpusPerNode"),
         dtype=str(engine.get("dtype", "auto")),
         quantize=engine.get("quantize"),
+        kv_dtype=engine.get("kvDtype"),
         source=source,
         model=model,
     )

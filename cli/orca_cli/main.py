@@ -190,6 +190,7 @@ def topology(
     quantize: Annotated[
         str | None, typer.Option(help="Format of the matrices of layers: int8 or int4; dtype if not given.")
     ] = None,
+    kv_dtype: Annotated[str | None, typer.Option(help="Type of keys and values: int8; dtype if not given.")] = None,
     slices: Annotated[bool, typer.Option("--slices", help="Also shows each tensor's slice on each rank.")] = False,
     values: Annotated[
         list[Path] | None,
@@ -208,20 +209,23 @@ def topology(
     from orca_common.errors import FailedPrecondition
     from orca_local.stack import DEMO_MODEL
     from orca_worker.models import families
+    from orca_worker.partition import Types
 
     async def body() -> None:
-        options = {"model": model, "tp": tp, "pp": pp, "dtype": dtype, "quantize": quantize}
+        types = {"dtype": dtype, "quantize": quantize, "kv_dtype": kv_dtype}
+        options = {"model": model, "tp": tp, "pp": pp, **types}
         release = read_values(values).with_options(options) if values else None
-        flags = [f"--{name}={value}" for name, value in options.items() if value is not None]
+        flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items() if value is not None]
         given = settings_of("serve").load(**release.settings()) if release else settings_of("serve").load(flags)
         try:
             folder = resolve_model(given.model, families.check_type) if given.model else DEMO_MODEL
         except FailedPrecondition as error:
             raise FailedPrecondition(given.said(str(error))) from None
         checkpoint = read_checkpoint(folder, given.quantize, read_adapters(given.adapters))
-        shares = families.topology(checkpoint, given.tp, given.pp, given.dtype)
-        types = " and ".join(filter(None, (families.layout_sentence(checkpoint), given.quantize, given.dtype)))
-        console.print(rank_table(checkpoint, shares, given.tp, given.pp, types))
+        shares = families.topology(checkpoint, given.tp, given.pp, Types.of(given.dtype, given.kv_dtype))
+        said = " and ".join(filter(None, (families.layout_sentence(checkpoint), given.quantize, given.dtype)))
+        said += f", keys and values in {given.kv_dtype}" if given.kv_dtype is not None else ""
+        console.print(rank_table(checkpoint, shares, given.tp, given.pp, said))
         if release:
             console.print(pod_table(release.shape(), release.engines))
         if slices:

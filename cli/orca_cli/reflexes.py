@@ -26,6 +26,7 @@ OTHERS = {
     "--ctx-size": CONTEXT,
     "--n-gpu-layers": "a rank computes on one device, which --device names; --tp and --pp share a model among GPUs",
     "--quantization": "a checkpoint's own format is read as it is; --quantize int8 or int4 makes codes on a CPU",
+    "--kv-cache-dtype": "--kv-dtype int8 keeps keys and values in eight bits, on a CPU",
     "--enable-lora": ADAPTERS,
     "--lora-modules": ADAPTERS,
     "--enable-prefix-caching": "--policy paper,prefix=tenant reuses what was computed of a prompt",

@@ -5,11 +5,14 @@ of all requests' tokens. For query i of a request whose first query is at positi
 
     out_i = softmax(scale * q_i . K[0 : context + i + 1]) V[0 : context + i + 1]
 
-Keys and values are stored in blocks, [n_blocks, heads, block_size, D] (HND) for each layer. A request's block table
-lists its blocks in order. Scores, softmax and sums are float32 whatever the type of the data.
+Keys and values are stored in blocks, [n_blocks, heads, block_size, D] (HND) for each layer, as numbers or in `Codes`. A
+request's block table lists its blocks in order. Scores, softmax and sums are float32 whatever the type of the data.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +27,44 @@ from .transfer import to_device
 # piece, and 208 in pieces of the CPU's size (counted, not timed: no GPU was at hand). A piece's copies need memory
 # besides the keys and values: 0.75 GiB for 2**25 in bfloat16 at 128 a head.
 PIECE = {"cpu": 2**18, "cuda": 2**25}
+
+
+class Codes(NamedTuple):
+    """Keys or values of a layer in eight bits: a number is code * scale, with one scale for a token and head."""
+
+    codes: Tensor  # [n_blocks, heads, block_size, D] int8
+    scales: Tensor  # [n_blocks, heads, block_size, 4] int8: the bytes of a float32, which may lie anywhere
+
+    @classmethod
+    def within(cls, memory: Tensor, block_size: int) -> Codes:
+        """Those in memory [n_blocks, heads, block_size * (D + 4)] int8: of each block and head the codes, then the
+        scales."""
+        of_scales = block_size * torch.float32.itemsize
+        codes, scales = memory.split([memory.shape[2] - of_scales, of_scales], 2)
+        return cls(codes.unflatten(2, (block_size, -1)), scales.unflatten(2, (block_size, -1)))
+
+    def put(self, block: Tensor, offset: Tensor, x: Tensor) -> None:
+        """Makes the codes of x [T, heads, D]: the integer that is nearest to x * 127 / largest, half to even."""
+        x = x.float()
+        largest = x.abs().amax(2, keepdim=True)  # NaN where one is
+        is_zero = largest < 1e-30
+        codes = (x * (127 / largest).masked_fill_(is_zero, 0)).round_().nan_to_num_(127)
+        self.codes[block, :, offset] = codes.to(torch.int8)
+        scales = (largest / 127).masked_fill_(is_zero, 0).flatten().view(torch.int8)
+        self.scales[block, :, offset] = scales.view(*x.shape[:2], 4)
+
+    def pages(self, at: Tensor) -> Tensor:
+        """The numbers [len(at), block_size, D] float32 of blocks' heads, seen as [n_blocks * heads, ..]."""
+        codes, scales = (each.flatten(0, 1).index_select(0, at) for each in self)
+        return codes * scales.view(torch.float32)
+
+    def tokens(self, block: Tensor, offset: Tensor) -> Tensor:
+        """The numbers [tokens, heads, D] float32 of tokens."""
+        scales = self.scales[block, :, offset].contiguous()
+        return self.codes[block, :, offset] * scales.view(torch.float32)
+
+
+Cache = Tensor | Codes
 
 
 class SplitAttention:
@@ -48,7 +89,7 @@ class SplitAttention:
     ) -> None:
         self._heads, self._block_size = heads, block_size
         self._head = torch.arange(heads, device=slots.device)
-        block, offset = slots // block_size, slots % block_size
+        self._at = block, offset = slots // block_size, slots % block_size
         # row of token t, head h in the cache seen as [n_blocks * heads * block_size, D]
         self._targets = ((block[:, None] * heads + self._head) * block_size + offset[:, None]).flatten()
 
@@ -104,13 +145,22 @@ class SplitAttention:
             table = block_table[requests]
         return rows, tokens, shortest, longest, self._pages(table, longest), padding
 
-    def write(self, k: Tensor, v: Tensor, keys: Tensor, values: Tensor) -> None:
+    def write(self, k: Tensor, v: Tensor, keys: Cache, values: Cache) -> None:
         """Writes the batch's keys and values, each [T, heads, D], to their slots in a layer's cache."""
         size = k.shape[-1]
-        keys.view(-1, size).index_copy_(0, self._targets, k.reshape(-1, size))
-        values.view(-1, size).index_copy_(0, self._targets, v.reshape(-1, size))
+        for x, cache in ((k, keys), (v, values)):
+            if isinstance(cache, Codes):
+                cache.put(*self._at, x)
+            else:
+                cache.view(-1, size).index_copy_(0, self._targets, x.reshape(-1, size))
 
-    def __call__(self, q: Tensor, keys: Tensor, values: Tensor, scale: float, window: int = 0) -> Tensor:
+    def _taken(self, cache: Cache, pages: Tensor, size: int) -> Tensor:
+        """The numbers of pages [b * heads * n] -> [b * heads * n, block_size * D]."""
+        if isinstance(cache, Codes):
+            return cache.pages(pages).flatten(1)
+        return cache.view(-1, self._block_size * size).index_select(0, pages)
+
+    def __call__(self, q: Tensor, keys: Cache, values: Cache, scale: float, window: int = 0) -> Tensor:
         """q [T, group * heads, D] -> the same shape. The batch's own keys and values must have been written.
 
         `group` query heads in a row share one of the `heads` of keys and values. window: keys that a query sees at
@@ -118,12 +168,10 @@ class SplitAttention:
         """
         heads, size = self._heads, q.shape[2]
         group = q.shape[1] // heads
-        flat = (keys.shape[0] * heads, self._block_size * size)
-        keys, values = keys.view(flat), values.view(flat)
         out = torch.empty_like(q)
         for start, length, context, prompt, pages in self._initiations:
-            k = keys.index_select(0, pages).view(heads, -1, size)[:, : context + length]
-            v = values.index_select(0, pages).view(heads, -1, size)[:, : context + length]
+            k = self._taken(keys, pages, size).view(heads, -1, size)[:, : context + length]
+            v = self._taken(values, pages, size).view(heads, -1, size)[:, : context + length]
             k, v = (each.repeat_interleave(group, 0) if group > 1 else each for each in (k, v))
             mask = None
             if context or prompt or 0 < window < length:
@@ -131,14 +179,14 @@ class SplitAttention:
                 mask = seen <= seen[context:, None].clamp(min=prompt - 1)  # [length, context + length]
                 if window:
                     mask &= seen > seen[context:, None] - window
-            part = q[start : start + length].transpose(0, 1)  # [heads, length, D]
+            part = q[start : start + length].transpose(0, 1).to(k)  # [heads, length, D]
             part = scaled_dot_product_attention(
                 part[None], k[None], v[None], attn_mask=mask, is_causal=mask is None, scale=scale
             )
             out[start : start + length] = part[0].transpose(0, 1)
         for rows, tokens, shortest, longest, pages, padding in self._pieces:
-            k = keys.index_select(0, pages).view(len(rows), heads, -1, size)[:, :, :longest].float()
-            v = values.index_select(0, pages).view(len(rows), heads, -1, size)[:, :, :longest].float()
+            k = self._taken(keys, pages, size).view(len(rows), heads, -1, size)[:, :, :longest].float()
+            v = self._taken(values, pages, size).view(len(rows), heads, -1, size)[:, :, :longest].float()
             queries = q[rows].view(len(rows), heads, group, size).float()
             scores = torch.matmul(queries, k.transpose(2, 3)).mul_(scale)  # [b, heads, group, longest]
             if 0 < window < longest:
@@ -164,7 +212,7 @@ class PartAttention:
         self._members = list(zip(block_table, query_lengths, firsts, inputs, strict=True))
 
     def __call__(
-        self, q: Tensor, keys: Tensor, values: Tensor, scale: float, sees_input: bool, bias: Tensor | None
+        self, q: Tensor, keys: Cache, values: Cache, scale: float, sees_input: bool, bias: Tensor | None
     ) -> Tensor:
         """q [T, heads, D], caches [n_blocks, heads, block_size, D] -> the same shape as q.
 
@@ -172,11 +220,16 @@ class PartAttention:
         2 * reach + 1] float32: added to a score by key - query, from -reach on, and the outermost beyond.
         """
         out, start = torch.empty_like(q), 0
+        block_size = (keys.codes if isinstance(keys, Codes) else keys).shape[2]
         for blocks, length, first, inputs in self._members:
             begin, end = (0, inputs) if sees_input else (inputs, inputs + first + length)
             at = torch.arange(begin, end, device=q.device)
-            block, offset = blocks[at // keys.shape[2]], at % keys.shape[2]
-            k, v = (cache[block, :, offset].transpose(0, 1).float() for cache in (keys, values))  # [heads, keys, D]
+            block, offset = blocks[at // block_size], at % block_size
+            of_tokens = (
+                cache.tokens(block, offset) if isinstance(cache, Codes) else cache[block, :, offset]
+                for cache in (keys, values)
+            )
+            k, v = (each.transpose(0, 1).float() for each in of_tokens)  # [heads, keys, D]
             queries = q[start : start + length].transpose(0, 1).float()
             scores = queries @ k.transpose(1, 2) * scale
             distance = (at - begin) - torch.arange(first, first + length, device=q.device)[:, None]

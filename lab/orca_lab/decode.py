@@ -27,7 +27,7 @@ from orca_worker.iteration.model import Compute
 from orca_worker.models.families import family_of
 from orca_worker.models.formats.table import FORMATS
 from orca_worker.models.recorded import RecordedFamily
-from orca_worker.partition import ITEM_BYTES, SINGLE
+from orca_worker.partition import ITEM_BYTES, SINGLE, Types
 from orca_worker.rank.app import open_device
 from orca_worker.stage.stage import Stage
 
@@ -77,7 +77,7 @@ class Orca:
     ) -> None:
         """Raises SystemExit where not even the smallest case fits into the memory."""
         self._vocab, self._device = checkpoint.vocab_size, device
-        self.stage = Stage(checkpoint, dtype, device, max(case.slots for case in cases), compute)
+        self.stage = Stage(checkpoint, Types.of(dtype), device, max(case.slots for case in cases), compute)
         self.slots = self.stage.form(BLOCK_SIZE).slots
         if self.slots < min(case.slots for case in cases):
             raise SystemExit(f"the memory holds {self.slots} slots, and the smallest case needs more")

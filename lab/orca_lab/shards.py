@@ -43,7 +43,7 @@ from orca_worker.models.gpt2.layers import record
 from orca_worker.models.plain import TorchStage
 from orca_worker.models.random_weights import RandomWeights
 from orca_worker.models.recorded import obstacle
-from orca_worker.partition import ITEM_BYTES, Place, RankShare
+from orca_worker.partition import ITEM_BYTES, Place, RankShare, Types
 from orca_worker.rank.app import open_device
 from orca_worker.sampling.sampling import HiddenModel, SamplingModel
 from orca_worker.stage.stage import Stage
@@ -64,7 +64,7 @@ def load_random(
     kind = getattr(torch, dtype)
     recording = record(config, place)
     weights = RandomWeights(0, recording.slices, kind, device)
-    stage = TorchStage(recording, weights, kind, device)
+    stage = TorchStage(recording, weights, Types.of(dtype), device)
     if device.type == "cuda" and obstacle(recording, device, compute, has_adapters=False) is None:
         from orca_worker.models.cuda import on_cuda
 
@@ -175,7 +175,7 @@ def formed(
     """A rank that has formed an engine alone. Raises SystemExit when its memory is too small."""
     config = shape.config
     load = partial(load_random, config, dtype=dtype, device=device, compute=compute)
-    stage = Stage(config.checkpoint(shape.name), dtype, device, slots, compute, load)
+    stage = Stage(config.checkpoint(shape.name), Types.of(dtype), device, slots, compute, load)
     plane = FakeGroups(place, device) if place.ranks > 1 else Loopback()
     try:
         memory = stage.form(BLOCK_SIZE, place, plane)
@@ -238,7 +238,7 @@ def measure_place(
 
 def share_of(shape: Shape, place: Place, dtype: str) -> RankShare:
     checkpoint = shape.config.checkpoint(shape.name)
-    return topology(checkpoint, place.tensor_parallel, place.pipeline_parallel, dtype)[place.index]
+    return topology(checkpoint, place.tensor_parallel, place.pipeline_parallel, Types.of(dtype))[place.index]
 
 
 def work_of(shape: Shape, place: Place, dtype: str, case: Case) -> Work:

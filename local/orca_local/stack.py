@@ -144,8 +144,9 @@ class Stack:
         loaded = supervisor.logged("model loaded")
         if not loaded:
             return "unknown"
-        types = filter(None, (loaded["quantize"], loaded["dtype"]))
-        return f"{' and '.join(types)}, kernels {loaded['kernels']}"
+        types, kv = filter(None, (loaded["quantize"], loaded["dtype"])), loaded["kv_dtype"]
+        of_kv = "" if kv == loaded["dtype"] else f", keys and values in {kv}"
+        return f"{' and '.join(types)}{of_kv}, kernels {loaded['kernels']}"
 
     @property
     def children(self) -> Sequence[Child]:

@@ -35,11 +35,13 @@ def test_eight_bits_lose_less_than_four() -> None:
     assert [*by] == [
         *("float32", "bfloat16", "int8, float32", "int8, bfloat16"),
         *("int4, float32", "int4, bfloat16"),
+        *(f"{dtype}, keys and values in int8" for dtype in ("float32", "bfloat16")),
     ]
-    plain, eight, four = (by[name]["perplexity"] for name in ("float32", *[*by][2::2]))
+    plain, eight, four, kv = (by[name]["perplexity"] for name in ("float32", *[*by][2::2]))
+    assert 0 < abs(kv / plain - 1) < 0.005
     assert abs(eight / plain - 1) < 0.005
     assert 0.005 < four / plain - 1 < 0.06
     assert by["int4, float32"]["weights_MB"] < by["bfloat16"]["weights_MB"]
     rows, picture = report(json.loads(json.dumps(found)))
-    assert rows.count("\n") == 7
+    assert rows.count("\n") == 9
     assert "int4" in picture

@@ -17,7 +17,7 @@ from orca_common.checkpoint import read_checkpoint, resolve_model
 from orca_endpoint.text.vocabulary import Vocabulary
 from orca_worker.iteration.model import Compute
 from orca_worker.models.families import check_partition, load_model
-from orca_worker.partition import SINGLE
+from orca_worker.partition import SINGLE, Types
 
 Case = Callable[[Path], object]
 DEEP = 200_000
@@ -32,7 +32,7 @@ def read_all(folder: Path) -> None:
         vocabulary = Vocabulary(checkpoint.tokenizer_file)
         vocabulary.decode(vocabulary.encode("some text, grüße")[:8])
     check_partition(checkpoint, 1, 1)
-    load_model(checkpoint, SINGLE, "float32", torch.device("cpu"), Compute(1, "torch"))
+    load_model(checkpoint, SINGLE, Types.of("float32"), torch.device("cpu"), Compute(1, "torch"))
 
 
 def cases() -> Iterator[tuple[str, Case]]:

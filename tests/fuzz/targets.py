@@ -53,7 +53,7 @@ from orca_worker.data_plane.rendezvous import Rendezvous
 from orca_worker.iteration.model import Compute
 from orca_worker.models.families import check_partition, family_of
 from orca_worker.models.gpt2.configuration import GPT2Config
-from orca_worker.partition import SINGLE
+from orca_worker.partition import SINGLE, Types
 from orca_worker.rank.controller import Controller
 from orca_worker.rank.lane import Lane, hearer
 from orca_worker.stage.stage import Stage
@@ -111,7 +111,7 @@ def _config(folder: Path) -> Target:
         with suppress(OrcaError):
             checkpoint = read_checkpoint(folder)
             check_partition(checkpoint, 1, 1)
-            family_of(checkpoint).share(checkpoint, SINGLE, "float32")
+            family_of(checkpoint).share(checkpoint, SINGLE, Types.of("float32"))
 
     return target
 
@@ -435,7 +435,7 @@ def _control(folder: Path, runner: asyncio.Runner) -> Target:
     """A master's messages on the control lane of a rank. An iteration may fail, without taking much memory."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text('{"model_type": "orca_timed", "vocab_size": 256, "n_positions": 96}')
-    stage = Stage(read_checkpoint(folder), "float32", None, 64, Compute(1, "auto"))
+    stage = Stage(read_checkpoint(folder), Types.of("float32"), None, 64, Compute(1, "auto"))
 
     def take(message: pb_worker.ControlMessage) -> None:
         if message.HasField("iteration"):
@@ -466,7 +466,7 @@ def _calls(folder: Path, runner: asyncio.Runner) -> Target:
     async def converse(raw: bytes) -> None:
         failures: list[str] = []
         iterations = 0
-        stage = Stage(checkpoint, "float32", None, 64, Compute(1, "auto"))
+        stage = Stage(checkpoint, Types.of("float32"), None, 64, Compute(1, "auto"))
         rank = Controller(checkpoint, stage, telemetry, rendezvous, Plaintext(), failures.append)
         unary: list[tuple[type[Message], Callable[[Any], Coroutine[Any, Any, Message]]]] = [
             (pb_worker.HelloRequest, rank.hello),

@@ -24,6 +24,7 @@ from orca_lab.shards import Case as ShardCase
 from orca_worker.data_plane.backends import Nccl
 from orca_worker.data_plane.process_groups import open_store
 from orca_worker.iteration.model import Compute
+from orca_worker.partition import Types
 from orca_worker.stage.stage import Stage
 
 pytestmark = [
@@ -81,7 +82,7 @@ def test_draws_are_those_of_a_cpu(tmp_path: Path) -> None:
     made: list[list[list[int]]] = []
     logprobs: list[list[float]] = []
     for device in (torch.device("cpu"), CUDA):
-        stage = Stage(read_checkpoint(folder), "float32", device, 960, Compute(1))
+        stage = Stage(read_checkpoint(folder), Types.of("float32"), device, 960, Compute(1))
         assert stage.form(16).slots == 960
         stage.allocate(960, 16)
         asked = {"repetition_penalty": 1.3, "frequency_penalty": 0.5, "min_p": 0.02, "logit_bias": {5: 2.0}}
@@ -103,7 +104,7 @@ def test_draws_are_those_of_a_cpu(tmp_path: Path) -> None:
 
 def test_memory_is_offered(tmp_path: Path) -> None:
     folder = make_gpt2(tmp_path, heads=2, layers=2, hidden=16, vocab=97, positions=48, seed=9)
-    stage = Stage(read_checkpoint(folder), "bfloat16", CUDA, None, Compute(1))
+    stage = Stage(read_checkpoint(folder), Types.of("bfloat16"), CUDA, None, Compute(1))
     memory = stage.form(16)
     assert memory.slot_bytes == 2 * 2 * 16 * 2
     assert 0 < memory.slots * memory.slot_bytes <= memory.free_bytes < torch.cuda.mem_get_info(CUDA)[1]

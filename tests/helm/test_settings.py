@@ -37,7 +37,7 @@ DECIDED = {  # by values of their own, or by the chart
         "other_models",
     ),
     *("tp", "pp", "gpus_per_pod", "slots", "workers", "worker_statefulset", "worker_namespace", "worker_port"),
-    *("dtype", "quantize", "adapters", "device", "ranks", "rank_port", "advertise_host", "first_gpu"),
+    *("dtype", "quantize", "kv_dtype", "adapters", "device", "ranks", "rank_port", "advertise_host", "first_gpu"),
     *("api_keys", "api_keys_file", "tls_dir"),
     *("ui_port", "scheduler_status", "endpoint_url"),
     *("min_engines", "max_engines", "scale_queue_seconds", "scale_up_seconds", "scale_down_seconds"),
@@ -104,7 +104,9 @@ def test_services_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     assert annotations["orca.serving/pods-per-engine"] == str(scheduler.shape.pods)
     assert (worker.dtype, worker.device, worker.threads) == ("float32", "cpu", 1)
     assert worker.quantize is None
-    assert loaded("a claim, float32, spread", "worker", monkeypatch).quantize == "int8"
+    assert worker.kv_dtype is None
+    coded = loaded("a claim, float32, spread", "worker", monkeypatch)
+    assert (coded.quantize, coded.kv_dtype) == ("int8", "int8")
     for service in ("worker", "endpoint"):
         adapters = loaded("a claim, float32, spread", service, monkeypatch).adapters
         assert adapters == "a/b=/models/b,legal=/models/legal"

@@ -200,8 +200,8 @@ def test_an_old_name_is_refused_with_the_new_one(old: str, tmp_path: Path) -> No
 
 
 def test_options_come_before_files() -> None:
-    options = ("--tp", "1", "--dtype", "bfloat16", "--quantize", "int8")
+    options = ("--tp", "1", "--dtype", "bfloat16", "--quantize", "int8", "--kv-dtype", "int8")
     code, shown = topology(FOLDER / "values-cpu.yaml", options=options)
     assert code == 0
-    assert "demo_model, tp 1 x pp 2, int8 and bfloat16" in shown
+    assert "demo_model, tp 1 x pp 2, int8 and bfloat16, keys and values in int8" in shown
     assert "2 worker pods of 1 ranks" in shown

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from orca_kernels.cpu.library import BatchPointers, instruction_sets
 from orca_kernels.cpu.program import MAX_GROUP, Attention, Program, Rotary, in_turn
+from orca_kernels.reference import Codes
 
 ISAS = instruction_sets()
 DTYPES = (torch.float32, torch.bfloat16)
@@ -332,6 +333,31 @@ class Requests(NamedTuple):
     lengths: Sequence[int]  # queries
 
 
+class Memory:
+    """Keys or values of a layer among NaN, in a type or in codes of eight bits."""
+
+    def __init__(self, n_blocks: int, heads: int, block_size: int, size: int, dtype: torch.dtype | None) -> None:
+        if dtype is None:
+            self.memory = torch.full((n_blocks, heads, block_size * (size + 4)), -1, dtype=torch.int8)  # scales: NaN
+        else:
+            self.memory = torch.full((n_blocks, heads, block_size, size), torch.nan, dtype=dtype)
+        self.block_size, self.dtype = block_size, dtype
+
+    def put(self, block: Tensor, offset: Tensor, x: Tensor) -> None:
+        """x [tokens, heads, size]"""
+        if self.dtype is None:
+            Codes.within(self.memory, self.block_size).put(block, offset, x)
+        else:
+            self.memory[block, :, offset] = x.to(self.dtype)
+
+    def numbers(self, x: Tensor) -> Tensor:
+        """x as it is kept, in float64."""
+        if self.dtype is not None:
+            return x.to(self.dtype).double()
+        largest = x.abs().amax(-1, keepdim=True)
+        return torch.round(x * (127 / largest)).double() * (largest / 127).double()
+
+
 def attention(
     isa: str,
     dtype: torch.dtype,
@@ -347,8 +373,9 @@ def attention(
     last: float | None = None,
     last_key: float | None = None,
     window: int = 0,
+    codes: bool = False,
 ) -> tuple[np.ndarray, Tensor]:
-    """Attention of requests whose keys and values of earlier tokens are in shuffled blocks among NaN.
+    """Attention of requests whose keys and values of earlier tokens are in shuffled blocks among NaN, or in `codes`.
 
     Only of `members`, if they are given. `last`: what each one's last token has as key and value, `last_key`: as key
     alone. Returns the result [T, heads * group * size] and that of float64.
@@ -358,8 +385,7 @@ def attention(
     columns = -(-max(ends) // block_size)
     n_blocks = len(ends) * columns + 3
     order = torch.randperm(n_blocks, generator=shuffle)[: len(ends) * columns].reshape(len(ends), columns).numpy()
-    keys = torch.full((n_blocks, heads, block_size, size), torch.nan, dtype=dtype)
-    values = keys.clone()
+    keys, values = (Memory(n_blocks, heads, block_size, size, None if codes else dtype) for _ in range(2))
     rows, wants, slots, positions = [], [], [], []
     for r, (context, length) in enumerate(zip(*requests, strict=True)):
         end = context + length
@@ -371,14 +397,14 @@ def attention(
             k[-1] = last_key
         at = torch.arange(end)
         block = torch.tensor(order[r])[at // block_size]
-        keys[block[:context], :, at[:context] % block_size] = k[:context].to(dtype)
-        values[block[:context], :, at[:context] % block_size] = v[:context].to(dtype)
+        keys.put(block[:context], at[:context] % block_size, k[:context])
+        values.put(block[:context], at[:context] % block_size, v[:context])
         if members is not None and r not in members:
             continue
         rows.append(torch.cat([q.flatten(1), k[context:].flatten(1), v[context:].flatten(1)], 1))
         slots.append((block * block_size + at % block_size)[context:])
         positions.append(at[context:])
-        kd, vd = (x.to(dtype).double().repeat_interleave(group, 1).transpose(0, 1) for x in (k, v))
+        kd, vd = (keys.numbers(x).repeat_interleave(group, 1).transpose(0, 1) for x in (k, v))
         scores = q.double().transpose(0, 1) @ kd.transpose(1, 2) * 0.3
         scores = scores.masked_fill(at > at[context:, None], -torch.inf)
         if window:
@@ -388,7 +414,8 @@ def attention(
     lengths = [requests.lengths[r] for r in chosen]
     x = torch.cat(rows)
     program = Program(dtype, threads, isa)
-    a = Attention(0, heads, group, size, dtype, 0.3, window)
+    kept_in = torch.int8 if codes else dtype
+    a = Attention(0, heads, group, size, kept_in, 0.3, window, narrows=dtype is torch.bfloat16)
     width = heads * group * size
     qkv, out, done = program.rows(x.shape[1]), program.operand(width), program.rows(width)
     program.write_kv(qkv, a)
@@ -401,8 +428,8 @@ def attention(
         "starts": np.cumsum([0, *lengths]),
         "blocks": order[list(chosen)],
         "selection": np.zeros(0, np.int64),
-        "keys": keys,
-        "values": values,
+        "keys": keys.memory,
+        "values": values.memory,
         "block_size": block_size,
     }
     program.run(pointers(kept))
@@ -421,6 +448,47 @@ MIXED = Requests([0, 0, 5, 15, 16, 31, 32, 0, 70], [1, 37, 1, 1, 1, 1, 1, 70, 3]
 def test_attention(isa: str, dtype: torch.dtype, heads: int, group: int, size: int, block_size: int) -> None:
     got, want = attention(isa, dtype, MIXED, heads=heads, group=group, size=size, block_size=block_size)
     close(got, want, dtype)
+
+
+@each_isa
+@each_dtype
+@pytest.mark.parametrize(
+    ("heads", "group", "size", "block_size", "window"),
+    [(2, 1, 64, 16, 0), (3, 1, 20, 5, 0), (14, 1, 20, 1, 5), (1, 4, 32, 32, 0), (2, 3, 7, 16, 33), (1, 1, 128, 20, 0)],
+)
+def test_attention_over_codes(
+    isa: str, dtype: torch.dtype, heads: int, group: int, size: int, block_size: int, window: int
+) -> None:
+    """Keys and values in eight bits: those that the test has put there, and those that the kernel writes. In bfloat16
+    queries and the softmax's weights are narrowed, as over keys and values in bfloat16."""
+    of: dict[str, Any] = {"heads": heads, "group": group, "size": size, "block_size": block_size, "window": window}
+    got, want = attention(isa, dtype, MIXED, **of, codes=True)
+    close(got, want, dtype)
+
+
+@each_isa
+def test_heads_become_codes(isa: str) -> None:
+    """Each instruction set makes the codes and scales of plain torch, also of numbers next to 0 and of what is none."""
+    torch.manual_seed(2)
+    tokens, heads, size = 6, 3, 70
+    x = torch.randn(tokens, 3, heads, size)
+    x[1, 1:] *= 1e-31
+    x[2, 1:] = 0
+    x[3, 1, 1, 5], x[4, 2, 0, 69] = torch.nan, -torch.inf
+    keys, values, want_keys, want_values = (Memory(3, heads, 2, size, None) for _ in range(4))
+    program = Program(torch.float32, 1, isa)
+    qkv = program.rows(3 * heads * size)
+    program.write_kv(qkv, Attention(0, heads, 1, size, torch.int8, 1.0))
+    slots = torch.tensor([3, 0, 5, 1, 4, 2])
+    kept = rows_alone(tokens, slots=slots.numpy()).kept
+    program.view(qkv, tokens, 3 * heads * size)[:] = x.flatten(1).numpy()
+    program.run(pointers(kept | {"keys": keys.memory, "values": values.memory, "block_size": 2}))
+    for n, (got, want) in enumerate(((keys, want_keys), (values, want_values)), 1):
+        want.put(slots // 2, slots % 2, x[:, n])
+        found, made = (Codes.within(each.memory, 2) for each in (got, want))
+        assert torch.equal(found.codes, made.codes)
+        scales, wanted = (each.scales.contiguous().view(torch.float32) for each in (found, made))
+        assert torch.equal(scales.nan_to_num(-1), wanted.nan_to_num(-1))
 
 
 @each_isa
@@ -491,12 +559,13 @@ def test_queries_and_keys_are_normed_and_turned(
 @each_isa
 @each_dtype
 @pytest.mark.parametrize("group", [1, 4])
-def test_a_token_adds_nothing_to_those_before_it(isa: str, dtype: torch.dtype, group: int) -> None:
+@pytest.mark.parametrize("codes", [False, True])
+def test_a_token_adds_nothing_to_those_before_it(isa: str, dtype: torch.dtype, group: int, codes: bool) -> None:
     """Not even where its key and value are no numbers, which 0 times would be none either."""
-    if isa == "amx" and dtype == torch.bfloat16:
+    if isa == "amx" and dtype == torch.bfloat16 and not codes:
         pytest.skip("AMX multiplies whole tiles: by the 0 of a key that a row does not see, too")
     requests = Requests([0, 20], [41, 7])
-    shape: dict[str, Any] = {"heads": 2, "group": group, "size": 64, "block_size": 16}
+    shape: dict[str, Any] = {"heads": 2, "group": group, "size": 64, "block_size": 16, "codes": codes}
     good, _ = attention(isa, dtype, requests, **shape)
     bad, _ = attention(isa, dtype, requests, **shape, last=torch.nan)
     assert np.flatnonzero(np.isnan(bad).any(axis=1)).tolist() == [40, 47]
@@ -507,9 +576,10 @@ def test_a_token_adds_nothing_to_those_before_it(isa: str, dtype: torch.dtype, g
 @each_isa
 @each_dtype
 @pytest.mark.parametrize("group", [1, 4, 16])
-def test_a_score_that_is_no_number_shows(isa: str, dtype: torch.dtype, group: int) -> None:
+@pytest.mark.parametrize("codes", [False, True])
+def test_a_score_that_is_no_number_shows(isa: str, dtype: torch.dtype, group: int, codes: bool) -> None:
     """Weights of keys or queries that are no numbers must not pass for a mean of the values."""
-    shape: dict[str, Any] = {"heads": 2, "group": group, "size": 32, "block_size": 16}
+    shape: dict[str, Any] = {"heads": 2, "group": group, "size": 32, "block_size": 16, "codes": codes}
     got, _ = attention(isa, dtype, Requests([0, 20], [41, 1]), **shape, last_key=torch.nan)
     assert np.flatnonzero(np.isnan(got).any(axis=1)).tolist() == [40, 41]
     assert np.isnan(got[[40, 41]]).all()
@@ -527,6 +597,7 @@ def test_attention_of_any_company_is_the_same_bits(isa: str, dtype: torch.dtype,
     chosen = data.draw(st.integers(0, len(ends) - 1))
     shape: dict[str, Any] = {"heads": 2, "size": data.draw(st.sampled_from([16, 64])), "seed": chosen}
     shape["window"] = data.draw(st.sampled_from([0, 1, 20, 33]))
+    shape |= {"group": data.draw(st.sampled_from([1, 3])), "codes": data.draw(st.booleans())}
     together, _ = attention(isa, dtype, requests, **shape, block_size=16, threads=2)
     alone, _ = attention(
         isa, dtype, requests, **shape, block_size=data.draw(st.sampled_from([1, 5, 32])), members=[chosen]

@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernels.test_cpu import close, each_dtype, each_isa, normed, pointers, rows_alone
+from kernels.test_cpu import Memory, close, each_dtype, each_isa, normed, pointers, rows_alone
 from torch import Tensor
 
 from orca_kernels.cpu.program import Attention, Program
@@ -40,6 +40,7 @@ def attention(
     threads: int = 1,
     seed: int = 0,
     only: int | None = None,
+    codes: bool = False,
 ) -> tuple[np.ndarray, Tensor]:
     """Attention over keys and values that lie in shuffled blocks among NaN, of all members or one. -> the result, and
     that of float64."""
@@ -47,22 +48,22 @@ def attention(
     ends = [(0 if sees_prompt else n) + first + length for n, first, length in zip(*of, strict=True)]
     columns = -(-max(ends) // block_size)
     order = torch.randperm(len(ends) * columns + 3, generator=shuffle)[: len(ends) * columns].reshape(-1, columns)
-    keys = torch.full((len(ends) * columns + 3, heads, block_size, size), torch.nan, dtype=dtype)
-    values = keys.clone()
+    of_memory = len(ends) * columns + 3, heads, block_size, size, None if codes else dtype
+    keys, values = Memory(*of_memory), Memory(*of_memory)
     bias = torch.randn(heads, 2 * reach + 1, generator=draw) if reach else None
     rows, wants, chosen = [], [], []
     for r, (n, first, length) in enumerate(zip(*of, strict=True)):
-        k, v = (torch.randn(ends[r], heads, size, generator=draw).to(dtype) for _ in range(2))
+        k, v = (torch.randn(ends[r], heads, size, generator=draw) for _ in range(2))
         q = torch.randn(length, heads, size, generator=draw)
         at = torch.arange(ends[r])
-        keys[order[r, at // block_size], :, at % block_size] = k
-        values[order[r, at // block_size], :, at % block_size] = v
+        keys.put(order[r, at // block_size], at % block_size, k)
+        values.put(order[r, at // block_size], at % block_size, v)
         if only is not None and r != only:
             continue
         chosen.append(r)
         rows.append(q.flatten(1))
         seen = slice(0, n) if sees_input else slice(0 if sees_prompt else n, ends[r])
-        kd, vd = (x[seen].double().transpose(0, 1) for x in (k, v))
+        kd, vd = (keys.numbers(x[seen]).transpose(0, 1) for x in (k, v))
         scores = q.double().transpose(0, 1) @ kd.transpose(1, 2) * 0.3
         distance = torch.arange(kd.shape[1]) - torch.arange(first, first + length)[:, None]
         if bias is not None:
@@ -75,7 +76,9 @@ def attention(
     program = Program(dtype, threads, isa)
     q_rows, out, done = program.rows(width), program.operand(width), program.rows(width)
     sees: dict[str, Any] = {"sees_input": sees_input, "sees_prompt": sees_prompt}
-    program.attend(q_rows, Attention(0, heads, 1, size, dtype, 0.3, **sees, bias=bias), out)
+    kept_in = torch.int8 if codes else dtype
+    a = Attention(0, heads, 1, size, kept_in, 0.3, **sees, bias=bias, narrows=dtype is torch.bfloat16)
+    program.attend(q_rows, a, out)
     program.linear(out, program.pack(torch.eye(width)), done)
     program.view(q_rows, len(x), width)[:] = x.numpy()
     firsts, lengths = ([each[r] for r in chosen] for each in (of.firsts, of.lengths))
@@ -85,8 +88,8 @@ def attention(
         "starts": np.cumsum([0, *lengths]),
         "blocks": order[chosen].numpy(),
         "selection": np.zeros(0, np.int64),
-        "keys": keys,
-        "values": values,
+        "keys": keys.memory,
+        "values": values.memory,
         "block_size": block_size,
     }
     batch = pointers(kept)
@@ -104,10 +107,9 @@ MIXED = Members([1, 37, 5, 64, 33, 70, 90], [0, 0, 5, 15, 31, 0, 70], [1, 37, 1,
 @pytest.mark.parametrize("reach", [0, 9, 40])
 @pytest.mark.parametrize(("heads", "size"), [(3, 64), (5, 20), (2, 32)])
 def test_attention(isa: str, dtype: torch.dtype, sees_input: bool, reach: int, heads: int, size: int) -> None:
-    for block_size in (1, 16, 20):
-        got, want = attention(
-            isa, dtype, MIXED, sees_input=sees_input, heads=heads, size=size, reach=reach, block_size=block_size
-        )
+    for block_size, codes in ((1, False), (16, False), (20, False), (16, True), (5, True)):
+        shape: dict[str, Any] = {"heads": heads, "size": size, "reach": reach, "block_size": block_size}
+        got, want = attention(isa, dtype, MIXED, sees_input=sees_input, **shape, codes=codes)
         close(got, want, dtype)
 
 
@@ -120,10 +122,9 @@ PROMPTS = Members([1, 37, 5, 64, 33, 70, 90, 2], [0, 0, 0, 64, 40, 0, 0, 2], [1,
 @pytest.mark.parametrize("reach", [0, 9])
 @pytest.mark.parametrize(("heads", "size"), [(3, 64), (5, 20), (2, 32)])
 def test_attention_of_a_prefix_lm(isa: str, dtype: torch.dtype, reach: int, heads: int, size: int) -> None:
-    for block_size in (1, 16, 20):
-        got, want = attention(
-            isa, dtype, PROMPTS, sees_prompt=True, heads=heads, size=size, reach=reach, block_size=block_size
-        )
+    for block_size, codes in ((1, False), (16, False), (20, False), (16, True)):
+        shape: dict[str, Any] = {"heads": heads, "size": size, "reach": reach, "block_size": block_size}
+        got, want = attention(isa, dtype, PROMPTS, sees_prompt=True, **shape, codes=codes)
         close(got, want, dtype)
 
 
@@ -135,6 +136,7 @@ def test_attention_of_any_company_is_the_same_bits(isa: str, dtype: torch.dtype,
     inputs = data.draw(st.lists(st.integers(1, 70), min_size=2, max_size=4))
     firsts, lengths = ([data.draw(st.integers(least, 40)) for _ in inputs] for least in (0, 1))
     shape: dict[str, Any] = {"heads": 2, "size": data.draw(st.sampled_from([16, 64])), "reach": 9}
+    shape["codes"] = data.draw(st.booleans())
     sees = data.draw(st.sampled_from(["sees_input", "sees_prompt", ""]))
     if sees == "sees_prompt":  # a whole prompt, or a token behind it
         lengths = [

@@ -7,6 +7,7 @@ import pytest
 from orca_lab.cost import A100, A100_40, A100_80, TABLE_1, TERMS, Gpt, Load, errors_of, fit, terms
 from orca_lab.shapes import PARTITIONS, SHAPES
 from orca_worker.models.families import topology
+from orca_worker.partition import Types
 
 NEOX_20B, GPT_175B = Gpt("20b", 44, 6144), TABLE_1["175b"][0]
 
@@ -55,7 +56,7 @@ def test_table_1_uses_the_smallest_powers_of_two_that_hold_the_weights() -> None
 @pytest.mark.parametrize("name", PARTITIONS)
 def test_weights_and_slots_are_those_of_our_partitions(name: str) -> None:
     tp, pp = PARTITIONS[name]
-    shares = topology(SHAPES[name].config.checkpoint(name), tp, pp, "float16")
+    shares = topology(SHAPES[name].config.checkpoint(name), tp, pp, Types.of("float16"))
     cost = A100.of_the_paper(name.removeprefix("gpt3-"))
     assert cost.weight_bytes == pytest.approx(max(share.weight_bytes for share in shares), rel=0.005)
     assert cost.slot_bytes == max(share.slot_bytes for share in shares)

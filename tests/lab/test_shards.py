@@ -20,7 +20,7 @@ from orca_worker.iteration.model import Compute, Model
 from orca_worker.models.gpt2.layers import record
 from orca_worker.models.plain import TorchStage, padded_rows
 from orca_worker.models.random_weights import RandomWeights
-from orca_worker.partition import SINGLE, Place
+from orca_worker.partition import SINGLE, Place, Types
 from orca_worker.sampling.sampling import SamplingModel
 from orca_worker.stage.stage import Stage
 
@@ -90,9 +90,9 @@ def test_random_weights_make_the_model_that_transformers_knows() -> None:
     kept.given = {}
 
     def load(place: Place) -> tuple[Model, int]:
-        return SamplingModel(TorchStage(record(config, place), kept, torch.float32, DEVICE)), kept.bytes_made
+        return SamplingModel(TorchStage(record(config, place), kept, Types.of("float32"), DEVICE)), kept.bytes_made
 
-    stage = Stage(config.checkpoint("random"), "float32", DEVICE, 480, Compute(1), load)
+    stage = Stage(config.checkpoint("random"), Types.of("float32"), DEVICE, 480, Compute(1), load)
     stage.form(4)
     stage.allocate(480, 4)
     chance = random.Random(3)

@@ -32,13 +32,14 @@ def check_any_company(
     requests: list[Sampled],
     settings: Sequence[tuple[int, int, int]] = ((16, 2, 512), (1, 1, 512), (5, 2, 7)),
     quantize: str | None = None,
+    kv_dtype: str | None = None,
 ) -> None:
     """logits: the fixture. settings: size of a block, threads, and tokens of a piece."""
-    reference = make_stage(folder, SLOTS, 16, dtype, kernels, 1, quantize)
+    reference = make_stage(folder, SLOTS, 16, dtype, kernels, 1, quantize, kv_dtype=kv_dtype)
     expected = alone(TinyEngine(reference, SLOTS, 16), logits, requests)
     chance = random.Random(3)
     for block_size, threads, piece in settings:
-        stage = make_stage(folder, SLOTS, block_size, dtype, kernels, threads, quantize)
+        stage = make_stage(folder, SLOTS, block_size, dtype, kernels, threads, quantize, kv_dtype=kv_dtype)
         engine = TinyEngine(stage, SLOTS, block_size, seed=4)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(cpu, "PIECE", piece)  # an iteration's tokens run in several pieces

@@ -16,6 +16,7 @@ from orca_common.checkpoint import read_checkpoint
 from orca_scheduler.core.core import Member
 from orca_scheduler.ranks.members import increment, initiation, put_members
 from orca_worker.iteration.model import Compute
+from orca_worker.partition import Types
 from orca_worker.stage.stage import Stage
 
 
@@ -47,10 +48,11 @@ def make_stage(
     quantize: str | None = None,
     adapters: Sequence[Adapter] = (),
     adapters_folder: Path | None = None,
+    kv_dtype: str | None = None,
 ) -> Stage:
     root = "" if adapters_folder is None else str(adapters_folder)
     checkpoint = read_checkpoint(folder, quantize, tuple(adapters), root)
-    stage = Stage(checkpoint, dtype, torch.device("cpu"), slots, Compute(threads, kernels))
+    stage = Stage(checkpoint, Types.of(dtype, kv_dtype), torch.device("cpu"), slots, Compute(threads, kernels))
     assert stage.form(block_size).slots == slots // block_size * block_size
     stage.allocate(slots, block_size)
     return stage

@@ -33,6 +33,7 @@ from orca_scheduler.ranks.members import increment, initiation, put_members
 from orca_worker.data_plane.rendezvous import Rendezvous
 from orca_worker.iteration.model import Compute
 from orca_worker.models.families import family_of, modules_of
+from orca_worker.partition import Types
 from orca_worker.pod.supervisor import RankProcess
 from orca_worker.processes.forks import ForkServer
 from orca_worker.rank.controller import Controller
@@ -247,11 +248,15 @@ class InProcess:
 
 
 async def serve(
-    folder: Path, slots: int | None = None, quantize: str | None = None, adapters: Sequence[Adapter] = ()
+    folder: Path,
+    slots: int | None = None,
+    quantize: str | None = None,
+    adapters: Sequence[Adapter] = (),
+    kv_dtype: str | None = None,
 ) -> InProcess:
     checkpoint = read_checkpoint(folder, quantize, tuple(adapters))
     device = torch.device("cpu") if family_of(checkpoint).needs_torch else None
-    stage = Stage(checkpoint, "float32", device, slots, Compute(1))
+    stage = Stage(checkpoint, Types.of("float32", kv_dtype), device, slots, Compute(1))
     failures: list[str] = []
     rendezvous = Rendezvous("127.0.0.1", device, returns_encoded=checkpoint.has_encoder)
     controller = Controller(checkpoint, stage, Telemetry("test"), rendezvous, Plaintext(), failures.append)
@@ -269,10 +274,11 @@ async def in_process(
     seed: int = 0,
     quantize: str | None = None,
     adapters: Sequence[Adapter] = (),
+    kv_dtype: str | None = None,
     **fields: Any,
 ) -> AsyncIterator[tuple[Master, list[InProcess]]]:
     """An engine of tp x pp ranks that has formed."""
-    ranks = [await serve(folder, slots, quantize, adapters) for _ in range(tp * pp)]
+    ranks = [await serve(folder, slots, quantize, adapters, kv_dtype) for _ in range(tp * pp)]
     master = Master([rank.address for rank in ranks], tp, pp, slots // BLOCK_SIZE * BLOCK_SIZE, seed)
     try:
         await master.form(**fields)

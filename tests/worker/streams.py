@@ -26,7 +26,7 @@ from orca_worker.models.families import family_of
 from orca_worker.models.plain import TorchStage
 from orca_worker.models.recorded import RecordedFamily
 from orca_worker.models.weights import Weights
-from orca_worker.partition import Place
+from orca_worker.partition import Place, Types
 from orca_worker.stage.stage import Launched, Stage
 
 T = TypeVar("T")
@@ -256,7 +256,9 @@ class StreamedStage(Stage):
     def __init__(self, checkpoint: Checkpoint, slots: int, graphs_tp: bool = False) -> None:
         self.stream = Stream()
         compute = Compute(1, graphs_tp=graphs_tp)
-        super().__init__(checkpoint, "float32", CPU, slots, compute, partial(_load, checkpoint, self.stream, compute))
+        super().__init__(
+            checkpoint, Types.of("float32"), CPU, slots, compute, partial(_load, checkpoint, self.stream, compute)
+        )
 
     def launch(self, *args: Any, **kwargs: Any) -> Launched:
         with behind(self.stream):
@@ -268,5 +270,5 @@ def _load(checkpoint: Checkpoint, stream: Stream, compute: Compute, place: Place
     assert isinstance(family, RecordedFamily)
     recording = family.record(family.read(checkpoint), place)
     weights = Weights(checkpoint.folder, family.prefix, recording.slices, torch.float32, CPU, Loading())
-    stage = TorchStage(recording, weights, torch.float32, CPU)
+    stage = TorchStage(recording, weights, Types.of("float32"), CPU)
     return on_cpu(stage, Streamed(stream), compute), weights.bytes_read

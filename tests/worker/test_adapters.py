@@ -30,6 +30,7 @@ from orca_worker.models.families import check_partition, topology
 from orca_worker.models.low_rank import LowRank, LowRanks
 from orca_worker.models.recording import Matrix
 from orca_worker.models.weight_files import fingerprint as of_weights
+from orca_worker.partition import Types
 from orca_worker.stage.adapters import Held, Wanted
 from orca_worker.stage.stage import Stage, WeightsChanged
 
@@ -330,7 +331,7 @@ def test_planning_counts_adapters(tmp_path: Path) -> None:
 
     def planned(adapters: tuple[Adapter, ...], tp: int, pp: int) -> int:
         checkpoint = read_checkpoint(base, None, adapters)
-        return sum(share.weight_bytes for share in topology(checkpoint, tp, pp, "float32"))
+        return sum(share.weight_bytes for share in topology(checkpoint, tp, pp, Types.of("float32")))
 
     for pp in (1, 2):
         assert planned((lora.adapter,), 1, pp) - planned((), 1, pp) == 4 * numbers
@@ -425,7 +426,7 @@ def test_an_adapter_that_is_not_there_ends_its_request_alone(tmp_path: Path) -> 
 def test_another_fingerprint_for_each_change(tmp_path: Path) -> None:
     base, _ = make(tmp_path / "base", "gpt2")
     one = make_lora(tmp_path / "a", base, "a", seed=1).adapter
-    stage = Stage(read_checkpoint(base, None, (one,)), "float32", torch.device("cpu"), 64, Compute(1))
+    stage = Stage(read_checkpoint(base, None, (one,)), Types.of("float32"), torch.device("cpu"), 64, Compute(1))
     before = fingerprint(one)
     assert stage.weights == of_weights(base), "an engine of other adapters goes on with requests of the model alone"
     shutil.rmtree(one.folder)

@@ -30,7 +30,7 @@ from orca_worker.models.formats.layout import layout_of
 from orca_worker.models.llama.configuration import LlamaConfig
 from orca_worker.models.llama.layers import record
 from orca_worker.models.weight_files import fingerprint
-from orca_worker.partition import SINGLE
+from orca_worker.partition import SINGLE, Types
 
 SIZES: dict[str, Any] = {
     "hidden_size": 128,
@@ -175,13 +175,13 @@ def test_the_plan_is_near_the_size_of_the_file(tmp_path: Path, name: str) -> Non
     way = WAYS[name]
     sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
     folder, floats = both(tmp_path, LLAMA, way, **sizes)
-    share = topology(read_checkpoint(folder), 1, 1, "float32")[0]
+    share = topology(read_checkpoint(folder), 1, 1, Types.of("float32"))[0]
     whole = sum(x.nbytes for x in load_file(floats / "model.safetensors").values())
     limit = 1.08 * (folder / "model.safetensors").stat().st_size
     assert share.weight_bytes < limit if way.kept else share.weight_bytes == whole
     (folder / "model.safetensors").unlink()  # before they are fetched the plan is that of config.json
     if "act-order" not in name and "float32" not in name:
-        assert topology(read_checkpoint(folder), 1, 1, "float32")[0].weight_bytes == share.weight_bytes
+        assert topology(read_checkpoint(folder), 1, 1, Types.of("float32"))[0].weight_bytes == share.weight_bytes
 
 
 def test_layers_that_were_left_alone(tmp_path: Path) -> None:
@@ -359,7 +359,7 @@ def test_a_matrix_of_more_inputs_than_any_has(tmp_path: Path) -> None:
     with pytest.raises(FailedPrecondition, match=r"o_proj has 17179869184 inputs"):
         check_weights(read_checkpoint(folder))
     with pytest.raises(FailedPrecondition, match=r"o_proj has 17179869184 inputs"):
-        topology(read_checkpoint(folder), 1, 1, "float32")
+        topology(read_checkpoint(folder), 1, 1, Types.of("float32"))
 
 
 def everything(checkpoint: Checkpoint) -> None:
@@ -403,7 +403,7 @@ def test_changed_files_are_read_or_refused(tmp_path: Path, name: str, count: int
         with suppress(FailedPrecondition):  # and nothing else
             checkpoint = read_checkpoint(folder)
             check_weights(checkpoint)
-            topology(checkpoint, 1, 1, "float32")
+            topology(checkpoint, 1, 1, Types.of("float32"))
             everything(checkpoint)
             read += 1
     assert 0 < read < count

@@ -29,6 +29,7 @@ from orca_common.tls import Plaintext
 from orca_worker.data_plane.rendezvous import Rendezvous
 from orca_worker.iteration.model import Compute, ReadAdapter
 from orca_worker.models.cpu import StageOnCPU
+from orca_worker.partition import Types
 from orca_worker.rank import lane
 from orca_worker.rank.controller import Controller
 from orca_worker.stage.gpu_thread import GpuThread
@@ -74,7 +75,7 @@ async def serving(folder: Path, telemetry: Telemetry | None = None, adapters_fol
         import torch
 
         torch_device = torch.device("cpu")
-    stage = Stage(checkpoint, "float32", torch_device, None, Compute(1))
+    stage = Stage(checkpoint, Types.of("float32"), torch_device, None, Compute(1))
     failures: list[str] = []
     rendezvous = Rendezvous("127.0.0.1", torch_device)
     controller = Controller(checkpoint, stage, telemetry or Telemetry("test"), rendezvous, Plaintext(), failures.append)
@@ -392,7 +393,7 @@ async def test_a_message_that_is_none_ends_the_lane(rank: Rank) -> None:
 
 
 async def test_a_stopped_gpu_thread_refuses_calls(tmp_path: Path) -> None:
-    stage = Stage(read_checkpoint(make_timed(tmp_path)), "float32", None, None, Compute(1))
+    stage = Stage(read_checkpoint(make_timed(tmp_path)), Types.of("float32"), None, None, Compute(1))
     gpu = GpuThread(stage, lambda report: None)
     called = gpu.call(lambda: 1)
     gpu.stop()

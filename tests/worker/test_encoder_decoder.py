@@ -21,6 +21,7 @@ from orca_kernels.cpu.library import instruction_sets
 from orca_worker.iteration.batch import Batch
 from orca_worker.models import cpu, parts, plain
 from orca_worker.models.families import topology
+from orca_worker.partition import Types
 from orca_worker.settings import Kernels
 
 VOCABULARY, SLOTS = 97, 900
@@ -254,8 +255,8 @@ def test_a_slot_has_the_bytes_of_the_decoders_layers(tmp_path: Path) -> None:
     marian = make_marian(tmp_path / "marian", seed=1, decoder_layers=5, **heads)
     for folder, layers, size in ((t5, 3, 8), (marian, 5, 4)):
         checkpoint = read_checkpoint(folder)
-        (whole,) = topology(checkpoint, 1, 1, "float32")
-        halves = topology(checkpoint, 2, 1, "float32")
+        (whole,) = topology(checkpoint, 1, 1, Types.of("float32"))
+        halves = topology(checkpoint, 2, 1, Types.of("float32"))
         assert whole.slot_bytes == 2 * layers * 6 * size * 4
         assert [rank.slot_bytes for rank in halves] == [whole.slot_bytes // 2] * 2
 
@@ -300,7 +301,7 @@ def test_refused_with_a_sentence(
     change(folder, **fields)
     (folder / "generation_config.json").unlink()  # which goes before config.json
     with pytest.raises(FailedPrecondition, match=sentence):
-        topology(read_checkpoint(folder), tp, pp, "float32")
+        topology(read_checkpoint(folder), tp, pp, Types.of("float32"))
 
 
 def test_positions(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from orca_worker.data_plane.plane import DataPlane
 from orca_worker.data_plane.process_groups import ProcessGroups
 from orca_worker.data_plane.rendezvous import Rendezvous
 from orca_worker.models.families import topology
-from orca_worker.partition import Place
+from orca_worker.partition import Place, Types
 from orca_worker.rank import epoch
 
 
@@ -75,7 +75,7 @@ async def test_other_families(tmp_path: Path, shape: str, tp: int, pp: int, capl
         for line in caplog.records
         if line.message == "model loaded"
     }
-    ranks = topology(read_checkpoint(folder), tp, pp, "float32")
+    ranks = topology(read_checkpoint(folder), tp, pp, Types.of("float32"))
     assert read == {(rank.stage, rank.tensor_rank): rank.weight_bytes for rank in ranks}
 
 
@@ -209,7 +209,7 @@ async def test_impossible_cuts_are_refused(tmp_path: Path, tp: int, pp: int, sen
             await worker_pb2_grpc.ControllerStub(channel).Form(request)
         assert (error.value.code(), error.value.details()) == (grpc.StatusCode.FAILED_PRECONDITION, sentence)
     with pytest.raises(FailedPrecondition, match=sentence):
-        topology(read_checkpoint(folder), tp, pp, "float32")
+        topology(read_checkpoint(folder), tp, pp, Types.of("float32"))
     await rank.controller.leave(1)
     await rank.server.stop(grace=0)
 

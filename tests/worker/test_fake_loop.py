@@ -32,7 +32,7 @@ from orca_worker.models.families import family_of
 from orca_worker.models.plain import TorchStage
 from orca_worker.models.recorded import RecordedFamily
 from orca_worker.models.weights import WeightSource
-from orca_worker.partition import Place, Slice
+from orca_worker.partition import Place, Slice, Types
 from orca_worker.stage.stage import Stage
 
 T = TypeVar("T")
@@ -178,7 +178,7 @@ class Device:
         assert isinstance(family, RecordedFamily)
         recording = family.record(family.read(self.checkpoint), place)
         weights = EmptyWeights(recording.slices)
-        stage = TorchStage(recording, weights, torch.bfloat16, CUDA)
+        stage = TorchStage(recording, weights, Types.of("bfloat16"), CUDA)
         self.weight_bytes = weights.bytes_made
         recorder = Strict(self._watch) if wants_graphs(place, Compute()) else None
         model = DeviceModel(FusedStage(stage, TritonKernels), place, recorder, sampling.sample)
@@ -186,7 +186,7 @@ class Device:
 
     @contextmanager
     def formed(self, slots: int) -> Iterator[Stage]:
-        stage = Stage(self.checkpoint, "bfloat16", CUDA, slots, Compute(), self._load)
+        stage = Stage(self.checkpoint, Types.of("bfloat16"), CUDA, slots, Compute(), self._load)
         plane = FakeGroups(self._place, CUDA) if self._place.ranks > 1 else Loopback()
         try:
             assert stage.form(BLOCK_SIZE, self._place, plane).slots == slots

@@ -37,7 +37,7 @@ from orca_worker.models.gpt2.configuration import GPT2Config
 from orca_worker.models.plain import PlainKernels, TorchStage
 from orca_worker.models.recorded import RecordedFamily
 from orca_worker.models.recording import Attend, Norm, Normalize, Recording
-from orca_worker.partition import SINGLE
+from orca_worker.partition import SINGLE, Types
 from orca_worker.sampling.sampling import EndOfModel
 from orca_worker.stage.stage import Stage
 
@@ -374,7 +374,7 @@ def test_a_row_that_has_come_farther_does_not_go_back_without_its_token(tmp_path
 
 def test_a_formation_drops_rows_and_keeps_the_model(tmp_path: Path) -> None:
     folder = make_gpt2(tmp_path, heads=1, layers=1, hidden=8, vocab=97, positions=48, seed=9)
-    stage = Stage(read_checkpoint(folder), "float32", torch.device("cpu"), None, Compute(1))
+    stage = Stage(read_checkpoint(folder), Types.of("float32"), torch.device("cpu"), None, Compute(1))
     memory = stage.form(16)
     assert memory.slot_bytes == 2 * 8 * 4
     assert 0 < memory.slots * memory.slot_bytes <= memory.free_bytes
@@ -476,7 +476,7 @@ def test_published_files_are_accepted(tmp_path: Path, name: str) -> None:
     parameters, config = PUBLISHED[name]
     (tmp_path / "config.json").write_text(json.dumps(config))
     checkpoint = read_checkpoint(tmp_path)
-    (rank,) = topology(checkpoint, 1, 1, "bfloat16")
+    (rank,) = topology(checkpoint, 1, 1, Types.of("bfloat16"))
     assert rank.weight_bytes == 2 * parameters
     theirs: Any = AutoConfig.from_pretrained(tmp_path)
     attentions = [op.attention for op in read_and_recorded(checkpoint).operations if isinstance(op, Attend)]
@@ -680,7 +680,9 @@ async def test_a_family_is_a_folder_and_a_line(tmp_path: Path, monkeypatch: pyte
     generator = torch.Generator().manual_seed(4)
     weights = {
         f"bigram.{part.name}": torch.randn(part.shape, generator=generator) * 3 / part.shape[-1] ** 0.5
-        for part in family_of(read_checkpoint(folder)).share(read_checkpoint(folder), SINGLE, "float32").slices.values()
+        for part in family_of(read_checkpoint(folder))
+        .share(read_checkpoint(folder), SINGLE, Types.of("float32"))
+        .slices.values()
     }
     save_file(weights, folder / "model.safetensors")
     of = {name.removeprefix("bigram."): tensor.double() for name, tensor in weights.items()}

@@ -14,6 +14,7 @@ from orca_common.checkpoint import read_checkpoint
 from orca_worker.iteration.model import Compute
 from orca_worker.models.header import header_of
 from orca_worker.models.weight_files import LEAST_BYTES, READ_BYTES, fingerprint
+from orca_worker.partition import Types
 from orca_worker.stage.stage import Stage, WeightsChanged
 
 WEIGHTS = "model.safetensors"
@@ -135,7 +136,7 @@ def test_a_strangers_file_does_no_harm(tmp_path: Path, spans: list[object]) -> N
 
 
 def test_a_rank_ends_whose_weights_changed_before_it_read_them(model: Path) -> None:
-    stage = Stage(read_checkpoint(model), "float32", torch.device("cpu"), 64, Compute(1))
+    stage = Stage(read_checkpoint(model), Types.of("float32"), torch.device("cpu"), 64, Compute(1))
     weights = load_file(model / WEIGHTS)
     save_file({name: tensor + 1 for name, tensor in weights.items()}, model / WEIGHTS)
     with pytest.raises(WeightsChanged, match="other weights than this rank has told"):

@@ -37,6 +37,7 @@ from orca_worker.models.families import check_weights, layout_sentence, topology
 from orca_worker.models.formats.blocks import numbers
 from orca_worker.models.llama.configuration import LlamaConfig
 from orca_worker.models.weight_files import fingerprint
+from orca_worker.partition import Types
 
 TOOLS = Path(__file__).with_name("data") / "blocks.gguf"
 SIZES: dict[str, Any] = {
@@ -120,7 +121,7 @@ def test_blocks_stay_codes(tmp_path: Path, shape: str, config: dict[str, Any], k
         TinyEngine(make_stage(folder, 800, 16, kernels=kernels), 800, 16).run(new)
     check_tokens(Oracle(floats, 1, None), requests)
     assert layout_sentence(read_checkpoint(folder)) == "GGUF, " + " and ".join(sorted({"F32", "Q8_0", kind}))
-    of = topology(read_checkpoint(folder), 1, 1, "float32")[0]
+    of = topology(read_checkpoint(folder), 1, 1, Types.of("float32"))[0]
     sizes = {name: part.elements for name, part in of.slices.items()}
     matrices = sum(size for name, size in sizes.items() if name.endswith("_proj.weight"))
     assert of.weight_bytes == matrices // 32 * BY_NAME[kind].bytes + 4 * (sum(sizes.values()) - matrices)

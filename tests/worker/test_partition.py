@@ -17,7 +17,7 @@ from orca_worker.models.families import topology
 from orca_worker.models.gpt2.configuration import GPT2Config
 from orca_worker.models.gpt2.layers import record
 from orca_worker.models.weights import Weights
-from orca_worker.partition import Place, Slice, share
+from orca_worker.partition import Place, Slice, Types, share
 
 CUTS = [(1, 1), (2, 1), (1, 2), (3, 2), (2, 3), (6, 1), (1, 5)]
 SIZES: dict[str, Any] = {"heads": 6, "layers": 5, "hidden": 24, "vocab": 101, "positions": 48, "seed": 1, "n_inner": 50}
@@ -81,7 +81,7 @@ def test_a_rank_reads_its_own_bytes_alone(tmp_path: Path, tp: int, pp: int, shar
         (folder / "model.safetensors").unlink()
     checkpoint = read_checkpoint(folder)
     config = GPT2Config.read(checkpoint)
-    for place, told in zip(places(tp, pp), topology(checkpoint, tp, pp, "float32"), strict=True):
+    for place, told in zip(places(tp, pp), topology(checkpoint, tp, pp, Types.of("float32")), strict=True):
         slices = record(config, place).slices
         loading = Loading()
         weights = Weights(folder, "transformer.", slices, torch.float32, torch.device("cpu"), loading)
@@ -105,7 +105,7 @@ def test_ranks_hold_every_element_of_every_family(tmp_path: Path, shape: str) ->
     assert heads
     for tp in (1, *heads):
         held: dict[str, Tensor] = {}
-        for told in topology(checkpoint, tp, 2, "float32"):
+        for told in topology(checkpoint, tp, 2, Types.of("float32")):
             for name, part in told.slices.items():
                 index = torch.tensor([i for one in part.ranges for i in one])
                 count = held.setdefault(name, torch.zeros(part.shape, dtype=torch.int64))
@@ -127,7 +127,7 @@ def test_ranks_hold_every_element_of_every_family(tmp_path: Path, shape: str) ->
 
 def fits(checkpoint: Checkpoint, tp: int) -> bool:
     try:
-        topology(checkpoint, tp, 2, "float32")
+        topology(checkpoint, tp, 2, Types.of("float32"))
     except FailedPrecondition:
         return False
     return True
@@ -141,7 +141,7 @@ def bytes_of_this_thread() -> int:
 def test_topology_of_figure_6(tmp_path: Path) -> None:
     """4 layers on 2 stages of 3 tensor ranks."""
     folder = make_gpt2(tmp_path, **{**SIZES, "layers": 4})
-    ranks = topology(read_checkpoint(folder), 3, 2, "bfloat16")
+    ranks = topology(read_checkpoint(folder), 3, 2, Types.of("bfloat16"))
     assert [(rank.stage, rank.tensor_rank, rank.layers) for rank in ranks] == [
         (0, 0, range(2)),
         (0, 1, range(2)),

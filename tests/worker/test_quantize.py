@@ -29,6 +29,7 @@ from orca_common.errors import FailedPrecondition
 from orca_kernels.cpu.library import instruction_sets
 from orca_worker.iteration.model import Compute
 from orca_worker.models.families import topology
+from orca_worker.partition import Types
 from orca_worker.stage.stage import Stage
 
 # Those of transformers' modules whose inputs tensor ranks share: a group begins at the first input of each rank.
@@ -196,7 +197,7 @@ async def test_several_ranks(tmp_path: Path, shape: str, quantize: str, tp: int,
 @pytest.mark.parametrize("tp", [1, 2])
 def test_the_plan_counts_codes_and_scales(tmp_path: Path, tp: int, quantize: str) -> None:
     folder = make_shape(tmp_path, "llama, 2 K/V heads", **WIDE)
-    shares = topology(read_checkpoint(folder, quantize), tp, 1, "bfloat16")
+    shares = topology(read_checkpoint(folder, quantize), tp, 1, Types.of("bfloat16"))
 
     def row(inputs: int) -> int:
         """Bytes of an output: codes, multipliers, scales."""

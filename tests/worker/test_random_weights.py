@@ -17,7 +17,7 @@ from orca_common.errors import FailedPrecondition
 from orca_worker.models import random_weights
 from orca_worker.models.families import topology
 from orca_worker.models.random_weights import RandomWeights
-from orca_worker.partition import Slice
+from orca_worker.partition import Slice, Types
 
 CPU = torch.device("cpu")
 
@@ -39,7 +39,7 @@ def test_each_rank_has_its_part_of_the_whole(tmp_path: Path, monkeypatch: pytest
     checkpoint = read_checkpoint(make_shape(tmp_path / "model", shape))
     monkeypatch.setattr(random_weights, "CHUNK", 100)
     cut = 0
-    for rank in topology(checkpoint, 2, 2, "float32"):
+    for rank in topology(checkpoint, 2, 2, Types.of("float32")):
         for part in rank.slices.values():
             whole = made(Slice(part.name, part.shape, part.axis, (range(part.shape[part.axis]),)))
             index = torch.tensor([i for one in part.ranges for i in one])
@@ -87,7 +87,7 @@ def test_the_models_of_table_1_have_names() -> None:
     for name, (tp, pp) in cuts.items():
         checkpoint = read_checkpoint(resolve_model(name))
         assert checkpoint.name == name
-        ranks = topology(checkpoint, tp, pp, "bfloat16")
+        ranks = topology(checkpoint, tp, pp, Types.of("bfloat16"))
         parameters = sum(rank.weight_bytes for rank in ranks) / 2e9
         assert parameters == pytest.approx(int(name[5:-1]), rel=0.03)
 
@@ -102,7 +102,7 @@ def test_a_folder_of_that_name_comes_first(tmp_path: Path, monkeypatch: pytest.M
 def test_no_seed(tmp_path: Path, seed: Any) -> None:
     checkpoint = read_checkpoint(make_tiny(tmp_path / "model", seed))
     with pytest.raises(FailedPrecondition, match=f"gives {RANDOM_WEIGHTS} .*, not a seed from 0 to"):
-        topology(checkpoint, 1, 1, "float32")
+        topology(checkpoint, 1, 1, Types.of("float32"))
 
 
 def test_larger_than_the_machine() -> None:

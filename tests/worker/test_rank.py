@@ -75,13 +75,13 @@ from orca_worker.rank import app as rank
 from orca_worker.data_plane.rendezvous import Rendezvous
 from orca_worker.models.families import load_model
 from orca_worker.iteration.model import Compute
-from orca_worker.partition import Place, SINGLE
+from orca_worker.partition import Place, SINGLE, Types
 checkpoint = rank.prepare(rank.RankSettings.load())
 known = set(sys.modules)
 device = rank.open_device("cpu", 0)
 rendezvous = Rendezvous("127.0.0.1", device)
 rendezvous.plane(Place(2, 1, 0, 0), 1, f"127.0.0.1:{rendezvous.open_store().port}", False)
-load_model(checkpoint, SINGLE, "float32", device, Compute())
+load_model(checkpoint, SINGLE, Types.of("float32"), device, Compute())
 print(sorted(set(sys.modules) - known))
 """
 PREPARE = (

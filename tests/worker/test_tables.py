@@ -17,6 +17,7 @@ from worker.test_families import requests_for
 from orca_common.checkpoint import read_checkpoint
 from orca_common.errors import FailedPrecondition
 from orca_worker.models.families import topology
+from orca_worker.partition import Types
 
 SHAPES = (
     "llama, 2 K/V heads",
@@ -90,7 +91,7 @@ def test_a_head_of_its_own_counts(tmp_path: Path) -> None:
     for way in ("none", "equal", "other"):
         folder = make(tmp_path / way, "llama, 2 K/V heads")
         rewrite(folder, way)
-        (share,) = topology(read_checkpoint(folder), 1, 1, "float32")
+        (share,) = topology(read_checkpoint(folder), 1, 1, Types.of("float32"))
         sizes[way] = share.weight_bytes
     assert sizes["none"] == sizes["equal"]
     assert sizes["other"] - sizes["none"] == 211 * 48 * 4

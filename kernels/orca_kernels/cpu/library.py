@@ -65,7 +65,7 @@ SIGNATURES = {
     "orca_delta_run": (made, (c_void_p, c_void_p, *[c_int] * 6, c_void_p)),
     "orca_linear": (made, (c_void_p, c_int, c_void_p, c_int, c_int, c_int, c_void_p)),
     "orca_write_kv": (made, (c_void_p, *[c_int] * 6, c_void_p, c_void_p, c_float, c_void_p, c_void_p, c_int)),
-    "orca_attend": (made, (c_void_p, *[c_int] * 7, c_float, c_int64, c_int, c_int, c_void_p, c_int)),
+    "orca_attend": (made, (c_void_p, *[c_int] * 8, c_float, c_int64, c_int, c_int, c_void_p, c_int)),
     "orca_add": (made, (c_void_p, c_int, c_int)),
     "orca_run": (c_int, (c_void_p, c_int, c_int, POINTER(BatchPointers))),
 }

@@ -60,7 +60,7 @@ class Attention(NamedTuple):
     kv_heads: int
     group: int
     head_size: int
-    dtype: torch.dtype  # of keys and values
+    dtype: torch.dtype  # of keys and values; int8: codes
     scale: float
     window: int = 0  # keys that a query sees at most, its own among them; 0: all before it
     rotary: Rotary | None = None
@@ -69,6 +69,7 @@ class Attention(NamedTuple):
     sees_input: bool = False  # each query sees all keys of its encoder's tokens, and no others
     sees_prompt: bool = False  # each query sees all keys of its request's prompt, and those up to its own
     bias: Tensor | None = None  # [kv_heads * group, 2 reach + 1] float32: added to a score by key - query, clamped
+    narrows: bool = False  # of codes: queries and weights become bfloat16, where the instruction set multiplies it
 
 
 class DeltaPart(NamedTuple):
@@ -310,6 +311,7 @@ class Program:
             a.group,
             a.head_size,
             TYPES[a.dtype],
+            a.narrows,
             a.scale,
             a.window,
             a.sees_input,

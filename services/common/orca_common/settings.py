@@ -40,15 +40,15 @@ NAMES = """
 adapters adapters_file adapters_folder advertise_host aging allow_volatile_redis api_keys api_keys_file block_size
 body_seconds call_buffer chat_tokens client_certificates comment_seconds config connection_age connection_idle
 control_tokens_in_chats cors_origins cuda_graphs cuda_graphs_tp device drain_seconds dtype endpoint_url endpoints
-engines finish_seconds first_gpu gpus_per_pod header_seconds host host_names http_port kernels local_rank log_level
-max_batch_size max_body_bytes max_calls max_connections max_detach_grace max_engines max_header_bytes max_open_calls
-max_peer_calls max_peer_connections max_prompt_bytes max_prompts max_stop_bytes max_stop_strings max_stop_token_ids
-max_streams max_viewers max_waiting max_waiting_bytes min_engines model operators order other_models policy pool
-pool_patience port ports_kept pp quantize rank_port ranks redis_password redis_replicas redis_url retain_bytes
-retain_requests retention roles run_ahead run_dir scale_down_seconds scale_queue_seconds scale_up_seconds
-scheduler_status schedulers served_model_name show_prompts slots start_timeout status_port tenant_requests
-tenant_waiting_tokens threads tls_dir tp trace_share trace_slow trusted_proxies ui ui_port worker_namespace
-worker_port worker_statefulset workers write_timeout
+engines finish_seconds first_gpu gpus_per_pod header_seconds host host_names http_port kernels kv_dtype local_rank
+log_level max_batch_size max_body_bytes max_calls max_connections max_detach_grace max_engines max_header_bytes
+max_open_calls max_peer_calls max_peer_connections max_prompt_bytes max_prompts max_stop_bytes max_stop_strings
+max_stop_token_ids max_streams max_viewers max_waiting max_waiting_bytes min_engines model operators order
+other_models policy pool pool_patience port ports_kept pp quantize rank_port ranks redis_password redis_replicas
+redis_url retain_bytes retain_requests retention roles run_ahead run_dir scale_down_seconds scale_queue_seconds
+scale_up_seconds scheduler_status schedulers served_model_name show_prompts slots start_timeout status_port
+tenant_requests tenant_waiting_tokens threads tls_dir tp trace_share trace_slow trusted_proxies ui ui_port
+worker_namespace worker_port worker_statefulset workers write_timeout
 """
 KNOWN = frozenset(NAMES.split())
 NAMED = re.compile(r"(?:(?<=^)|(?<=: ))(ORCA_[A-Z_]+|[a-z_]+)(?=: )")  # what a sentence is about

@@ -4,6 +4,8 @@ The layers of the model are shared by the stages, the insides of a layer by the 
 are cut, and along which axis, is up to the model's family (`models/*/layers.py`).
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -11,6 +13,26 @@ from math import prod
 from orca_common.errors import FailedPrecondition
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "auto": 2}  # auto: float32 only on an old CPU without kernels
+SCALE_BYTES = 4  # of keys and values in codes: a float32 for each token and head
+
+
+@dataclass(frozen=True)
+class Types:
+    """Of a rank's numbers, by name. `weights`: of all that `quantize` leaves; `kv`: of keys and values, also int8;
+    `activations`: of what a matrix multiplies, at least where the machine has an instruction for it."""
+
+    weights: str
+    kv: str
+    activations: str
+
+    @classmethod
+    def of(cls, dtype: str, kv: str | None = None) -> Types:
+        """All in one type; keys and values in another one if it is given."""
+        return cls(dtype, kv or dtype, dtype)
+
+    def kv_bytes(self, head_size: int) -> int:
+        """Of a head's keys, or values, of one token."""
+        return head_size + SCALE_BYTES if self.kv == "int8" else head_size * ITEM_BYTES[self.kv]
 
 
 def share(n: int, parts: int, index: int) -> range:

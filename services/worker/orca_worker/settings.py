@@ -19,6 +19,8 @@ class WorkerSettings(ServiceSettings):
     """Checkpoint folder, hub name, or gpt3-13b and the like for random weights."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of the weights, and of keys and values; auto: the fastest on this machine."""
+    kv_dtype: Literal["int8"] | None = None
+    """Type of keys and values, on a CPU: codes of eight bits, a scale for each token and head; dtype if not given."""
     quantize: Literal["int8", "int4"] | None = None
     """Format that a layer's matrices get when they are loaded; they stay in dtype if not given."""
     adapters: str = ""

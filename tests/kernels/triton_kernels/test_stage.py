@@ -29,7 +29,7 @@ from orca_worker.iteration.rows import ROW
 from orca_worker.models.cuda import FusedStage, GPUReader, TritonKernels
 from orca_worker.models.formats.table import Format
 from orca_worker.models.plain import TorchStage, padded_rows
-from orca_worker.partition import SINGLE, Place
+from orca_worker.partition import SINGLE, Place, Types
 from orca_worker.sampling.sampling import EndOfModel, HiddenModel, SamplingModel, sample
 from orca_worker.stage.stage import Stage
 
@@ -125,7 +125,7 @@ def check_near_float64(
 ) -> TorchStage:
     """Returns the stage with the weights."""
     oracle = oracle or InTransformers(folder, torch.float64)
-    stage = Stage(read_checkpoint(folder), "float32", DEVICE, 400, compute)
+    stage = Stage(read_checkpoint(folder), Types.of("float32"), DEVICE, 400, compute)
     stage.form(16)
     held = stage._model
     assert isinstance(held, SamplingModel | DeviceModel)

@@ -25,7 +25,7 @@ void configure(int rows) {
 struct OnTiles {
   static constexpr bool ASKS_FAR_AHEAD = false;
 
-  static void ask(const bf16* line) { _mm_prefetch(reinterpret_cast<const char*>(line), _MM_HINT_T1); }
+  static void ask(const void* line) { _mm_prefetch(static_cast<const char*>(line), _MM_HINT_T1); }
 
   // Asks for 16 lines, which are wanted soon. A thread that asks for more at once waits: it has room for as many misses.
   static void ask_lines(const bf16* lines) {
@@ -93,6 +93,12 @@ struct OnTiles {
     if (rows == 1) return scores;
     for (int j = 0; j < KEYS; j++) gathered[j] = scores[j * rows + r];
     return gathered;
+  }
+
+  // Scores [32][R] times each key's scale.
+  static void scale(float* scores, int rows, const float* scales) {
+    for (int j = 0; j < KEYS; j++)
+      for (int r = 0; r < rows; r++) scores[j * rows + r] *= scales[j];
   }
 
   // p of 16 rows [16][32], of pairs of keys.

@@ -10,7 +10,7 @@ namespace {
 struct InPairs {
   static constexpr bool ASKS_FAR_AHEAD = true;
 
-  static void ask(const bf16* line) { __builtin_prefetch(line); }
+  static void ask(const void* line) { __builtin_prefetch(line); }
 
   static void begin(int) {}
   static void end(int) {}
@@ -78,6 +78,15 @@ struct InPairs {
   }
 
   static const float* scores_of(const float* scores, int, int r, float*) { return scores + r * KEYS; }
+
+  // Scores of R rows, as `score` makes them, times each key's scale.
+  static void scale(float* scores, int rows, const float* scales) {
+    for (int i = 0; i < (rows < 16 ? rows : KEYS); i++)
+      for (int c = 0; c < (rows < 16 ? KEYS : 16); c += LANES) {
+        float* at = scores + i * (rows < 16 ? KEYS : 16) + c;
+        save(at, load(at) * (rows < 16 ? load(scales + c) : splat(scales[i])));
+      }
+  }
 
   // p of 16 rows [16][16][2], pairs of keys; of fewer [R][32].
   static void keep(const __m512i (&pairs)[16], bf16* p) {

@@ -64,14 +64,23 @@ struct Norm {
   int width;
 };
 
-// One layer's keys and values, [n_blocks, kv_heads, block_size, head_size] each.
+// One layer's keys and values, [n_blocks, kv_heads, block_size, head_size] each. In codes of eight bits (i8) a number is code * scale,
+// and the block of each head has its scales behind it, [block_size] float32.
 struct Cache {
   Type type;
   void *keys, *values;
   int kv_heads, block_size, head_size;
 
+  // Elements from one head of a block to the next.
+  size_t of_head() const {
+    return size_t(block_size) * (head_size + (type == Type::i8 ? int(sizeof(float)) : 0));
+  }
   size_t at(int64_t block, int head, int offset) const {
-    return ((size_t(block) * kv_heads + head) * block_size + offset) * head_size;
+    return (size_t(block) * kv_heads + head) * of_head() + size_t(offset) * head_size;
+  }
+  // Bytes before the scale of what begins at an element, the one of this offset in its block.
+  size_t scale(size_t at, int offset) const {
+    return at + size_t(block_size - offset) * head_size + offset * sizeof(float);
   }
 };
 
@@ -87,6 +96,7 @@ struct Attention {
   int64_t all;            // keys that each query sees; 0: those up to its own
   int64_t least;          // keys that each query sees at least: a prompt's, in a prefix LM. There is no window then
   Cache cache;
+  bool narrows;  // queries and weights become bfloat16 where the instruction set multiplies it; of keys and values in codes
   int head;  // the first one
   float scale;
   int64_t window;     // keys that a query sees at most, its own among them
@@ -119,6 +129,7 @@ struct Isa {
   void (*norm_head)(const Norm&, float* x);  // RMSNorm in place
   void (*turn)(const Turn&, float* x);
   void (*narrow)(const float*, bf16*, int n);
+  float (*encode_head)(const float* x, int8_t* to, int n);  // n numbers become codes of one scale, which it returns
 };
 
 constexpr int64_t UNBOUNDED = INT64_MAX;  // a window of all keys

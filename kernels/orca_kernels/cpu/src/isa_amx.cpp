@@ -198,4 +198,4 @@ bool runs_here() {
 }  // namespace
 
 const orca::Isa orca::isa = {"amx", runs_here, true, Type::i8, MOST_ROWS, DEEP, enter, leave, gemm<false>, gemm_tiles,
-                             encode, norm, copy, norm_head, turn, narrow_all};
+                             encode, norm, copy, norm_head, turn, narrow_all, encode_head};

@@ -7,4 +7,4 @@ static bool runs_here() {
 }
 
 const orca::Isa orca::isa = {"avx512", runs_here, false, Type::f32, MOST_ROWS, DEEP, nothing, nothing, gemm<false>, gemm<true>,
-                             encode, norm, copy, norm_head, turn, narrow_all};
+                             encode, norm, copy, norm_head, turn, narrow_all, encode_head};

@@ -71,4 +71,4 @@ bool runs_here() {
 }  // namespace
 
 const orca::Isa orca::isa = {"avx512_bf16", runs_here, true, Type::i8, MOST_ROWS, DEEP, nothing, nothing, gemm<false>, gemm_pairs,
-                             encode, norm, copy, norm_head, turn, narrow_all};
+                             encode, norm, copy, norm_head, turn, narrow_all, encode_head};

@@ -9,7 +9,7 @@
 #include <type_traits>
 #include <utility>
 
-#if defined(__AVX512BF16__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -348,39 +348,54 @@ void gemm_opened(const Gemm& g, int panel, int last) {
   }
 }
 
-// A row of float32 -> codes: in each group of 128 the integer that is nearest to x * (127 / largest), half to even, and the
-// scale largest / 127. Groups whose largest is below 1e-30 are zeros. One that is not finite makes a scale that is not.
-template <class T>
-inline void encode_row(const float* x, const Operand& to, const Codes& codes, int row) {
-  const float magic = 12582912.0f;  // added to a small number it leaves the nearest integer in the lowest bits
-  T* out = to.row<T>(row);
-  for (int group = 0; group < codes.groups; group++, x += GROUP_OF_CODES) {
-    vi most{};  // bits of floats above 0 are in their order, and a NaN's before all
-    for (int i = 0; i < GROUP_OF_CODES; i += LANES) {
-      const vi of = bits(load(x + i)) & 0x7fffffff;
-      most = of > most ? of : most;
-    }
+// Numbers as codes: the integer that is nearest to x * (127 / largest), half to even, and the scale largest / 127. If the largest
+// is below 1e-30 they are zeros. One that is not finite makes a scale that is not.
+constexpr float MAGIC = 12582912.0f;  // added to a small number it leaves the nearest integer in the lowest bits
+struct Range {
+  float inverse, scale;
+
+  // most: bits of the numbers without their signs, which are in the numbers' order, and a NaN's before all.
+  explicit Range(vi most) {
     int32_t found = most[0];
     for (int i = 1; i < LANES; i++) found = std::max(found, int32_t(most[i]));
     float largest;
     std::memcpy(&largest, &found, 4);
     const bool is_zero = largest < 1e-30f;
-    const float inverse = is_zero ? 0.0f : 127.0f / largest;
+    inverse = is_zero ? 0.0f : 127.0f / largest, scale = is_zero ? 0.0f : largest / 127.0f;
+  }
+
+  // MAGIC + the code. The bound keeps NaN out of the integers, and the product a number of its own: it is rounded before the
+  // sum is.
+  vf shifted(vf x) const { return smaller(x * inverse, splat(127.0f)) + MAGIC; }
+};
+inline vi larger_bits(vi most, vf x) {
+  const vi of = bits(x) & 0x7fffffff;
+  return of > most ? of : most;
+}
+inline vi code_of(vf shifted) { return bits(shifted) - bits(splat(MAGIC)); }
+
+// A row of float32 -> codes of each group of 128.
+template <class T>
+inline void encode_row(const float* x, const Operand& to, const Codes& codes, int row) {
+  T* out = to.row<T>(row);
+  for (int group = 0; group < codes.groups; group++, x += GROUP_OF_CODES) {
+    vi most{};
+    for (int i = 0; i < GROUP_OF_CODES; i += LANES) most = larger_bits(most, load(x + i));
+    const Range range(most);
     vi totals[PARTS] = {};
     for (int i = 0; i < GROUP_OF_CODES; i += LANES) {
-      // The bound keeps NaN out of the integers, and the product a number of its own: it is rounded before the sum is.
-      const vf shifted = smaller(load(x + i) * inverse, splat(127.0f)) + magic;
-      const vi code = bits(shifted) - bits(splat(magic));
+      const vf shifted = range.shifted(load(x + i));
       T* put = out + to.column(group * GROUP_OF_CODES + i);
       if constexpr (std::is_same_v<T, float>) {
-        save(put, shifted - magic);
+        save(put, shifted - MAGIC);
       } else {
+        const vi code = code_of(shifted);
         const vb narrowed = __builtin_convertvector(code, vb);
         std::memcpy(put, &narrowed, sizeof narrowed);
         totals[i / PART] += code;
       }
     }
-    codes.scales[size_t(row) * codes.groups + group] = is_zero ? 0.0f : largest / 127.0f;
+    codes.scales[size_t(row) * codes.groups + group] = range.scale;
     for (int part = 0; part < PARTS; part++) {
       int32_t sum = 0;
       for (int i = 0; i < LANES; i++) sum += totals[part][i];
@@ -392,6 +407,23 @@ inline void encode_row(const float* x, const Operand& to, const Codes& codes, in
 [[maybe_unused]] void encode(const float* x, const Operand& to, const Codes& codes, int row) {
   if (to.type == Type::i8) encode_row<int8_t>(x, to, codes, row);
   else encode_row<float>(x, to, codes, row);
+}
+
+[[maybe_unused]] float encode_head(const float* x, int8_t* to, int n) {
+  auto part = [&](int i) {
+    if (n - i >= LANES) return load(x + i);
+    vf rest{};
+    for (int j = 0; i + j < n; j++) rest[j] = x[i + j];
+    return rest;
+  };
+  vi most{};
+  for (int i = 0; i < n; i += LANES) most = larger_bits(most, part(i));
+  const Range range(most);
+  for (int i = 0; i < n; i += LANES) {
+    const vb narrowed = __builtin_convertvector(code_of(range.shifted(part(i))), vb);
+    std::memcpy(to + i, &narrowed, size_t(std::min(LANES, n - i)));
+  }
+  return range.scale;
 }
 
 template <class T>
@@ -508,6 +540,18 @@ template <int HALF = LANES / 2>
 // elements' even or odd ones. `order` puts a row of float32 into this order, `in_order` takes it back.
 inline vf piece(const float* row, int i) { return load(row + i * LANES); }
 inline vf piece(const bf16* row, int i) { return load_half(row + i / 2 * (2 * LANES), i % 2); }
+inline vf piece(const int8_t* row, int i) {
+  row += i * LANES;
+#if defined(__AVX512F__)
+  const vi codes = reinterpret_cast<vi>(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(row))));
+#elif defined(__AVX2__)
+  const vi codes = reinterpret_cast<vi>(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(row))));
+#else
+  vi codes;
+  for (int c = 0; c < LANES; c++) codes[c] = row[c];
+#endif
+  return __builtin_convertvector(codes, vf);
+}
 template <class T>
 inline void order(float* row, int d) {
   if constexpr (sizeof(T) == sizeof(bf16))
@@ -528,8 +572,8 @@ inline void in_order(float* row, int d) {
     }
 }
 
-// Calls use(j, x, n) for runs of tokens that lie together: n tokens from key first + j on, whose keys (or values) begin at
-// element x.
+// Calls use(j, x, n, offset) for runs of tokens that lie together: n tokens from key first + j on, the first one `offset` tokens behind
+// the beginning of its block, whose keys (or values) begin at element x.
 template <class F>
 inline void runs(const Attention& a, int head, int64_t first, int n, F use) {
   const int size = a.cache.block_size;
@@ -537,7 +581,7 @@ inline void runs(const Attention& a, int head, int64_t first, int n, F use) {
   int offset = int(a.origin + first - block * size);
   for (int j = 0; j < n; block++, offset = 0) {
     const int here = std::min(n - j, size - offset);
-    use(j, a.cache.at(a.blocks[block], head, offset), here);
+    use(j, a.cache.at(a.blocks[block], head, offset), here, offset);
     j += here;
   }
 }
@@ -548,12 +592,27 @@ struct Places {
   size_t at[KEYS];
 
   Places(const Attention& a, int64_t first, int64_t end) : n(int(std::min<int64_t>(KEYS, end - first))) {
-    runs(a, a.head, first, n, [&](int j, size_t start, int tokens) {
+    runs(a, a.head, first, n, [&](int j, size_t start, int tokens, int) {
       for (int i = 0; i < tokens; i++) at[j + i] = start + size_t(i) * a.cache.head_size;
     });
     std::fill(at + n, at + KEYS, at[n - 1]);
   }
 };
+
+// Keys and values may be codes. Their scales multiply a key's scores, and a value's weights, so that codes are multiplied as they are.
+template <class T>
+constexpr bool IS_CODES = std::is_same_v<T, int8_t>;
+
+// The scales [KEYS] of n keys (or values) from position `first` on, of a call's head; zeros behind them.
+inline void load_scales(const Attention& a, const void* cache, int head, int64_t first, int n, float* scales) {
+  std::fill(scales + n, scales + KEYS, 0.0f);
+  runs(a, a.head + head, first, n, [&](int j, size_t start, int tokens, int offset) {
+    std::memcpy(scales + j, static_cast<const char*>(cache) + a.cache.scale(start, offset), sizeof(float) * tokens);
+  });
+}
+
+// Products with scales are rounded as they are: the compiler may make no one operation of them and of what follows.
+inline void settle() { __asm__ volatile("" : : : "memory"); }
 
 // A tile's keys or values of one head, rows of d elements. A reader of row j prefetches row j of what is read next.
 template <class T>
@@ -573,9 +632,9 @@ struct Rows {
 // of additions is one. A score sums its products in LANES chains, and those as `total` does; a tile's values are added
 // from the first key on.
 
-// The scores of one row with a tile's keys. It sees the first `seen`; the others are -infinity.
+// The scores of one row with a tile's keys. It sees the first `seen`; the others are -infinity. scales: of codes.
 template <int D, class T>
-inline void score(const float* q, const Rows<T>& keys, int d, int seen, float* p) {
+inline void score(const float* q, const Rows<T>& keys, const float* scales, int d, int seen, float* p) {
   const int vectors = (D ? D : d) / LANES;
   const vf nothing = splat(-std::numeric_limits<float>::infinity());
   for (int j = 0; j < KEYS; j += LANES) {
@@ -583,12 +642,13 @@ inline void score(const float* q, const Rows<T>& keys, int d, int seen, float* p
       save(p + j, nothing);
       continue;
     }
-    const vf s = totals([&](int key) {
+    vf s = totals([&](int key) {
       const T* row = keys.row(j + key, D ? D : d);
       vf sum{};
       for (int i = 0; i < vectors; i++) sum += load(q + i * LANES) * piece(row, i);
       return sum;
     });
+    if constexpr (IS_CODES<T>) s *= load(scales + j);
     save(p + j, lanes() < seen - j ? s : nothing);
   }
 }
@@ -636,8 +696,8 @@ template <int HALF, int R, int D>
 }
 
 // The scores of R rows with a tile's keys, of which each row sees as many as the row before, or more.
-template <int R, int D>
-inline void score_rows(const float* q, const float* keys, int d, const int* seen, float* p) {
+template <int R, int D, class T>
+inline void score_rows(const float* q, const float* keys, const float* scales, int d, const int* seen, float* p) {
   const vf nothing = splat(-std::numeric_limits<float>::infinity());
   for (int j = 0; j < KEYS; j += WIDE * LANES) {
     vf s[R][WIDE] = {};
@@ -645,6 +705,7 @@ inline void score_rows(const float* q, const float* keys, int d, const int* seen
     for (int r = 0; r < R; r++)
       for (int v = 0; v < WIDE; v++) {
         const int key = j + v * LANES;
+        if constexpr (IS_CODES<T>) s[r][v] *= load(scales + key);
         save(p + r * KEYS + key, lanes() < seen[r] - key ? s[r][v] : nothing);
       }
   }
@@ -780,11 +841,12 @@ void attend(const Attention& a, float* scratch, int padded) {
       weight[row] = 0;
     }
   const T *keys = static_cast<const T*>(a.cache.keys), *values = static_cast<const T*>(a.cache.values);
-  const size_t of_head = size_t(a.cache.block_size) * size;
+  const size_t of_head = a.cache.of_head();
   const int64_t end = a.all ? a.all : std::max(a.least, a.first + a.queries);  // keys that the last query sees
   const int64_t begins = std::max<int64_t>(0, a.first + 1 - a.window) / KEYS * KEYS;  // the tile of the first that any sees
   size_t of_whole[KEYS];
   for (int j = 0; j < KEYS; j++) of_whole[j] = size_t(j) * d;
+  alignas(64) float coded[KEYS];  // scales of a head's keys, or values, in codes
   Places next(a, begins, end);
   for (int64_t first = begins; first < end; first += KEYS) {
     const Places here = next;
@@ -824,14 +886,16 @@ void attend(const Attention& a, float* scratch, int padded) {
       const Rows<T> of = rows_of(keys, head, values, here);
       const float* queries = q + head * rows * d;
       float* scores = p + head * rows * KEYS;
+      if constexpr (IS_CODES<T>) load_scales(a, keys, head, first, n, coded);
       if (many) {
         columns<D>(of, d, n, tile);
         in_blocks<4>(begin, stop, [&](int r, auto together) {
-          score_rows<together, D>(queries + r * d, tile, d, seen + r, scores + r * KEYS);
+          score_rows<together, D, T>(queries + r * d, tile, coded, d, seen + r, scores + r * KEYS);
         });
       } else {
-        for (int r = begin; r < stop; r++) score<D>(queries + r * d, of, d, seen[r], scores + r * KEYS);
+        for (int r = begin; r < stop; r++) score<D>(queries + r * d, of, coded, d, seen[r], scores + r * KEYS);
       }
+      if constexpr (IS_CODES<T>) settle();
       if (a.bias) add_bias(scores, head);
       if (unseen[stop - 1]) hide(scores);
     }
@@ -844,8 +908,14 @@ void attend(const Attention& a, float* scratch, int padded) {
     for (int head = 0; !all && head < a.heads; head++) soften_rows(head * rows + begin, head * rows + stop);
     for (int head = 0; head < a.heads; head++) {
       const Rows<T> of = rows_of(values, head, keys, next);
-      const float *weights = p + head * rows * KEYS, *scales = old + head * rows;
+      float *weights = p + head * rows * KEYS, *scales = old + head * rows;
       float* outs = sums + head * rows * d;
+      if constexpr (IS_CODES<T>) {
+        load_scales(a, values, head, first, n, coded);
+        for (int r = begin; r < stop; r++)
+          for (int j = 0; j < KEYS; j += LANES) save(weights + r * KEYS + j, load(weights + r * KEYS + j) * load(coded + j));
+        settle();
+      }
       if (many) {
         widened<D>(of, d, n, tile);
         for (int c = 0; c < d; c += WIDE * LANES) {
@@ -889,7 +959,8 @@ void attend_heads(const Attention& a, float* scratch) {
 }
 
 [[maybe_unused]] void attention(const Attention& a, float* scratch) {
-  if (a.cache.type == Type::bf16) attend_heads<bf16>(a, scratch);
+  if (a.cache.type == Type::i8) attend_heads<int8_t>(a, scratch);
+  else if (a.cache.type == Type::bf16) attend_heads<bf16>(a, scratch);
   else attend_heads<float>(a, scratch);
 }
 

@@ -1,5 +1,6 @@
 // Attention for keys and values in bfloat16, on instruction sets that multiply bfloat16. It computes the same as `attend` of
-// kernels.h, but narrows q and the softmax's p to bfloat16. Sums, maxima and weights stay float32.
+// kernels.h, but narrows q and the softmax's p to bfloat16. Sums, maxima and weights stay float32. Codes of eight bits become
+// bfloat16, which holds them exactly; their scales multiply scores, and p before it is narrowed.
 // `Products` multiplies, by one instruction set. Only its functions know how q, scores and p lie in memory.
 //
 // R rows (queries x query heads a key/value head), 16 at most, are multiplied together:
@@ -44,6 +45,13 @@ inline void transpose(__m512i (&x)[16]) {
 // 16 pairs of bfloat16.
 inline __m512bh pairs_at(const void* p) { return reinterpret_cast<__m512bh>(_mm512_loadu_si512(p)); }
 
+// 32 numbers of the cache as bfloat16.
+inline __m512i numbers_at(const bf16* p) { return _mm512_loadu_si512(p); }
+inline __m512i numbers_at(const int8_t* p) {
+  auto half = [&](int i) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + i)))); };
+  return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(half(16), half(0)));
+}
+
 // A pair of bfloat16 in each lane.
 inline __m512bh pair_at(const bf16* p) {
   int32_t both;
@@ -70,7 +78,7 @@ struct Tile {
   size_t at[KEYS];
 
   Tile(const Attention& a, int64_t first, int64_t end) : first(first), n(int(std::clamp<int64_t>(end - first, 0, KEYS))) {
-    runs(a, a.head, first, n, [&](int j, size_t start, int tokens) {
+    runs(a, a.head, first, n, [&](int j, size_t start, int tokens, int) {
       for (int i = 0; i < tokens; i++) at[j + i] = start + size_t(i) * a.cache.head_size;
     });
   }
@@ -93,9 +101,10 @@ inline vf power_of_two(vf x) {
 inline __m256i narrowed(vf x) { return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(reinterpret_cast<__m512>(x))); }
 
 // What 32 more scores (in units of log 2) do to 16 rows, a row in each lane: p = 2^(score - maximum), the rows' maxima and
-// weights, and what to scale earlier sums with. ALL: each row sees all 32 keys.
-template <class Products, bool ALL>
-inline void soften_tile(const float* scores, vi seen, float* maximum, float* weight, float* old, bf16* p) {
+// weights, and what to scale earlier sums with. ALL: each row sees all 32 keys. T: of the values; where they are codes, p is multiplied
+// by their scales.
+template <class Products, bool ALL, class T>
+inline void soften_tile(const float* scores, const float* scales, vi seen, float* maximum, float* weight, float* old, bf16* p) {
   const vf nothing = splat(-std::numeric_limits<float>::infinity()), before = load(maximum);
   auto score = [&](int j) {
     const vf s = load(scores + j * 16);
@@ -116,7 +125,12 @@ inline void soften_tile(const float* scores, vi seen, float* maximum, float* wei
       e[k] = power_of_two(score(k) - now);
       if (!ALL) e[k] = seen > k ? e[k] : vf{};
     }
-    const auto both = _mm512_cvtne2ps_pbh(reinterpret_cast<__m512>(e[j + 1]), reinterpret_cast<__m512>(e[j]));
+    auto given = [&](int k) {
+      if constexpr (!IS_CODES<T>) return reinterpret_cast<__m512>(e[k]);
+      const vf scaled = e[k] * splat(scales[k]);
+      return reinterpret_cast<__m512>(ALL ? scaled : seen > k ? scaled : vf{});
+    };
+    const auto both = _mm512_cvtne2ps_pbh(given(j + 1), given(j));
     pairs[j / 2] = _mm512_permutexvar_epi16(in_turn, reinterpret_cast<__m512i>(both));
   }
   Products::keep(pairs, p);
@@ -129,9 +143,9 @@ inline void soften_tile(const float* scores, vi seen, float* maximum, float* wei
 }
 
 // The same of R rows one by one.
-template <class Products>
-inline void soften_rows(const float* scores, int rows, const int* seen, float* maximum, float* weight, float* old,
-                        bf16* p) {
+template <class Products, class T>
+inline void soften_rows(const float* scores, const float* scales, int rows, const int* seen, float* maximum, float* weight,
+                        float* old, bf16* p) {
   const vf nothing = splat(-std::numeric_limits<float>::infinity());
   for (int r = 0; r < rows; r++, p += KEYS) {
     float gathered[KEYS];
@@ -141,8 +155,13 @@ inline void soften_rows(const float* scores, int rows, const int* seen, float* m
     const vf before = splat(maximum[r]), now = larger(before, largest(larger(low, high)));
     const vf e[2] = {sees[0] ? power_of_two(low - now) : vf{}, sees[1] ? power_of_two(high - now) : vf{}};
     const vf scale = power_of_two(before - now);
-    _mm256_store_si256(reinterpret_cast<__m256i*>(p), narrowed(e[0]));
-    _mm256_store_si256(reinterpret_cast<__m256i*>(p + 16), narrowed(e[1]));
+    auto given = [&](int half) {
+      if constexpr (!IS_CODES<T>) return e[half];
+      const vf scaled = e[half] * load(scales + 16 * half);
+      return sees[half] ? scaled : vf{};
+    };
+    _mm256_store_si256(reinterpret_cast<__m256i*>(p), narrowed(given(0)));
+    _mm256_store_si256(reinterpret_cast<__m256i*>(p + 16), narrowed(given(1)));
     const vf sum = splat(weight[r]) * scale + total(e[0] + e[1]);
     old[r] = scale[0], weight[r] = sum[0], maximum[r] = now[0];
   }
@@ -150,8 +169,8 @@ inline void soften_rows(const float* scores, int rows, const int* seen, float* m
 
 // The values of one head as [16][d][2]: pairs of keys side by side, and zeros behind the last. Asks for as many
 // more, of another head or tile.
-template <class Products>
-inline void pair_values(const bf16* values, const Tile& tile, const bf16* more, const Tile& of_more, int d, bf16* out) {
+template <class Products, class T>
+inline void pair_values(const T* values, const Tile& tile, const T* more, const Tile& of_more, int d, bf16* out) {
   alignas(64) static constexpr uint16_t ORDER[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
                                                      8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
   const __m512i low = _mm512_load_si512(ORDER), high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
@@ -159,15 +178,15 @@ inline void pair_values(const bf16* values, const Tile& tile, const bf16* more, 
     for (int i = 0; i < d; i += 32, out += 64) {
       for (int k = j; k < j + 2 && k < of_more.n; k++)
         Products::ask(more + of_more.at[k] + i);
-      const __m512i even = j < tile.n ? _mm512_loadu_si512(values + tile.at[j] + i) : __m512i{};
-      const __m512i odd = j + 1 < tile.n ? _mm512_loadu_si512(values + tile.at[j + 1] + i) : __m512i{};
+      const __m512i even = j < tile.n ? numbers_at(values + tile.at[j] + i) : __m512i{};
+      const __m512i odd = j + 1 < tile.n ? numbers_at(values + tile.at[j + 1] + i) : __m512i{};
       _mm512_store_si512(out, _mm512_permutex2var_epi16(even, low, odd));
       _mm512_store_si512(out + 32, _mm512_permutex2var_epi16(even, high, odd));
     }
 }
 
-// Of head size d, a multiple of 32.
-template <class Products>
+// Of head size d, a multiple of 32, over keys and values of type T.
+template <class Products, class T>
 void attend_pairs(const Attention& a, float* scratch) {
   const int d = a.cache.head_size, rows = a.queries * a.group;  // of a head
   const int together = std::min(16, rows), of_head = rounded(rows, together), all = a.heads * of_head;
@@ -182,10 +201,11 @@ void attend_pairs(const Attention& a, float* scratch) {
   float* part = take(size_t(of_head) * d);   // [of_head][d]
   float *maximum = take(all), *weight = take(all), *old = take(all);
   alignas(64) int seen[TILED_ROWS], query[TILED_ROWS];  // of each row
+  alignas(64) float of_keys[KEYS], of_values[KEYS];     // scales of a head's codes
   for (int r = 0; r < rows; r++) query[r] = r / a.group;
   const float scale = a.scale * 1.44269504f;  // scores in units of log 2
-  const bf16 *all_keys = static_cast<const bf16*>(a.cache.keys), *all_values = static_cast<const bf16*>(a.cache.values);
-  const size_t of_next_head = size_t(a.cache.block_size) * d;
+  const T *all_keys = static_cast<const T*>(a.cache.keys), *all_values = static_cast<const T*>(a.cache.values);
+  const size_t of_next_head = a.cache.of_head();
   const int64_t end = a.first + a.queries;  // keys that the last query sees
   Tile next(a, 0, end);
   if (Products::ASKS_FAR_AHEAD)
@@ -220,30 +240,44 @@ void attend_pairs(const Attention& a, float* scratch) {
     for (int j = 0; j < tile.n; j += 16) {
       const size_t follows = j + 16 < tile.n ? tile.at[j + 16] : next.n ? next.at[0] : tile.at[j];
       for (int head = 0; head < a.heads; head++) {
-        const bf16* keys = all_keys + tile.at[j] + head * of_next_head;
-        const bf16* more = Products::ASKS_FAR_AHEAD    ? all_values + tile.at[j] + head * of_next_head
-                           : head + 1 < a.heads ? keys + of_next_head
-                                                : all_keys + follows;
-        if (a.cache.block_size % 16) {  // tokens that do not lie together
-          for (int i = 0; i < std::min(16, tile.n - j); i++)
-            std::memcpy(copies + i * d, all_keys + tile.at[j + i] + head * of_next_head, sizeof(bf16) * d);
-          keys = more = copies;
-        }
+        const T* keys = all_keys + tile.at[j] + head * of_next_head;
+        const T* more = Products::ASKS_FAR_AHEAD ? all_values + tile.at[j] + head * of_next_head
+                        : head + 1 < a.heads     ? keys + of_next_head
+                                                 : all_keys + follows;
         const size_t first = size_t(head) * of_head + begin;
-        Products::score(q + first * d, keys, more, std::min(16, tile.n - j), (of_head - begin) / together, together, d, j,
-                        scores + first * KEYS);
+        auto score = [&](const bf16* keys, const bf16* more) {
+          Products::score(q + first * d, keys, more, std::min(16, tile.n - j), (of_head - begin) / together, together, d, j,
+                          scores + first * KEYS);
+        };
+        const bool together_in_memory = a.cache.block_size % 16 == 0;
+        if constexpr (!IS_CODES<T>)
+          if (together_in_memory) {
+            score(keys, more);
+            continue;
+          }
+        for (int i = 0; i < std::min(16, tile.n - j); i++)
+          for (int c = 0; c < d; c += 32) {
+            if (IS_CODES<T>) Products::ask(more + i * d + c);
+            _mm512_storeu_si512(copies + i * d + c, numbers_at(all_keys + tile.at[j + i] + head * of_next_head + c));
+          }
+        score(copies, copies);
       }
     }
     auto soften = [&](int head) {
+      if constexpr (IS_CODES<T>) {
+        load_scales(a, all_keys, head, tile.first, tile.n, of_keys);
+        load_scales(a, all_values, head, tile.first, tile.n, of_values);
+      }
       for (int r = begin; r < of_head; r += together) {
         const int row = head * of_head + r;
         float *of_scores = scores + size_t(row) * KEYS, *m = maximum + row, *w = weight + row, *o = old + row;
+        if constexpr (IS_CODES<T>) Products::scale(of_scores, together, of_keys), settle();
         bf16* of_p = p + size_t(row) * KEYS;
         const vi of_seen = *reinterpret_cast<const vi*>(seen + r);
         if (together == 16 && seen[r] == KEYS && seen[r + 15] == KEYS)
-          soften_tile<Products, true>(of_scores, of_seen, m, w, o, of_p);
-        else if (together == 16) soften_tile<Products, false>(of_scores, of_seen, m, w, o, of_p);
-        else soften_rows<Products>(of_scores, together, seen + r, m, w, o, of_p);
+          soften_tile<Products, true, T>(of_scores, of_values, of_seen, m, w, o, of_p);
+        else if (together == 16) soften_tile<Products, false, T>(of_scores, of_values, of_seen, m, w, o, of_p);
+        else soften_rows<Products, T>(of_scores, of_values, together, seen + r, m, w, o, of_p);
       }
     };
     auto blend = [&](int head) {
@@ -253,7 +287,7 @@ void attend_pairs(const Attention& a, float* scratch) {
     };
     // While one head's values come from memory, what multiplies them is computed, and the head before is done.
     for (int head = 0; head < a.heads; head++) {
-      const bf16* of_head_values = all_values + head * of_next_head;
+      const T* of_head_values = all_values + head * of_next_head;
       const bool is_last = head + 1 == a.heads;
       bf16* pairs = values[head % 2];
       if (Products::ASKS_FAR_AHEAD)
@@ -283,10 +317,10 @@ template <class Products>
 void attention_in_pairs(const Attention& a, float* scratch) {
   // One of these always, behind an encoder; `least` always, in a prefix LM.
   const bool plain = a.window == UNBOUNDED && !a.origin && !a.all && !a.least && !a.bias;
-  if (a.cache.type == Type::bf16 && a.cache.head_size % 32 == 0 && plain)
-    attend_pairs<Products>(a, scratch);
-  else
-    attention(a, scratch);
+  const bool fits = a.cache.head_size % 32 == 0 && plain;
+  if (fits && a.cache.type == Type::bf16) attend_pairs<Products, bf16>(a, scratch);
+  else if (fits && a.cache.type == Type::i8 && a.narrows) attend_pairs<Products, int8_t>(a, scratch);
+  else attention(a, scratch);
 }
 
 }  // namespace

@@ -391,8 +391,9 @@ struct WriteKV : Step {
       place(p.isa, key_norm, position, row + keys, heads.kv_heads);
       for (int head = 0; head < heads.kv_heads; head++) {
         const size_t to = cache.at(slot / cache.block_size, head, int(slot % cache.block_size));
-        put(p.isa, cache, cache.keys, to, row + keys + head * size);
-        put(p.isa, cache, cache.values, to, row + values + head * size);
+        const size_t scale = cache.scale(to, int(slot % cache.block_size));
+        put(p.isa, cache, cache.keys, to, scale, row + keys + head * size);
+        put(p.isa, cache, cache.values, to, scale, row + values + head * size);
       }
     }
   }
@@ -406,11 +407,16 @@ struct WriteKV : Step {
     }
   }
 
-  static void put(const Isa& isa, const Cache& cache, void* into, size_t to, const float* from) {
-    if (cache.type == Type::bf16)
+  // A head's numbers to element `to`; of codes, their scale to byte `scale`.
+  static void put(const Isa& isa, const Cache& cache, void* into, size_t to, size_t scale, const float* from) {
+    if (cache.type == Type::i8) {
+      const float of_codes = isa.encode_head(from, static_cast<int8_t*>(into) + to, cache.head_size);
+      std::memcpy(static_cast<char*>(into) + scale, &of_codes, sizeof of_codes);
+    } else if (cache.type == Type::bf16) {
       isa.narrow(from, static_cast<bf16*>(into) + to, cache.head_size);
-    else
+    } else {
       std::memcpy(static_cast<float*>(into) + to, from, sizeof(float) * cache.head_size);
+    }
   }
 };
 
@@ -429,6 +435,7 @@ struct Attend : Step {
   Heads heads;
   float scale;
   int64_t window;
+  bool narrows;      // as Attention's
   bool sees_input;   // each query sees the keys of the encoder's tokens, and no others
   bool sees_prompt;  // each query sees the keys of the prompt, and those up to its own
   Bias bias;
@@ -460,7 +467,7 @@ struct Attend : Step {
       a.origin = sees_input || sees_prompt ? 0 : inputs, a.all = sees_input ? inputs : 0;
       a.least = sees_prompt ? inputs : 0;
       a.bias = bias.of(head * heads.group), a.bias_reach = bias.reach, a.bias_ld = bias.ld();
-      a.cache = heads.cache(*p.batch), a.head = head, a.scale = scale, a.window = window;
+      a.cache = heads.cache(*p.batch), a.narrows = narrows, a.head = head, a.scale = scale, a.window = window;
       a.out = p.writable(out, p.batch->tokens), a.out_row = int(queries.token), a.out_column = column;
       attend_cache(a, scratch);
     }
@@ -825,11 +832,11 @@ int orca_write_kv(Model* model, int qkv, int layer, int kv_heads, int group, int
 }
 
 // `bias` [kv_heads * group, 2 * reach + 1], or null.
-int orca_attend(Model* model, int qkv, int out, int layer, int kv_heads, int group, int head_size, int type,
+int orca_attend(Model* model, int qkv, int out, int layer, int kv_heads, int group, int head_size, int type, int narrows,
                 float scale, int64_t window, int sees_input, int sees_prompt, const float* bias, int reach) try {
   Attend& step = model->add<Attend>();
   step.qkv = qkv, step.out = out, step.heads = {layer, kv_heads, group, head_size, Type(type)}, step.scale = scale;
-  step.window = window ? window : UNBOUNDED, step.sees_input = sees_input, step.sees_prompt = sees_prompt;
+  step.window = window ? window : UNBOUNDED, step.narrows = narrows, step.sees_input = sees_input, step.sees_prompt = sees_prompt;
   for (int head = 0; bias && head < kv_heads * group; head++, bias += 2 * reach + 1) {
     std::vector<float>& table = step.bias.table;
     step.bias.reach = reach;

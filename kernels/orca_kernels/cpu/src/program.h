@@ -25,7 +25,7 @@ struct orca_batch {
                               // come first, or in a prefix LM), or null
   int64_t selected;           // rows that go into the head
   const int64_t* selection;   // [selected] their tokens
-  char* keys;                 // [layers, n_blocks, kv_heads, block_size, head_size]
+  char* keys;                 // [layers, n_blocks, kv_heads, block_size, head_size]; codes with scales, as Cache says
   char* values;
   int64_t layer_bytes;
   int32_t block_size;

@@ -18,16 +18,19 @@ import numpy as np
 from orca.v1 import worker_pb2
 from orca_common.errors import FailedPrecondition
 
+from ..partition import SCALE_BYTES
 from .rows import MAX_ROWS
 from .tags import Tags
 
 if TYPE_CHECKING:
     import torch
 
+    from orca_kernels.reference import Cache
+
 
 @dataclass(frozen=True)
 class KVShape:
-    """A token's share of this rank's memory: keys and values of the rank's layers and heads."""
+    """A token's share of this rank's memory: keys and values of its layers and heads; int8 are codes with scales."""
 
     layers: int
     heads: int
@@ -36,8 +39,13 @@ class KVShape:
     device: torch.device
 
     @property
+    def is_coded(self) -> bool:
+        return not self.dtype.is_floating_point
+
+    @property
     def slot_bytes(self) -> int:
-        return 2 * self.layers * self.heads * self.head_size * self.dtype.itemsize
+        of_head = self.head_size * self.dtype.itemsize + (SCALE_BYTES if self.is_coded else 0)
+        return 2 * self.layers * self.heads * of_head
 
 
 def untouched(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -61,7 +69,7 @@ class KVManager:
     `shape` None: a model without keys and values. It has blocks, too.
     """
 
-    keys: torch.Tensor  # [layers, n_blocks, heads, block_size, D]
+    keys: torch.Tensor  # [layers, n_blocks, heads, block_size, D]; of codes as `of_layer` takes them apart
     values: torch.Tensor
 
     def __init__(self, shape: KVShape | None) -> None:
@@ -107,12 +115,24 @@ class KVManager:
         if shape is not None:
             import torch
 
-            size = (shape.layers, self.n_blocks, shape.heads, block_size, shape.head_size)
+            of_head = (
+                (block_size * (shape.head_size + SCALE_BYTES),) if shape.is_coded else (block_size, shape.head_size)
+            )
+            size = (shape.layers, self.n_blocks, shape.heads, *of_head)
             if shape.device.type == "cpu":
                 self.keys, self.values = (untouched(size, shape.dtype) for _ in range(2))
             else:
                 self.keys = torch.zeros(size, dtype=shape.dtype, device=shape.device)
                 self.values = torch.zeros(size, dtype=shape.dtype, device=shape.device)
+
+    def of_layer(self, layer: int) -> tuple[Cache, Cache]:
+        """The keys and the values of a layer, as `SplitAttention` takes them."""
+        keys, values = self.keys[layer], self.values[layer]
+        if self._shape is None or not self._shape.is_coded:
+            return keys, values
+        from orca_kernels.reference import Codes
+
+        return Codes.within(keys, self.block_size), Codes.within(values, self.block_size)
 
     def grow(self, row: int, blocks: Sequence[int], shared: int = 0) -> None:
         """Gives a row blocks behind those that it has. The first `shared` of them have keys and values already, and may

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from orca_common.checkpoint import Checkpoint
 
     from ..data_plane.plane import DataPlane
-    from ..partition import Place, RankShare
+    from ..partition import Place, RankShare, Types
     from .batch import Batch
     from .device_tokens import DeviceTokens
     from .kv import KVManager, KVShape
@@ -190,7 +190,7 @@ class Family(Protocol):
         """The adapter's file. Raises FailedPrecondition where it is wrong, or does not fit the model."""
         ...
 
-    def share(self, checkpoint: Checkpoint, place: Place, dtype: str) -> RankShare:
+    def share(self, checkpoint: Checkpoint, place: Place, types: Types) -> RankShare:
         """The part of the model that the rank at a place holds."""
         ...
 
@@ -198,7 +198,7 @@ class Family(Protocol):
         self,
         checkpoint: Checkpoint,
         place: Place,
-        dtype: str,
+        types: Types,
         device: torch.device | None,
         compute: Compute,
         loading: Loading,

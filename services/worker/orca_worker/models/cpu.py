@@ -25,7 +25,7 @@ from ..data_plane.plane import DataPlane
 from ..iteration.batch import Batch
 from ..iteration.kv import KVManager, KVShape
 from ..iteration.model import Compute, Output
-from ..partition import Slice
+from ..partition import Slice, Types
 from ..sampling.sampling import not_finite, sample
 from ..sampling.scoring import PIECE as SCORED_PIECE
 from ..sampling.scoring import PromptScores
@@ -88,18 +88,18 @@ class StageOnCPU:
         self,
         recording: Recording,
         weights: WeightSource,
-        dtype: torch.dtype,
+        types: Types,
         compute: Compute,
         reader: Reader = floats,
         adapters: LowRanks | None = None,
     ) -> None:
-        self.recording, self.place, self.dtype = recording, recording.place, dtype
+        self.recording, self.place, self.types = recording, recording.place, types
         self.vocabulary_shares = recording.vocabulary_shares
         if recording.group > kernels.MAX_GROUP:
             shared = f"{recording.group} query heads share a key/value head; {kernels.MAX_GROUP} can"
             raise FailedPrecondition(f"model: {shared} in the compiled kernels; kernels torch runs it")
         try:
-            self.program = Program(dtype, compute.threads, compute.kernels)
+            self.program = Program(getattr(torch, types.weights), compute.threads, compute.kernels)
         except ValueError as error:
             raise FailedPrecondition(str(error)) from None
         self._sections: list[Section] = []
@@ -120,7 +120,7 @@ class StageOnCPU:
     @property
     def kv_shape(self) -> KVShape:
         of = self.recording
-        return KVShape(of.layers, of.kv_heads, of.head_size, self.dtype, torch.device("cpu"))
+        return KVShape(of.layers, of.kv_heads, of.head_size, getattr(torch, self.types.kv), torch.device("cpu"))
 
     def incoming(self, tokens: int) -> tuple[tuple[int, ...], torch.dtype] | None:
         if self.place.is_first or self.recording.has_encoder:
@@ -147,7 +147,7 @@ class StageOnCPU:
                 numbers += -(-sum(ranks) // PANEL) * PANEL * inputs
                 outputs = (-(-one.outputs // PANEL) * PANEL * (one.rank + one.rank % 2) for one in each[0])
                 numbers += columns * max(ranks) if len(each) > 1 else sum(outputs)
-        return self.dtype.itemsize * numbers
+        return self.program.dtype.itemsize * numbers
 
     def adapt(self, number: int, file: AdapterFile | None) -> None:
         self.program.forget(number)
@@ -177,7 +177,7 @@ class StageOnCPU:
         self._x: Rows = of_buffer[self.recording.states]
         self._sum = program.rows(self.recording.hidden)
         self._unread = program.operand(self.recording.hidden)  # a normalized sum, which only its residual reads
-        load = Load(program, weights, reader, self.dtype, self.recording.prefix_lm, adapters)
+        load = Load(program, weights, reader, self.types, self.recording.prefix_lm, adapters)
         if self.recording.has_encoder:
             self._encoder = self._record(self.recording.encoder, load, of_buffer)
             self._crossing = self._record(self.recording.crossing, load, of_buffer)
@@ -429,12 +429,12 @@ class Load:
         program: Program,
         weights: WeightSource,
         reader: Reader,
-        dtype: torch.dtype,
+        types: Types,
         prefix_lm: bool,
         adapters: LowRanks | None,
     ) -> None:
         self._program, self._weights, self._reader, self._adapters = program, weights, reader, adapters
-        self._dtype, self._prefix_lm = dtype, prefix_lm
+        self._types, self._prefix_lm = types, prefix_lm
         self._tables: dict[Slice, Packed] = {}
         self._rotary: dict[Rotary, kernels.Rotary] = {}
         self.by_position: list[Table] = []  # not made yet
@@ -492,7 +492,7 @@ class Load:
             a.kv_heads,
             a.heads // a.kv_heads,
             a.head_size,
-            self._dtype,
+            getattr(torch, self._types.kv),
             a.scale,
             a.window,
             None if a.rotary is None else self._rotary[a.rotary],
@@ -501,6 +501,7 @@ class Load:
             a.sees_input,
             self._prefix_lm,
             None if a.bias is None else a.bias.by_distance(self._weights.get(a.bias.table.name)),
+            narrows=self._types.activations == "bfloat16",
         )
 
 

@@ -1,4 +1,4 @@
-"""The type of a rank's weights, keys and values: what is asked for, or what is fastest on its machine."""
+"""The types of a rank's weights, keys, values and activations: what is asked for, or what is fastest on its machine."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from orca_common.errors import FailedPrecondition
 
 from ..iteration.model import Compute
+from ..partition import Types
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +35,14 @@ def choose_dtype(asked: str, device: torch.device | None, compute: Compute) -> s
     if device.type == "cuda":
         return "bfloat16" if torch.cuda.get_device_capability(device) >= (8, 0) else "float16"
     return "bfloat16" if kernels_are_used(compute) or torch.cpu._is_avx512_bf16_supported() else "float32"
+
+
+def choose_types(asked: str, kv: str | None, device: torch.device | None, compute: Compute) -> Types:
+    """The types for a `dtype` that is asked for, as `choose_dtype` finds it, and keys and values in `kv`; in the same
+    if it is None. Raises FailedPrecondition when the device cannot use them."""
+    if kv is not None and device is not None and device.type != "cpu":
+        raise FailedPrecondition(f"kv_dtype: {kv} is read on a CPU alone, and this rank has a GPU")
+    return Types.of(choose_dtype(asked, device, compute), kv)
 
 
 def kernels_are_used(compute: Compute) -> bool:

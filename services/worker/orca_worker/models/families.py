@@ -22,7 +22,7 @@ from orca_common.gguf.folder import gguf_file
 from orca_common.gguf.header import gguf_header
 
 from ..iteration.model import Compute, Family, Loading, Model, ReadAdapter
-from ..partition import Place, RankShare
+from ..partition import Place, RankShare, Types
 from . import gemma3, gpt2, gptj, llama, marian, neox, t5
 from .formats.layout import layout_of
 from .timed.family import TimedFamily
@@ -78,7 +78,7 @@ def layout_sentence(checkpoint: Checkpoint) -> str | None:
 def load_model(
     checkpoint: Checkpoint,
     place: Place,
-    dtype: str,
+    types: Types,
     device: torch.device | None,
     compute: Compute,
     loading: Loading | None = None,
@@ -87,7 +87,7 @@ def load_model(
 
     `device` is None only if the family needs no torch. Raises FailedPrecondition with a sentence.
     """
-    return family_of(checkpoint).load(checkpoint, place, dtype, device, compute, loading or Loading())
+    return family_of(checkpoint).load(checkpoint, place, types, device, compute, loading or Loading())
 
 
 def modules_of(checkpoint: Checkpoint) -> tuple[str, ...]:
@@ -112,7 +112,7 @@ def check_weights(checkpoint: Checkpoint) -> None:
         family_of(checkpoint).check_weights(checkpoint)
 
 
-def topology(checkpoint: Checkpoint, tensor_parallel: int, pipeline_parallel: int, dtype: str) -> list[RankShare]:
+def topology(checkpoint: Checkpoint, tensor_parallel: int, pipeline_parallel: int, types: Types) -> list[RankShare]:
     """The ranks of an engine, in their order, before anything runs. Raises FailedPrecondition with a sentence."""
     check_partition(checkpoint, tensor_parallel, pipeline_parallel)
     places = [
@@ -120,4 +120,4 @@ def topology(checkpoint: Checkpoint, tensor_parallel: int, pipeline_parallel: in
         for index in range(tensor_parallel * pipeline_parallel)
     ]
     family = family_of(checkpoint)
-    return [family.share(checkpoint, place, dtype) for place in places]
+    return [family.share(checkpoint, place, types) for place in places]

@@ -23,7 +23,7 @@ from ..data_plane.plane import DataPlane
 from ..iteration.batch import Batch
 from ..iteration.kv import KVManager, KVShape
 from ..iteration.rows import NO_ADAPTER
-from ..partition import Slice
+from ..partition import ITEM_BYTES, Slice, Types
 from ..sampling.sampling import EndOfModel
 from .adapters import AdapterFile
 from .formats import floats
@@ -186,12 +186,13 @@ class TorchStage:
         self,
         recording: Recording,
         weights: WeightSource,
-        dtype: torch.dtype,
+        types: Types,
         device: torch.device,
         reader: Reader = floats,
         adapters: LowRanks | None = None,
     ) -> None:
-        self.recording, self.dtype, self.device, self._reader = recording, dtype, device, reader
+        self.recording, self.types, self.device, self._reader = recording, types, device, reader
+        self.dtype: torch.dtype = getattr(torch, types.activations)
         self.has_adapters, self._adapters = adapters is not None, adapters
         self.vocabulary_shares = recording.vocabulary_shares
         # Of each linear operation: its matrices with the columns of their first outputs, and what adapters add.
@@ -213,7 +214,7 @@ class TorchStage:
     def adapter_bytes(self, file: AdapterFile) -> int:
         assert self._adapters is not None
         sizes = (one for matrices, _ in self._changed for at, _ in matrices for one in self._adapters.sizes(file, at))
-        return self.dtype.itemsize * sum(one.rank * (one.inputs + one.outputs) for one in sizes)
+        return ITEM_BYTES[self.types.weights] * sum(one.rank * (one.inputs + one.outputs) for one in sizes)
 
     def adapt(self, number: int, file: AdapterFile | None) -> None:
         assert self._adapters is not None
@@ -230,7 +231,7 @@ class TorchStage:
     @property
     def kv_shape(self) -> KVShape:
         of = self.recording
-        return KVShape(of.layers, of.kv_heads, of.head_size, self.dtype, self.device)
+        return KVShape(of.layers, of.kv_heads, of.head_size, getattr(torch, self.types.kv), self.device)
 
     def prepare(self, kv: KVManager) -> None:
         """Makes the tables by position, for requests that this memory may hold."""
@@ -499,7 +500,7 @@ class PlainKernels(TokenKernels):
         k = k if a.key_norm is None else rms_norm(k, a.key_norm)
         if a.rotary is not None:
             q, k = (turned(each, self._positions, *a.rotary) for each in (q, k))
-        keys, values = self._kv.keys[of.layer], self._kv.values[of.layer]
+        keys, values = self._kv.of_layer(of.layer)
         self._split.write(k, v, keys, values)
         return self._split(q, keys, values, of.scale, of.window).flatten(1)
 
@@ -519,9 +520,9 @@ class PartKernels(PlainKernels):
     def write_kv(self, kv: Tensor, a: LoadedAttention) -> None:
         """Writes keys and values [T, 2 * kv_heads * head_size]."""
         k, v = kv.unflatten(1, (2, -1, a.of.head_size)).unbind(1)
-        self._split.write(k, v, self._kv.keys[a.of.layer], self._kv.values[a.of.layer])
+        self._split.write(k, v, *self._kv.of_layer(a.of.layer))
 
     def attend_written(self, q: Tensor, a: LoadedAttention) -> Tensor:
         """q [T, heads * head_size] -> the same shape, over keys and values that are there."""
-        q, keys, values = q.unflatten(1, (-1, a.of.head_size)), self._kv.keys[a.of.layer], self._kv.values[a.of.layer]
-        return self._attention(q, keys, values, a.of.scale, a.of.sees_input, a.bias).flatten(1)
+        q = q.unflatten(1, (-1, a.of.head_size))
+        return self._attention(q, *self._kv.of_layer(a.of.layer), a.of.scale, a.of.sees_input, a.bias).flatten(1)

@@ -13,7 +13,7 @@ from orca_common.errors import FailedPrecondition
 from orca_common.gguf.folder import gguf_file
 
 from ..iteration.model import Compute, Loading, Model
-from ..partition import ITEM_BYTES, SINGLE, Place, RankShare, check_stages
+from ..partition import ITEM_BYTES, SINGLE, Place, RankShare, Types, check_stages
 from .adapters import AdapterFile, check_adapters, elements_of, read_adapter
 from .dtype import kernels_are_used
 from .formats.layout import layout_of
@@ -150,8 +150,8 @@ class RecordedFamily(Generic[C]):
         """The files of the adapters that are served beside the model."""
         return [read_adapter(one, self.prefix) for one in checkpoint.adapters]
 
-    def share(self, checkpoint: Checkpoint, place: Place, dtype: str) -> RankShare:
-        config, item = self.read(checkpoint), ITEM_BYTES[dtype]
+    def share(self, checkpoint: Checkpoint, place: Place, types: Types) -> RankShare:
+        config, item = self.read(checkpoint), ITEM_BYTES[types.weights]
         of = self._recording(checkpoint, config, place)
         form, _ = self._format(checkpoint, of)
         in_adapters = sum(elements_of(one, of) for one in self._adapters(checkpoint))
@@ -161,14 +161,14 @@ class RecordedFamily(Generic[C]):
             place.layers(config.layers),
             of.slices,
             weight_bytes=of.weight_bytes(item, form.bytes) + item * in_adapters,
-            slot_bytes=item * of.slot_elements,
+            slot_bytes=of.slot_bytes(types),
         )
 
     def load(
         self,
         checkpoint: Checkpoint,
         place: Place,
-        dtype: str,
+        types: Types,
         device: torch.device | None,
         compute: Compute,
         loading: Loading,
@@ -182,7 +182,7 @@ class RecordedFamily(Generic[C]):
 
         assert device is not None
         config = self.read(checkpoint)
-        recording, kind = self._recording(checkpoint, config, place), getattr(torch, dtype)
+        recording, kind = self._recording(checkpoint, config, place), getattr(torch, types.weights)
         added, others = self._adapters(checkpoint), checkpoint.adapters_folder is not None
         adapters = LowRanks(added, kind, device, others) if added or others else None
         problem = None if device.type == "cpu" else obstacle(recording, device, compute, adapters is not None)
@@ -215,13 +215,13 @@ class RecordedFamily(Generic[C]):
         if device.type == "cpu" and kernels_are_used(compute):
             from .cpu import StageOnCPU
 
-            return StageOnCPU(recording, weights, kind, compute, form.reader, adapters), weights.bytes_read
+            return StageOnCPU(recording, weights, types, compute, form.reader, adapters), weights.bytes_read
         if device.type == "cuda" and problem is None:
             from .cuda import GPUReader, on_cuda
 
-            stage = TorchStage(recording, weights, kind, device, GPUReader(form.reader, device), adapters)
+            stage = TorchStage(recording, weights, types, device, GPUReader(form.reader, device), adapters)
             return on_cuda(stage, compute), weights.bytes_read
-        stage = TorchStage(recording, weights, kind, device, form.reader, adapters)
+        stage = TorchStage(recording, weights, types, device, form.reader, adapters)
         if device.type == "cpu" and compute.kernels == "device-loop" and not (recording.has_encoder or adapters):
             from ..device.replay import Replayed
             from .device_loop import on_cpu

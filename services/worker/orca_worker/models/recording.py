@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from orca_common.errors import FailedPrecondition
 
-from ..partition import Place, Slice, share
+from ..partition import Place, Slice, Types, share
 from .positions import RelativeBias, Sinusoids
 from .rotary import Rotary
 
@@ -344,10 +344,9 @@ class Recording:
         in_matrices = sum(outputs * inputs for outputs, inputs in self.matrices.values())
         return item * (elements - in_matrices) + sum(of_matrix(*size, item) for size in self.matrices.values())
 
-    @property
-    def slot_elements(self) -> int:
+    def slot_bytes(self, types: Types) -> int:
         """Of the keys and values of one token."""
-        return 2 * self.layers * self.kv_heads * self.head_size
+        return 2 * self.layers * self.kv_heads * types.kv_bytes(self.head_size)
 
 
 def columns(heads: range, head_size: int, start: int = 0) -> range:

@@ -107,8 +107,8 @@ def read_runs(path: Path, name: str, runs: Iterable[tuple[int, int]], start: int
         os.close(file)
 
 
-def fingerprint(folder: Path, quantize: str | None = None) -> str:
-    """16 hexadecimal digits, others for each format that the weights get.
+def fingerprint(folder: Path, *formats: str | None) -> str:
+    """16 hexadecimal digits, others for each of the formats that weights, or keys and values, get.
 
     What is wrong with a file is left to its reader (`weights.Weights`) to say.
     """
@@ -120,8 +120,8 @@ def fingerprint(folder: Path, quantize: str | None = None) -> str:
     with ThreadPoolExecutor(READERS) as readers:
         for found in readers.map(partial(_of_file, most=READ_BYTES // max(len(files), 1)), files):
             whole.update(found)
-    if quantize is not None:
-        whole.update(quantize.encode())
+    for name in filter(None, formats):
+        whole.update(name.encode())
     return whole.hexdigest()[:16]
 
 

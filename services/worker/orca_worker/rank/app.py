@@ -37,7 +37,7 @@ from orca_common.tls import transport_of
 from ..data_plane.rendezvous import Rendezvous
 from ..iteration.model import Compute
 from ..machine import kernels_needed
-from ..models.dtype import choose_dtype, kernels_are_used
+from ..models.dtype import choose_types, kernels_are_used
 from ..models.families import check_type, family_of, modules_of
 from ..processes.process import die_with_parent, name_process
 from ..settings import RankSettings
@@ -123,10 +123,10 @@ class RankApp:
         self._failure: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         compute = Compute(settings.threads, settings.kernels, settings.cuda_graphs, settings.cuda_graphs_tp)
         try:
-            dtype = choose_dtype(settings.dtype, device, compute)
+            types = choose_types(settings.dtype, settings.kv_dtype, device, compute)
         except FailedPrecondition as error:
             raise SystemExit(str(error)) from None
-        stage = Stage(checkpoint, dtype, device, settings.slots, compute)
+        stage = Stage(checkpoint, types, device, settings.slots, compute)
         rendezvous = Rendezvous(host, device, settings.host, checkpoint.has_encoder)
         transport = transport_of(settings.tls_dir)
         self._controller = Controller(checkpoint, stage, telemetry, rendezvous, transport, self._failure.set_result)

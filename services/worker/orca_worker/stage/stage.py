@@ -29,7 +29,7 @@ from ..iteration.rows import Rows
 from ..machine import SLOTS_OF_NOTHING, free_bytes
 from ..models.families import load_model
 from ..models.weight_files import fingerprint
-from ..partition import SINGLE, Place
+from ..partition import SINGLE, Place, Types
 from .adapters import LoadedAdapters
 
 if TYPE_CHECKING:
@@ -109,17 +109,17 @@ class Stage:
     def __init__(
         self,
         checkpoint: Checkpoint,
-        dtype: str,
+        types: Types,
         device: torch.device | None,
         max_slots: int | None,
         compute: Compute,
         load: Callable[[Place], tuple[Model, int]] | None = None,
     ) -> None:
-        self._checkpoint, self._dtype, self._device = checkpoint, dtype, device
+        self._checkpoint, self._types, self._device = checkpoint, types, device
         self._max_slots, self._compute = max_slots, compute
         self.loading = loading = Loading()
         # Without a reference to itself, or a model that is replaced would stay: what is frozen is never collected.
-        self._load_model = load or (lambda place: load_model(checkpoint, place, dtype, device, compute, loading))
+        self._load_model = load or (lambda place: load_model(checkpoint, place, types, device, compute, loading))
         self._of_folder = load is None
         self.weights = self._fingerprint()
         self._model: Model | None = None
@@ -190,7 +190,8 @@ class Stage:
             "model loaded",
             extra={
                 "model": self._checkpoint.name,
-                "dtype": self._dtype,
+                "dtype": self._types.weights,
+                "kv_dtype": self._types.kv,
                 "quantize": self._checkpoint.quantize,
                 "kernels": model.kernels,
                 "stage": place.stage,
@@ -202,8 +203,8 @@ class Stage:
         return model
 
     def _fingerprint(self) -> str:
-        of = self._checkpoint
-        return fingerprint(of.folder, of.quantize) if self._of_folder else ""
+        of, kv = self._checkpoint, f"kv {self._types.kv}" if self._types.kv == "int8" else None
+        return fingerprint(of.folder, of.quantize, kv) if self._of_folder else ""
 
     def allocate(self, slots: int, block_size: int) -> None:
         """Allocates the Attention K/V manager's memory, and lets the model get ready for it."""

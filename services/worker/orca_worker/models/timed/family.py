@@ -10,7 +10,7 @@ from orca_common.checkpoint import Checkpoint
 from orca_common.errors import FailedPrecondition
 
 from ...iteration.model import Compute, Loading, Model, ReadAdapter
-from ...partition import Place, RankShare
+from ...partition import Place, RankShare, Types
 
 if TYPE_CHECKING:
     import torch
@@ -38,14 +38,14 @@ class TimedFamily:
     def check_weights(self, checkpoint: Checkpoint) -> None:
         """It has none."""
 
-    def share(self, checkpoint: Checkpoint, place: Place, dtype: str) -> RankShare:
+    def share(self, checkpoint: Checkpoint, place: Place, types: Types) -> RankShare:
         return RankShare(place.stage, place.tensor_rank, range(0), {}, weight_bytes=0, slot_bytes=0)
 
     def load(
         self,
         checkpoint: Checkpoint,
         place: Place,
-        dtype: str,
+        types: Types,
         device: torch.device | None,
         compute: Compute,
         loading: Loading,

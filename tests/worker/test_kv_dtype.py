@@ -1,0 +1,232 @@
+"""Keys and values in eight bits: engines make the tokens of transformers, whose attention gets keys and values that are
+rounded as docs/weights.md says.
+
+The arithmetic is written here once more. A number in the middle between two codes may become the one or the other, for
+the last bits of an engine's float32 are not those of transformers, so a token may be another one where two are as good.
+"""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import make_gpt2, make_shape
+from encoder_decoders import make_t5
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.modeling_utils import AttentionInterface
+from transformers.models.gptj.modeling_gptj import GPTJAttention
+from worker.company import check_any_company
+from worker.driver import Sampled, TinyEngine, make_stage
+from worker.engines import in_process
+from worker.test_handing import Pair, served
+from worker.test_tags import Engine
+
+from orca_common.checkpoint import read_checkpoint
+from orca_common.errors import FailedPrecondition
+from orca_kernels.cpu.library import instruction_sets
+from orca_scheduler.core.core import Action
+from orca_worker.iteration.model import Compute
+from orca_worker.models.dtype import choose_types
+from orca_worker.models.families import topology
+from orca_worker.partition import Types
+
+VOCABULARY = 211
+BETWEEN_TWO = 0.02  # logits: less than one code of one key changes
+DECODERS = (
+    "gpt2",
+    "llama, 2 K/V heads",
+    "llama, tied, biases, 1 K/V head, large heads",
+    "mistral, a window",
+    "qwen2, a window in the upper layer",
+    "qwen3, large heads",
+    "gemma3, windows but in one layer",
+    "neox",
+    "gptj",
+)
+
+
+def rounded(x: Tensor) -> Tensor:
+    """x [.., D] float32, as the numbers that its codes stand for."""
+    largest = x.abs().amax(-1, keepdim=True)
+    inverse = torch.where(largest < 1e-30, torch.zeros(()), 127.0 / largest)
+    scale = torch.where(largest < 1e-30, torch.zeros(()), largest / 127.0)
+    return torch.round(x * inverse) * scale  # half to even
+
+
+@pytest.fixture(autouse=True)
+def rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers' attention rounds its keys and values [B, heads, S, D]."""
+    of_gptj: Any = GPTJAttention._attn
+
+    def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, *given: Any, **more: Any) -> Any:
+        return sdpa_attention_forward(module, query, rounded(key), rounded(value), *given, **more)
+
+    def attend_in_gptj(module: Any, query: Tensor, key: Tensor, value: Tensor, *given: Any, **more: Any) -> Any:
+        return of_gptj(module, query, rounded(key), rounded(value), *given, **more)
+
+    monkeypatch.setitem(AttentionInterface._global_mapping, "sdpa", attend)
+    monkeypatch.setattr(GPTJAttention, "_attn", attend_in_gptj)
+
+
+class Oracle:
+    """A checkpoint in transformers, in float32."""
+
+    def __init__(self, folder: Path) -> None:
+        kind = AutoModelForSeq2SeqLM if read_checkpoint(folder).has_encoder else AutoModelForCausalLM
+        self.model: Any = kind.from_pretrained(folder, dtype=torch.float32).eval()
+
+    @torch.inference_mode()
+    def logits(self, prompt: Sequence[int], made: Sequence[int]) -> Tensor:
+        """[made, V]: those of which each token was made."""
+        if not self.model.config.is_encoder_decoder:
+            ids = torch.tensor([[*prompt, *made[:-1]]])
+            return self.model(ids, use_cache=False).logits[0, len(prompt) - 1 :]
+        ids = torch.tensor([[self.model.config.decoder_start_token_id, *made[:-1]]])
+        return self.model(torch.tensor([list(prompt)]), decoder_input_ids=ids, use_cache=False).logits[0]
+
+    def check(self, requests: Sequence[Sampled], new: int = 8) -> None:
+        """Each token is the likeliest behind those before it."""
+        for request in requests:
+            assert len(request.made) == new
+            logits = self.logits(request.prompt, request.made)
+            of_made = logits.gather(1, torch.tensor(request.made)[:, None])[:, 0]
+            assert (logits.max(1).values - of_made).max() < BETWEEN_TWO
+        answers = {tuple(request.made) for request in requests}
+        assert len(answers) > len(requests) // 3, "a model that answers all alike tests nothing"
+
+
+def make(folder: Path, shape: str) -> Path:
+    if shape == "gpt2":
+        return make_gpt2(folder, heads=6, layers=2, hidden=192, vocab=VOCABULARY, positions=64, seed=4)
+    if shape == "t5":
+        return make_t5(folder, seed=1, tied=False, num_heads=4, d_kv=10, d_ff=70)
+    return make_shape(folder, shape)
+
+
+def requests_for(count: int, seed: int, vocabulary: int = VOCABULARY) -> list[Sampled]:
+    chance = random.Random(seed)
+    lengths = [1, 40, *(chance.randint(2, 40) for _ in range(count))]
+    return [Sampled([chance.randrange(vocabulary - 1) for _ in range(n)], 8) for n in lengths[:count]]
+
+
+@pytest.mark.parametrize("shape", [*DECODERS, "t5"])
+def test_tokens_equal_an_independent_implementation(tmp_path: Path, shape: str) -> None:
+    """By the kernels of this machine, in plain torch and in the loop of a GPU; batches of 1, 3 and 8 requests."""
+    folder, vocabulary = make(tmp_path, shape), 97 if shape == "t5" else VOCABULARY
+    requests = list[Sampled]()
+    for kernels, counts in ("auto", (1, 3, 8)), ("torch", (8,)), ("device-loop", (3,)):
+        engine = TinyEngine(make_stage(folder, 480, 16, kernels=kernels, kv_dtype="int8"), 480, 16)
+        for count in counts:
+            requests += (new := requests_for(count, count, vocabulary))
+            engine.run(new, max_batch=count)
+    Oracle(folder).check(requests)
+
+
+@pytest.mark.parametrize("kernels", instruction_sets())
+def test_each_instruction_set(tmp_path: Path, kernels: str) -> None:
+    folder, requests = make(tmp_path, "llama, 2 K/V heads"), requests_for(8, 3)
+    TinyEngine(make_stage(folder, 480, 16, kernels=kernels, kv_dtype="int8"), 480, 16).run(requests)
+    Oracle(folder).check(requests)
+
+
+@pytest.mark.parametrize(
+    ("shape", "tp", "pp"),
+    [("llama, 2 K/V heads", 2, 1), ("gpt2", 1, 2), ("qwen3, large heads", 2, 2), ("gptj", 2, 1), ("neox", 1, 2)],
+)
+async def test_several_ranks_and_a_recovery(tmp_path: Path, shape: str, tp: int, pp: int) -> None:
+    """All ranks form again in the middle, and requests start again with what they have made."""
+    folder, requests = make(tmp_path, shape), requests_for(8, 3)
+    async with in_process(folder, tp, pp, slots=600, kv_dtype="int8") as (master, ranks):
+        running = requests[:4]
+        await master.collect(await master.issue(running, []))
+        await master.collect(await master.issue([], running))
+        formed = await master.form()
+        assert [one.slot_bytes for one in formed] == [rank.stage._kv.block_bytes // 4 for rank in ranks]
+        for request in running:
+            assert len(request.made) == 2
+        await master.run(requests)
+    Oracle(folder).check(requests)
+
+
+@pytest.mark.parametrize("kernels", instruction_sets())
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [
+        ("float32", {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}),
+        ("bfloat16", {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}),
+        ("bfloat16", {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 10}),
+    ],
+)
+def test_the_same_bits_in_any_company(
+    tmp_path: Path, logits: list[Tensor], kernels: str, dtype: str, shape: dict[str, Any]
+) -> None:
+    """In any batch and piece, with blocks of any size, and after a recovery."""
+    folder = make_shape(tmp_path, "llama, 2 K/V heads", **shape)
+    chance = random.Random(2)
+    requests = [
+        Sampled([chance.randrange(VOCABULARY) for _ in range(chance.randint(1, 50))], 4, {"logprobs": True})
+        for _ in range(24)
+    ]
+    check_any_company(folder, logits, kernels, dtype, requests, kv_dtype="int8")
+
+
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+def test_parts_of_prompts_and_shared_blocks(tmp_path: Path, kernels: str) -> None:
+    """Prompts that come in parts and begin behind blocks of others have the tokens of whole ones."""
+    folder = make(tmp_path, "llama, 2 K/V heads")
+    stage = make_stage(folder, 320, 4, kernels=kernels, kv_dtype="int8")
+    engine = Engine(stage, 320, 4, "balanced,positions=9,prefix=tenant")
+    chance = random.Random(5)
+    common = [chance.randrange(VOCABULARY) for _ in range(21)]
+    prompts = [[*common[: chance.randint(1, 21)], *chance.choices(range(VOCABULARY), k=5)] for _ in range(12)]
+    actions = list[Action]()
+    for prompt in prompts:
+        actions += engine.arrive(("a", prompt, 8))
+        actions = engine.run(actions, stage.run) if engine.core.in_flight else actions
+    engine.finish(actions)
+    assert engine.shared > 10
+    Oracle(folder).check([Sampled(of.prompt, 8, made=of.made) for of in engine.asked.values()])
+
+
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+def test_another_engine_goes_on(tmp_path: Path, kernels: str) -> None:
+    """Codes and scales move with their blocks. An engine with other keys and values refuses them."""
+    folder = make_gpt2(tmp_path, heads=2, layers=2, hidden=12, vocab=97, positions=96, seed=5)
+    first, second, other = (make_stage(folder, 256, 4, kernels=kernels, kv_dtype=kv) for kv in ("int8", "int8", None))
+    source, oracle = served(first), Oracle(folder)
+    both = Pair(first, second, source)
+    second.pulled = both.ends.put
+    for length in (1, 4, 17, 40):
+        prompt = [(5 * length + 3 * n) % 97 for n in range(length)]
+        held = both.begin(prompt, length % 4)
+        pulled = both.pull(held, 8)
+        assert (pulled.error, pulled.bytes) == ("", -(-length // 4) * 4 * (2 * 2 * 2 * (6 + 4)))
+        oracle.check([Sampled(prompt, 8, made=both.go_on(held, 8))])
+    elsewhere = Pair(first, other, source, numbers=both.numbers)
+    other.pulled = elsewhere.ends.put
+    assert "int8" in elsewhere.pull(elsewhere.begin([1, 2, 3], 2), 4).error
+
+
+def test_memory_holds_more_tokens(tmp_path: Path) -> None:
+    """The plan and the rank's report count codes and scales; and with them the fingerprint is another one."""
+    folder = make_shape(tmp_path, "llama, 2 K/V heads", head_dim=64)
+    checkpoint = read_checkpoint(folder)
+    plans = [topology(checkpoint, 2, 1, Types.of("bfloat16", kv))[0] for kv in (None, "int8")]
+    assert [plan.slot_bytes for plan in plans] == [2 * 2 * 64 * 2, 2 * 2 * (64 + 4)]
+    assert plans[0].weight_bytes == plans[1].weight_bytes
+    stages = [make_stage(folder, 64, 16, "bfloat16", kv_dtype=kv) for kv in (None, "int8")]
+    for stage, plan in zip(stages, plans, strict=True):
+        kv = stage._kv
+        assert kv.keys.nbytes + kv.values.nbytes == 64 * 2 * plan.slot_bytes
+        assert stage.form(16).slot_bytes == 2 * plan.slot_bytes
+    assert stages[0].weights != stages[1].weights
+
+
+def test_a_gpu_refuses() -> None:
+    with pytest.raises(FailedPrecondition, match=r"^kv_dtype: int8 is read on a CPU alone, and this rank has a GPU"):
+        choose_types("bfloat16", "int8", torch.device("cuda"), Compute())
+    assert choose_types("bfloat16", "int8", torch.device("cpu"), Compute()) == Types("bfloat16", "int8", "bfloat16")
