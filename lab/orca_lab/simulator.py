@@ -247,7 +247,11 @@ class Simulation:
     # -- the pool
 
     def _claim_all(self) -> None:
-        for engine in self._engines:
+        """The emptiest engine takes first: the pool's hint goes to it."""
+        if not self._queue and not self._handed:
+            return
+        several = len(self._engines) > 1
+        for engine in sorted(self._engines, key=lambda one: -one.core.room().slots) if several else self._engines:
             self._claim(engine)
 
     def _queue_of(self, engine: Running) -> list[tuple[int, int]]:
