@@ -59,7 +59,7 @@ def test_more_load_needs_more_engines() -> None:
     slo = Slo(normalized=0.3, percentile=0.9)
     needed = list[int]()
     for rate in (1.0, 4.0, 9.0):
-        found = plan(costs, drawn(SHORT, POISSON, rate, 150, Seeds.of(2)), slo, 8, 1, (4,))
+        found = plan(costs, drawn(SHORT, POISSON, rate, 150, Seeds.of(2)), slo, 8, 1, (4,), positions=())
         best, room = found.held[0]
         needed.append(best.layout.engines)
         assert best.worst <= 1 <= room
