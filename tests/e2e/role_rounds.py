@@ -53,7 +53,7 @@ class Moment(StrEnum):
 
 
 class Harm(NamedTuple):
-    """What a round does, and to whom."""
+    """The harm of a round: its moment, and its victim."""
 
     moment: Moment
     engine: str

@@ -84,8 +84,8 @@ class Rank:
     def address(self) -> str:
         return f"{self.engine.name}.{self.index}:{self.pid}"
 
-    def hear(self, what: Callable[[], object]) -> None:
-        """Something has come; a frozen process hears it later."""
+    def receive(self, what: Callable[[], object]) -> None:
+        """Something has come; a frozen process takes it later."""
         if self.frozen:
             self._thawed.append(what)
         elif self.alive:
@@ -95,7 +95,7 @@ class Rank:
         self.frozen = False
         heard, self._thawed = self._thawed, []
         for what in heard:
-            self.hear(what)
+            self.receive(what)
 
     def observe(self, term: int) -> None:
         if term < self.term:
@@ -284,7 +284,7 @@ class Rank:
         for rank in ranks:
             seconds, fails = transfers.draw(world.random)
             if seconds is not None:
-                world.after(seconds, partial(rank.hear, partial(rank._pulled, epoch, iteration, row, fails)))
+                world.after(seconds, partial(rank.receive, partial(rank._pulled, epoch, iteration, row, fails)))
 
     def _pulled(self, epoch: Epoch, iteration: pb.Iteration, row: Row, fails: bool) -> None:
         """This rank's part of a pull has ended. A block is taken only if its key is that of the row's own tokens."""
@@ -305,7 +305,7 @@ class Rank:
 
 @dataclass
 class Transfers:
-    """What pulls between engines find, and what happens to them, as probabilities, while faults last."""
+    """Pulls between engines: where their blocks are, and the probabilities of faults, while these last."""
 
     engines: "dict[str, Engine]"
     fails: float = 0.0
@@ -416,7 +416,7 @@ class Lane:
             except Refusal as refusal:
                 self.end(refusal.code, refusal.details)
 
-        self._send("to", lambda: self._rank.hear(run) if self._rank.alive else self.end(GONE, "connection refused"))
+        self._send("to", lambda: self._rank.receive(run) if self._rank.alive else self.end(GONE, "connection refused"))
 
     def _send(self, direction: str, what: Callable[[], object]) -> None:
         self._network.travel(self._process, direction, what, self._order)
@@ -449,7 +449,7 @@ class Lane:
         message = pb.ControlMessage.FromString(raw)
         if not self.over.done():
             rank = self._rank
-            self._send("to", lambda: None if self._ended else rank.hear(lambda: rank.message(self, message)))
+            self._send("to", lambda: None if self._ended else rank.receive(lambda: rank.message(self, message)))
 
     def cancel(self) -> None:
         """The scheduler closes the lane."""
@@ -645,7 +645,7 @@ class Channel:
             try:
                 match name:
                     case "Hello" if rank.running(request.term):
-                        rank.engine.world.after(rank.running(request.term), lambda: rank.hear(do_hello))
+                        rank.engine.world.after(rank.running(request.term), lambda: rank.receive(do_hello))
                     case "Hello":
                         do_hello()
                     case "HostStore":
@@ -660,7 +660,7 @@ class Channel:
             except Refusal as refusal:
                 answer(refusal)
 
-        rank.hear(do)
+        rank.receive(do)
 
     def unary_stream(self, method: str, **_: Any) -> Callable[..., "Watch"]:
         assert method.endswith("Watch")
