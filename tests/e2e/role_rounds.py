@@ -39,10 +39,11 @@ from orca_chaos.local_target import LocalTarget  # noqa: E402
 from orca_chaos.rounds import healed, nothing_left  # noqa: E402
 from orca_pool.keys import Keys  # noqa: E402
 from orca_pool.link import Link  # noqa: E402
+from orca_scheduler.core.core import PAUSE  # noqa: E402
 from orca_scheduler.timers import KEEP  # noqa: E402
 
 PREFILL, DECODE = "engine-0", "engine-1"
-REQUESTS = 8
+STREAMS, KNOWN = 12, 40  # at a time, and requests that they have in turn
 HELD = 1.0  # s for which a rank is stopped until a pull begins: before it counts as silent
 
 
@@ -71,7 +72,9 @@ class Rounds:
     """Runs rounds on one stack."""
 
     def __init__(self, stack: Running, model: Path, draw: random.Random) -> None:
-        self._stack, self._draw, self._reference = stack, draw, Reference(model)
+        self._stack, self._draw = stack, draw
+        lengths = (1, 40), (NEW_TOKENS, NEW_TOKENS)
+        self._asked = cycle(list(islice(Reference(model).random(draw, *lengths), KNOWN)))  # with their tokens
         self.target = LocalTarget(stack.stack, stack.stack._settings, stack.run_dir, None)
         self._prefix, self._link = Keys(self.target.pool).prefix, Link(str(self.target.redis_url))
 
@@ -80,25 +83,44 @@ class Rounds:
 
     async def round(self, harm: Harm) -> float:
         """Returns the seconds from the harm until all streams have ended."""
-        asked = list(islice(self._reference.random(self._draw, (1, 40), (NEW_TOKENS, NEW_TOKENS)), REQUESTS))
-        streams = [asyncio.create_task(self._stack.tokens(prompt, NEW_TOKENS)) for prompt, _ in asked]
+        await self._pulls_are_tried()
+        harmed = asyncio.Event()
+
+        async def stream() -> None:
+            while not harmed.is_set():
+                prompt, tokens = next(self._asked)
+                got = await self._stack.tokens(prompt, NEW_TOKENS)
+                assert got == tokens, f"{harm}: the tokens of an undisturbed run"
+
+        streams = [asyncio.create_task(stream()) for _ in range(STREAMS)]
         place = self._draw.randrange(self.target.tp * self.target.pp)
         victim = self._pid(harm.engine, place) if harm.role == "rank" else await self._master(harm.engine)
         async with asyncio.timeout(60):
             stopped = await self._until(harm.moment, place)
         os.kill(victim, harm.kind)
         began = time.monotonic()
+        harmed.set()
         if stopped not in (0, victim):
             os.kill(stopped, signal.SIGCONT)
-        got = await asyncio.wait_for(asyncio.gather(*streams), 120)
+        await asyncio.wait_for(asyncio.gather(*streams), 120)
         took = time.monotonic() - began
-        assert got == [tokens for _, tokens in asked], f"{harm}: the tokens of an undisturbed run"
-        with suppress(
-            ProcessLookupError
-        ):  # a rank was killed meanwhile; a scheduler finds that others have its engines
+        with suppress(ProcessLookupError):  # a rank was killed; a scheduler finds that its engines are another's
             os.kill(victim, signal.SIGCONT)
         await healed(self.target)
         return took
+
+    async def _pulls_are_tried(self) -> None:
+        """Waits for a pull that is done: after some that failed none is tried for a while."""
+        async with asyncio.timeout(PAUSE + 30):
+            pulls, prompt = -1.0, next(self._asked)[0]
+            while (now := await self._counted("orca_pulls_total", outcome="done")) <= pulls or pulls < 0:
+                pulls = now
+                await self._stack.tokens(prompt, 2)
+
+    async def _counted(self, name: str, **labels: str) -> float:
+        """A sum over both schedulers."""
+        schedulers = [child for child in self._stack.stack.children if child.role == "scheduler"]
+        return (await asyncio.to_thread(Scrape, *(str(one.status) for one in schedulers))).value(name, **labels)
 
     async def _until(self, moment: Moment, place: int) -> int:
         """Returns when a request stands at a moment. In a pull, the rank of this place that prefills is stopped
@@ -147,11 +169,8 @@ class Rounds:
 
     async def nothing_is_kept(self) -> None:
         """Waits until no engine has slots for a request. Those of one that was handed over stay for KEEP at most."""
-        schedulers = [child for child in self._stack.stack.children if child.role == "scheduler"]
         async with asyncio.timeout(KEEP + 10):
-            while (await asyncio.to_thread(Scrape, *(str(one.status) for one in schedulers))).value(
-                "orca_slots", state="reserved"
-            ):
+            while await self._counted("orca_slots", state="reserved"):
                 await asyncio.sleep(0.2)
 
 
