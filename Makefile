@@ -127,6 +127,8 @@ distributed: $(STAMP) ## Run all of what `make test` samples: tokens of every tp
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --tp 1 --pp 2 --dtype bfloat16
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --run-ahead 1 --kernels device-loop
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --forms --policy drafts=ngram
+	$(BIN)/python tests/e2e/role_rounds.py --rounds 6 --tp 2
+	$(BIN)/python tests/e2e/role_rounds.py --rounds 6 --pp 2 --seed 2
 	$(BIN)/pytest -n 3 --dist worksteal -m long tests/worker tests/kernels tests/e2e/test_sweep.py tests/endpoint/test_schemas.py
 
 simulate: $(STAMP) ## Simulate endpoints, schedulers and clients on a pool with faults: SEEDS=300, FIRST=0.

@@ -11,6 +11,7 @@ from orca_common.errors import FailedPrecondition, NotFound
 from orca_scheduler.core.core import (
     Arrived,
     BatchReturned,
+    BeginHere,
     Cancelled,
     Commit,
     GiveBack,
@@ -145,7 +146,7 @@ def claims_of(line: Line) -> frozenset[int]:
                         found |= {one.claim for one in value.requests}
                     case Pull() | Pulled():
                         found.add(value.claim)
-                    case LetGo():
+                    case LetGo() | BeginHere():
                         found |= set(value.claims)
                     case _:
                         pass
@@ -192,6 +193,8 @@ def value_words(value: Any, names: dict[int, str]) -> str:
             return f"pulled{'' if value.done else ' in vain'}: {named([value.claim])}"
         case LetGo(_, claims):
             return f"let go: {named(claims)}"
+        case BeginHere(claims):
+            return f"begin here: {named(claims)}"
         case ScheduleBatch():
             parts = [f"{names.get(m.claim, m.claim)} {m.phase} {m.count}" for m in value.members]
             return f"iteration {value.iteration}: {listed(parts)} ({value.reserved} slots; {value.stop})"

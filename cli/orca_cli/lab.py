@@ -25,6 +25,7 @@ if not console.is_terminal:
     console.width = 240  # of lines that a program reads
 
 RESULTS = Path("build/lab")
+RUNNERS_UP = 5  # of a plan
 Results = Annotated[Path, typer.Option("--out", help="Folder for figure-9, figure-10 and figure-11.")]
 Model = Annotated[str | None, typer.Option(help="Live: checkpoint folder or hub name; the demo model if not given.")]
 Dtype = Annotated[str, typer.Option(help="Live: type of the weights, and of keys and values.")]
@@ -312,13 +313,15 @@ def plan(
     percentile: Annotated[float, typer.Option(min=0.01, max=0.9999, help="At which these hold.")] = 0.99,
     gpus: Annotated[int, typer.Option(min=1, help="GPUs at most, or engines of a calibration's layout.")] = 32,
     max_bs: Annotated[str | None, typer.Option(help="Values of max_batch_size, as in 8,16,32.")] = None,
+    positions: Annotated[str | None, typer.Option(help="By which prompts are cut, as in 128,256.")] = None,
     seed: Annotated[int, typer.Option(help="Of arrivals and lengths.")] = 1,
 ) -> None:
-    """Finds the smallest layout that carries a load within bounds, with its headroom and values of the chart."""
+    """Finds the smallest layout that carries a load within bounds, with its headroom and values of the chart: mixed,
+    with prompts in parts, or with prompts on engines of their own."""
     from orca_lab import traces
     from orca_lab.calibration import Calibration
     from orca_lab.cost import HARDWARE, TABLE_1
-    from orca_lab.plan import MAX_BS, Slo, on_gpus, on_machine, with_other_costs
+    from orca_lab.plan import MAX_BS, POSITIONS, Slo, Way, on_gpus, on_machine, with_other_costs
     from orca_lab.plan import plan as search
     from orca_lab.workload import POISSON, Lengths, Seeds, drawn
 
@@ -340,18 +343,26 @@ def plan(
         else:
             of = Calibration.read(Path(hardware))
             costs, layers = on_machine(of), of.about["pp"]
-        found = search(costs, workload, slo, gpus, layers, whole("--max-bs", max_bs) or MAX_BS, say)
+        cuts = whole("--positions", positions) or POSITIONS
+        found = search(costs, workload, slo, gpus, layers, whole("--max-bs", max_bs) or MAX_BS, say, cuts)
         reasons = Counter(why for _, why in found.dropped)
         for why, count in reasons.most_common():
             print(f"dropped {count}: {why}")
         rows = Table(box=None, pad_edge=False)
-        for name in ("layout", "GPUs", "first token, ms", "ms a token", "gap, ms", "headroom"):
-            rows.add_column(name, justify="left" if name == "layout" else "right")
-        judged = [*found.held, *((one, 0.0) for one in found.failed[:3])]
-        for one, room in judged:
+        for name in ("", "layout", "GPUs", "first token, ms", "ms a token", "gap, ms", "inside", "headroom"):
+            rows.add_column(name, justify="left" if name in ("", "layout") else "right")
+        best = {way: found.best(way) for way in Way}
+        chosen = [one for one in best.values() if one is not None]
+        others = [one for one in (*found.held, *((one, 0.0) for one in found.failed)) if one not in chosen]
+        chosen.sort(key=lambda one: (-one[1], one[0].worst))
+        for n, (one, room) in enumerate([*chosen, *others[:RUNNERS_UP]]):
             ms = (f"{value * 1e3:.4g}" for value in one.measures[:3])
-            rows.add_row(str(one.layout), str(one.layout.gpus), *ms, f"{room:.2f}" if room else one.why or "too slow")
+            way = str(one.layout.way) if n < len(chosen) else ""
+            said = f"{room:.2f}" if room else one.why or "too slow"
+            rows.add_row(way, str(one.layout), str(one.layout.gpus), *ms, f"{one.inside:.0%}", said)
         console.print(rows)
+        for way in [way for way, one in best.items() if one is None]:
+            print(f"{way}: no layout was tried")
         if not found.held:
             raise FailedPrecondition(f"gpus: no layout of up to {gpus} holds")
         best = found.held[0][0].layout

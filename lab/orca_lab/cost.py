@@ -66,6 +66,11 @@ class Cost(Protocol):
         """From a stage's end until the next one has its output."""
         ...
 
+    @property
+    def pull(self) -> float:
+        """For the keys and values of one position from another engine, on the rank that has the most of them."""
+        ...
+
 
 @dataclass(frozen=True)
 class Constant:
@@ -75,6 +80,7 @@ class Constant:
     stages: int = 1
     host: float = 0.0
     hop_seconds: float = 0.0
+    pull: float = 0.0
 
     def stage(self, stage: int, load: Load) -> float:
         return self.seconds
@@ -179,6 +185,11 @@ class A100:
         """The way of `tokens` hidden states to the next stage, over the network of each GPU."""
         return self.hardware.message + ITEM * tokens * self.model.hidden / self.tp / self.hardware.network
 
+    @property
+    def pull(self) -> float:
+        """Over the network of each GPU, as between stages: each rank pulls its part from the rank of its place."""
+        return self.slot_bytes / self.hardware.network
+
     # memory
 
     @property
@@ -240,6 +251,10 @@ class Calibrated:
 
     def hop(self, load: Load) -> float:
         return self.hop_seconds
+
+    @property
+    def pull(self) -> float:
+        return 0.0  # not measured, so `plan` gives calibrated engines no roles
 
 
 def fit(loads: Sequence[Load], seconds: Sequence[float]) -> tuple[float, ...]:

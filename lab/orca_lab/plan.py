@@ -2,21 +2,31 @@
 
 A layout is dropped before it is simulated when its weights or a request do not fit, or when it cannot be fast enough
 even where memory is all that binds: each iteration reads all weights once.
+
+Each layout is tried in three ways: iterations as the paper has them, prompts in parts, and prompts on engines of their
+own. Where the backlog of the first only grows, the others are not tried: their work is the same, in more iterations or
+in smaller batches.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from itertools import pairwise
 from typing import NamedTuple
 
+from orca_scheduler.core.roles import Role, Roles
+from orca_scheduler.core.sets import PAPER, policy_named
+
 from .calibration import Calibration
 from .cost import A100, ALL_REDUCE, Cost, Gpt, Hardware, Load
-from .simulator import Delays, Engine, Result, Simulation
+from .simulator import Delays, Engine, Result, Served, Simulation
 from .timeline import percentile
 from .workload import Workload
 
-DELAYS = Delays(claim=0.002, commit=0.003, ahead=False)
+DELAYS = Delays(claim=0.002, commit=0.003, ahead=False, pull=0.001)
 MAX_BS = (8, 16, 32, 64, 128)
+POSITIONS = (128, 256)  # of an iteration, by which prompts are cut
+PARTS = 4  # of the engines: 1, 2 or 3 of them compute prompts
 BACKLOG = 0.2  # of all requests in the queue: it only grows
 MOST = 8.0  # times the load, up to which headroom is looked for
 STEPS = 5  # of the search for it
@@ -32,25 +42,61 @@ class Slo(NamedTuple):
     percentile: float = 0.99
 
 
+class Way(StrEnum):
+    """How prompts and increments share the engines."""
+
+    MIXED = "mixed"  # an iteration has both, as in the paper
+    CHUNKED = "chunked"  # the same, with prompts in parts
+    SPLIT = "split"  # each on engines of its own
+
+
 class Layout(NamedTuple):
     tp: int
     pp: int
     engines: int
     max_bs: int
+    positions: int = 0  # of an iteration, by which prompts are cut; 0: they are whole
+    prefill: int = 0  # engines that compute prompts for the others; 0: each does both
 
     @property
     def gpus(self) -> int:
         return self.tp * self.pp * self.engines
 
+    @property
+    def way(self) -> Way:
+        return Way.SPLIT if self.prefill else Way.CHUNKED if self.positions else Way.MIXED
+
+    @property
+    def policy(self) -> str:
+        return f"stall-free,positions={self.positions}" if self.positions else PAPER.name
+
+    @property
+    def roles(self) -> Roles:
+        return Roles(self.prefill, self.engines - self.prefill) if self.prefill else Roles()
+
     def __str__(self) -> str:
-        return f"{self.engines} x (tp {self.tp}, pp {self.pp}), max_bs {self.max_bs}"
+        text = f"{self.engines} x (tp {self.tp}, pp {self.pp}), max_bs {self.max_bs}"
+        more = f", positions {self.positions}" if self.positions else f", {self.roles}" if self.prefill else ""
+        return text + more
 
     def values(self) -> str:
         """Values of the chart, for `helm install --values`."""
         return (
             f"engine:\n  count: {self.engines}\n  tp: {self.tp}\n  pp: {self.pp}\n"
-            f"scheduler:\n  settings:\n    max_batch_size: {self.max_bs}\n"
+            f"scheduler:\n  settings:\n    max_batch_size: {self.max_bs}\n    policy: {self.policy}\n"
+            + (f"    roles: {self.roles}\n" if self.prefill else "")
         )
+
+    def others(self, positions: Sequence[int]) -> "Iterator[Layout]":
+        """The same in the other ways. positions: of iterations, each more than the requests of a batch."""
+        yield from (self._replace(positions=one) for one in positions if one > self.max_bs)
+        shares = {round(self.engines * part / PARTS) for part in range(1, PARTS)} - {0, self.engines}
+        yield from (self._replace(prefill=one) for one in sorted(shares))
+
+    def of(self, cost: Cost, slots: int) -> list[Engine]:
+        """Its engines."""
+        one, roles = Engine(cost, slots, self.max_bs, policy_named(self.policy)), self.roles
+        return [replace(one, role=roles.of(f"engine-{n}") or Role.MIXED) for n in range(self.engines)]
 
 
 @dataclass(frozen=True)
@@ -74,6 +120,10 @@ class Scaled:
     def hop(self, load: Load) -> float:
         return self.of.hop(load)
 
+    @property
+    def pull(self) -> float:
+        return self.of.pull
+
 
 class Judged(NamedTuple):
     """A layout that was simulated. `worst`: the largest of its measures over their bounds; at most 1: it holds."""
@@ -82,6 +132,7 @@ class Judged(NamedTuple):
     measures: Slo
     worst: float
     why: str = ""  # it was not simulated to its end
+    inside: float = 0.0  # part of the requests for which all bounds hold
 
 
 class Plan(NamedTuple):
@@ -90,6 +141,12 @@ class Plan(NamedTuple):
     held: list[tuple[Judged, float]]  # with its headroom: the load times this holds, too
     failed: list[Judged]
     dropped: list[tuple[Layout, str]]
+
+    def best(self, way: Way) -> tuple[Judged, float] | None:
+        """The best layout of a way among the largest that were tried, with its headroom; 0: it does not hold."""
+        tried = [*self.held, *((one, 0.0) for one in self.failed)]
+        gpus = max((one.layout.gpus for one, _ in tried), default=0)
+        return next((one for one in tried if one[0].layout.way is way and one[0].layout.gpus == gpus), None)
 
 
 # What can be tried: an engine's cost and slots; a sentence: why it cannot be.
@@ -117,6 +174,8 @@ def on_machine(calibration: Calibration) -> Costs:
             return f"tp {about['tp']} and pp {about['pp']} were calibrated"
         if layout.max_bs > about["max_bs"]:
             return f"batches of up to {about['max_bs']} were calibrated"
+        if layout.prefill:
+            return "no transfer between engines was calibrated"
         return calibration.cost, calibration.slots
 
     return costs
@@ -140,22 +199,32 @@ def plan(
     layers: int,
     max_bs: Sequence[int] = MAX_BS,
     say: Callable[[str], None] = lambda sentence: None,
+    positions: Sequence[int] = POSITIONS,
 ) -> Plan:
-    """Tries 1, 2, 4, .. GPUs up to `limit`, until a layout holds."""
+    """Tries 1, 2, 4, .. GPUs up to `limit`, until a layout holds. positions: by which prompts are cut."""
     found, gpus = Plan([], [], []), 1
+
+    def try_it(layout: Layout) -> Judged | None:
+        """None: it was dropped."""
+        made = costs(layout)
+        why = made if isinstance(made, str) else too_small(layout, *made, workload, slo)
+        if why or isinstance(made, str):
+            found.dropped.append((layout, why))
+            return None
+        judged = judge(layout, *made, workload, slo)
+        if judged.worst <= 1:
+            found.held.append((judged, headroom(layout, *made, workload, slo)))
+        else:
+            found.failed.append(judged)
+        return judged
+
     while gpus <= limit and not found.held:
         say(f"{gpus} GPU{'s' if gpus > 1 else ''}")
         for layout in layouts(gpus, max_bs, layers):
-            made = costs(layout)
-            why = made if isinstance(made, str) else too_small(layout, *made, workload, slo)
-            if why or isinstance(made, str):
-                found.dropped.append((layout, why))
-                continue
-            judged = judge(layout, *made, workload, slo)
-            if judged.worst <= 1:
-                found.held.append((judged, headroom(layout, *made, workload, slo)))
-            else:
-                found.failed.append(judged)
+            mixed = try_it(layout)
+            if mixed is not None and not mixed.why:
+                for other in layout.others(positions):
+                    try_it(other)
         gpus *= 2
     found.held.sort(key=lambda one: (-one[1], one[0].worst))
     found.failed.sort(key=lambda one: one.worst)
@@ -179,19 +248,33 @@ def too_small(layout: Layout, cost: Cost, slots: int, workload: Workload, slo: S
 
 def judge(layout: Layout, cost: Cost, slots: int, workload: Workload, slo: Slo) -> Judged:
     """Simulates a layout. A run whose backlog only grows is stopped."""
-    engines = [Engine(cost, slots, layout.max_bs)] * layout.engines
     most = max(BACKLOG * len(workload), 2 * layout.engines * layout.max_bs * layout.pp)
-    result = Simulation(engines, DELAYS, tokens=True).run(workload, lambda moment, queue: queue > most)
+    simulation = Simulation(layout.of(cost, slots), DELAYS, tokens=True)
+    result = simulation.run(workload, lambda moment, queue: queue > most)
     if result.stopped:
         return Judged(layout, Slo(), float("inf"), "its backlog only grows")
     measures = measured(result, slo.percentile)
     pairs = zip(measures[:3], slo[:3], strict=True)
-    return Judged(layout, measures, max((one / bound for one, bound in pairs if bound), default=0.0))
+    worst = max((one / bound for one, bound in pairs if bound), default=0.0)
+    kept = counted(result)
+    return Judged(layout, measures, worst, inside=sum(holds(one, slo) for one in kept) / len(kept))
+
+
+def counted(result: Result) -> list[Served]:
+    """The requests of a run without its first tenth, in which nothing waits yet."""
+    return result.requests[len(result.requests) // 10 :]
+
+
+def holds(one: Served, slo: Slo) -> bool:
+    """Whether all bounds hold for a request; that of gaps for the mean of its gaps, as DistServe counts."""
+    gaps = max(1, one.asked.output_tokens - 1)
+    pairs = zip((one.first_token, one.normalized, (one.ended - one.first) / gaps), slo[:3], strict=True)
+    return all(not bound or measure <= bound for measure, bound in pairs)
 
 
 def measured(result: Result, at: float) -> Slo:
-    """The measures of a run at a percentile, without its first tenth."""
-    kept = result.requests[len(result.requests) // 10 :]
+    """The measures of a run at a percentile."""
+    kept = counted(result)
     gaps = [after - before for one in kept for before, after in pairwise(one.came or ())]
     return Slo(
         percentile([one.first_token for one in kept], at),
@@ -204,14 +287,14 @@ def measured(result: Result, at: float) -> Slo:
 def headroom(layout: Layout, cost: Cost, slots: int, workload: Workload, slo: Slo) -> float:
     """The load times this number holds, too: requests come that many times as fast. At most MOST."""
 
-    def holds(factor: float) -> bool:
-        faster = [one._replace(at=one.at / factor) for one in workload]
-        return judge(layout, cost, slots, faster, slo).worst <= 1
+    def faster(factor: float) -> bool:
+        load = [one._replace(at=one.at / factor) for one in workload]
+        return judge(layout, cost, slots, load, slo).worst <= 1
 
     low, high = 1.0, MOST
     for _ in range(STEPS):
         middle = (low * high) ** 0.5
-        low, high = (middle, high) if holds(middle) else (low, middle)
+        low, high = (middle, high) if faster(middle) else (low, middle)
     return low
 
 

@@ -38,6 +38,7 @@ class Recorder:
                 "block_size": core.block_size,
                 "run_ahead": core.run_ahead,
                 "policy": core.policy.name,
+                **({"role": core.role} if core.role else {}),
             },
             "state": core.state(),
             "lifecycle": lifecycle_state(Lifecycle(name, shape, None)),

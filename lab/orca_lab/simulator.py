@@ -6,12 +6,16 @@ host, a claim and a commit. Equal inputs give equal results to the bit: nothing 
 An engine's batch passes its stages in order. A stage runs one batch at a time, in the order of issue, so a batch's
 return is known when it is issued. With a run-ahead, stage 0 begins a batch when the tokens of its requests have left
 the last stage.
+
+Engines may have roles (docs/roles.md). A request that was handed over is claimed when its commit is done. An engine
+pulls for one request at a time, and serves one pull at a time. Pulls do not fail, and a request waits for its engine
+however long that takes.
 """
 
 import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -27,10 +31,15 @@ from orca_scheduler.core.core import (
     EngineReady,
     Event,
     GiveBack,
+    HandOver,
+    LetGo,
+    Pull,
+    Pulled,
     ScheduleBatch,
 )
 from orca_scheduler.core.policy import Policy
 from orca_scheduler.core.request import Arrival
+from orca_scheduler.core.roles import Role
 from orca_scheduler.core.sets import PAPER
 
 from .baseline.selections import core_of
@@ -51,6 +60,7 @@ class Engine:
     policy: Policy = PAPER
     block_size: int = BLOCK_SIZE
     run_ahead: int = 0
+    role: Role = Role.MIXED
 
     @property
     def memory_slots(self) -> int:
@@ -58,7 +68,7 @@ class Engine:
         return self.n_slots // self.block_size * self.block_size
 
     def core(self) -> Core:
-        return core_of(self.policy, self.max_bs, self.cost.stages, self.block_size, self.run_ahead)
+        return core_of(self.policy, self.max_bs, self.cost.stages, self.block_size, self.run_ahead, self.role)
 
 
 @dataclass(frozen=True)
@@ -69,6 +79,7 @@ class Delays:
     claim: float = 0.0
     commit: float = 0.0
     ahead: bool = True
+    pull: float = 0.0  # beside the time of the bytes: two connections, and the messages around them
 
 
 @dataclass
@@ -130,6 +141,9 @@ class Kind(IntEnum):
 
     RETURN = 0
     CLAIMED = 1
+    HANDED = 2
+    PULLED = 3
+    LET_GO = 4
 
 
 @dataclass
@@ -145,7 +159,7 @@ class Running:
     flight: deque[tuple[int, tuple[int, ...]]] = field(default_factory=deque[tuple[int, tuple[int, ...]]])
     live: int = 0  # requests that the core has
     asking: bool = False  # a claim is under way
-    stops: set[int] = field(default_factory=set[int])  # claims whose next token is their last, below their limit
+    linked: float = 0.0  # until when it pulls, or is pulled from
 
 
 class Simulation:
@@ -169,9 +183,14 @@ class Simulation:
             for n, one in enumerate(engines)
         ]
         self._delays, self._listener, self._watch, self._tokens = delays, listener, watch, tokens
-        self._events: list[tuple[float, int, int, int]] = []  # moment, kind, order, engine
+        self._events: list[tuple[float, int, int, int, int]] = []  # moment, kind, order, engine, claim
         self._order = 0
-        self._queue: list[tuple[int, int]] = []  # a heap: microseconds of arrival and class, number in the workload
+        # Heaps: microseconds of arrival and class, number in the workload.
+        self._queue, self._handed = list[tuple[int, int]](), list[tuple[int, int]]()
+        self._begun: dict[
+            int, tuple[int, int]
+        ] = {}  # handed over, by claim: its order, and the engine that has its row
+        self._stops = set[int]()  # claims whose next token is their last, below their limit
         self._aging = aging
         self._served: list[Served] = []
         self._now = self._last = 0.0
@@ -197,20 +216,30 @@ class Simulation:
                     order = round(coming[1].at * 1e6) + lift_of(Priority(coming[1].priority), self._aging)
                     heapq.heappush(self._queue, (order, coming[0]))
                     coming = next(arrivals, None)
-                if give_up is not None and give_up(self._now, len(self._queue)):
+                if give_up is not None and give_up(self._now, len(self._queue) + len(self._handed)):
                     stopped = True
                     break
                 self._claim_all()
                 continue
             if not self._events:
                 raise RuntimeError(f"{self._left} requests are left, and none of them runs")
-            self._now, kind, _, number = heapq.heappop(self._events)
+            self._now, kind, _, number, claim = heapq.heappop(self._events)
             engine = self._engines[number]
-            if kind == Kind.RETURN:
-                self._returned(engine)
-            else:
-                engine.asking = False
-                self._take(engine)
+            match kind:
+                case Kind.RETURN:
+                    self._returned(engine)
+                case Kind.CLAIMED:
+                    engine.asking = False
+                    self._take(engine)
+                case Kind.HANDED:
+                    heapq.heappush(self._handed, (self._begun[claim][0], claim - 1))
+                    self._claim_all()
+                case Kind.PULLED:
+                    self._at(self._now + self._delays.commit, Kind.LET_GO, self._engines[self._begun[claim][1]], claim)
+                    self._step(engine, Pulled(self._now, claim, done=True))
+                case _:
+                    self._step(engine, LetGo(self._now, (claim,)))
+                    self._claim_all()
         ended = [one for one in self._served if one.ended] if stopped else self._served
         busy = [engine.busy for engine in self._engines]
         return Result(ended, self._last, self._iterations, self._rows, busy, stopped)
@@ -218,11 +247,18 @@ class Simulation:
     # -- the pool
 
     def _claim_all(self) -> None:
-        for engine in self._engines:
+        """The emptiest engine takes first: the pool's hint goes to it."""
+        if not self._queue and not self._handed:
+            return
+        several = len(self._engines) > 1
+        for engine in sorted(self._engines, key=lambda one: -one.core.room().slots) if several else self._engines:
             self._claim(engine)
 
+    def _queue_of(self, engine: Running) -> list[tuple[int, int]]:
+        return self._handed if engine.about.role is Role.DECODE else self._queue
+
     def _claim(self, engine: Running) -> None:
-        if not self._queue or engine.asking:
+        if not self._queue_of(engine) or engine.asking:
             return
         if self._room(engine) <= 0 and not self._yielding(engine):
             return
@@ -247,7 +283,7 @@ class Simulation:
 
     def _take(self, engine: Running) -> None:
         """Takes the first requests that fit, until one does not."""
-        queue, taken, about = self._queue, list[Arrival](), engine.about
+        queue, taken, about = self._queue_of(engine), list[Arrival](), engine.about
         slots = about.n_slots if self._delays.ahead else engine.core.room().slots
         reservation = Reservation(about.block_size, about.policy.reserves_output)
         room, yielding = self._room(engine), None
@@ -267,8 +303,11 @@ class Simulation:
             heapq.heappop(queue)
             ends = (END,) if limit > asked.output_tokens else ()
             if ends and asked.output_tokens == 1:
-                engine.stops.add(claim)
-            taken.append(Arrival(claim, order, asked.input_tokens, limit, eos_token_ids=ends, priority=asked.priority))
+                self._stops.add(claim)
+            arrival = Arrival(claim, order, asked.input_tokens, limit, eos_token_ids=ends, priority=asked.priority)
+            if queue is self._handed:
+                arrival = replace(arrival, generated=1, elsewhere=asked.input_tokens)
+            taken.append(arrival)
             self._served[number].engine = engine.number
         if taken:
             engine.live += len(taken)
@@ -286,6 +325,10 @@ class Simulation:
                     self._issue(engine, action)
                 case Commit():
                     self._commit(engine, action)
+                case HandOver():
+                    self._hand_over(engine, action)
+                case Pull():
+                    self._pull(engine, action)
                 case GiveBack():
                     raise AssertionError("an engine that stays gives nothing back: its requests fit")
 
@@ -318,8 +361,8 @@ class Simulation:
     def _returned(self, engine: Running) -> None:
         engine.sent.popleft()
         iteration, claims = engine.flight.popleft()
-        if engine.stops:
-            made = tuple([(END if claim in engine.stops else WORD,) for claim in claims])
+        if self._stops:
+            made = tuple([(END if claim in self._stops else WORD,) for claim in claims])
         else:
             made = ((WORD,),) * len(claims)
         self._step(engine, BatchReturned(self._now, iteration, made))
@@ -340,13 +383,30 @@ class Simulation:
                 served.ended = self._last = moment
                 engine.live -= 1
                 self._left -= 1
-                engine.stops.discard(claim)
+                self._stops.discard(claim)
             elif base + 2 == served.asked.output_tokens and served.asked.limit > served.asked.output_tokens:
-                engine.stops.add(claim)
+                self._stops.add(claim)
 
-    def _at(self, moment: float, kind: Kind, engine: Running) -> None:
+    def _hand_over(self, engine: Running, action: HandOver) -> None:
+        """Requests leave with their first token, and can be claimed when it is committed."""
+        orders = {request.claim: request.arrived.arrival for request in engine.core.kept}
+        for claim, _, _ in action.requests:
+            engine.live -= 1
+            self._begun[claim] = orders[claim], engine.number
+            self._at(self._now + self._delays.commit, Kind.HANDED, engine, claim)
+
+    def _pull(self, engine: Running, action: Pull) -> None:
+        """Moves whole blocks, over one link of each engine."""
+        source = self._engines[self._begun[action.claim][1]]
+        block = engine.about.block_size
+        positions = -(-action.positions // block) * block
+        begin = max(self._now, engine.linked, source.linked)
+        engine.linked = source.linked = begin + self._delays.pull + positions * engine.about.cost.pull
+        self._at(engine.linked, Kind.PULLED, engine, action.claim)
+
+    def _at(self, moment: float, kind: Kind, engine: Running, claim: int = 0) -> None:
         self._order += 1
-        heapq.heappush(self._events, (moment, kind, self._order, engine.number))
+        heapq.heappush(self._events, (moment, kind, self._order, engine.number, claim))
 
 
 def simulate(

@@ -2,23 +2,20 @@
 a rank of either side may die or stand still at any moment."""
 
 import asyncio
-import os
-import random
 import signal
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 from checkpoints import make_gpt2
-from e2e.kill_rounds import NEW_TOKENS, check_journals, make_model
+from e2e.kill_rounds import check_journals
+from e2e.role_rounds import Harm, Moment, play
 from e2e.test_metrics import scrape
 from e2e.test_tokens import compared
 from reference import Reference
 from stacks import running
 
-from orca_chaos.pool_check import leftovers
 from orca_scheduler.core.core import HandOver, Pull, Pulled
 from orca_scheduler.core.request import Phase
 from orca_scheduler.explain.explanation import Kind, explain
@@ -82,29 +79,8 @@ async def test_bytes_are_whole_blocks(tmp_path: Path) -> None:
         assert story.unseen == 0
 
 
-TIMES = {2: [pytest.mark.timeout(200)], 40: [pytest.mark.long, pytest.mark.timeout(1800)]}
-
-
-@pytest.mark.parametrize("rounds", [pytest.param(count, marks=marks) for count, marks in TIMES.items()])
-async def test_a_rank_of_either_side_is_lost(tmp_path: Path, rounds: int) -> None:
-    """A rank of the engine that prefills, or of the one that decodes, is killed or stopped at a random moment."""
-    model, draw = make_model(tmp_path / "model"), random.Random(rounds)
-    reference = Reference(model)
-    run = tmp_path / "run"
-    async with running(run, model, roles=ROLES, block_size=BLOCK, max_batch_size=2, slots=512) as stack:
-        for n in range(rounds):
-            ranks = {row["engine"]: row["pid"] for row in stack.processes() if row["role"] == "rank"}
-            victim, kind = ranks[f"engine-{n % 2}"], (signal.SIGKILL, signal.SIGSTOP)[(n + n // 2) % 2]
-            asked = list(islice(reference.random(draw, (1, 40), (NEW_TOKENS, NEW_TOKENS)), 8))
-            seen = list[int]()
-            streams = [asyncio.create_task(stack.tokens(prompt, NEW_TOKENS, seen.append)) for prompt, _ in asked]
-            moment = draw.randint(0, 2 * NEW_TOKENS)
-            await stack.until(lambda seen=seen, moment=moment: len(seen) >= moment)
-            os.kill(victim, kind)
-            got = await asyncio.wait_for(asyncio.gather(*streams), 120)
-            assert got == [tokens for _, tokens in asked], f"round {n}: {kind.name} of engine-{n % 2}"
-            await stack.until(lambda victim=victim: all(row["pid"] != victim for row in stack.processes()))
-        redis, pool = stack.stack._redis, stack.stack._settings.model_dump()["pool"]
-        assert redis is not None
-        assert await leftovers(redis.url, pool, 2, 1) == []
-    check_journals(run)
+@pytest.mark.timeout(200)
+async def test_a_rank_of_either_side_is_lost(tmp_path: Path) -> None:
+    """Two of the rounds of `make distributed`: while a pull is under way, and a rank of each side."""
+    harms = [Harm(Moment.IN, "engine-0", "rank", signal.SIGKILL), Harm(Moment.IN, "engine-1", "rank", signal.SIGSTOP)]
+    await play(tmp_path, harms, seed=2)

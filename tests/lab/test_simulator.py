@@ -15,7 +15,9 @@ from orca_lab.record import Recorder
 from orca_lab.simulator import Delays, Engine, Ran, Result, Simulation, simulate
 from orca_lab.timeline import read_run
 from orca_lab.workload import AT_ONCE, PAPER, POISSON, Asked, Lengths, Seeds, Workload, drawn
-from orca_scheduler.core.core import Core, Member
+from orca_scheduler.core.core import Core, HandOver, Member, Pull, ScheduleBatch
+from orca_scheduler.core.request import Phase
+from orca_scheduler.core.roles import Role
 from orca_scheduler.core.sets import PAPER as PAPERS_POLICY
 from orca_scheduler.core.sets import POLICIES, policy_named
 from orca_scheduler.master import journal
@@ -91,6 +93,38 @@ def test_a_simulations_journal_replays_and_repeats(
     assert all(one.asked.at <= one.began < one.first <= one.ended for one in result.requests)
     reports = [read_run(tmp_path / "a", f"engine-{n}").last for n in range(engines)]
     assert sum(len(life.iterations) for life in reports if life is not None) == result.iterations
+
+
+def test_a_request_changes_engines_and_waits_for_its_bytes(tmp_path: Path) -> None:
+    cost = Constant(0.5, pull=0.01)
+    engines = [Engine(cost, 64, 1, block_size=4, role=role) for role in (Role.PREFILL, Role.DECODE)]
+    delays = Delays(claim=0.125, commit=0.25, ahead=False, pull=0.5)
+    result, _ = recorded(tmp_path / "a", engines, [Asked(0.0, 5, 3)], delays)
+    first = 0.125 + 0.5 + 0.25
+    pulled = first + 0.125 + 0.5 + 8 * 0.01  # two whole blocks
+    assert result.requests[0].came == pytest.approx([first, pulled + 0.75, pulled + 1.25])
+
+
+@pytest.mark.parametrize("name", ["paper", "stall-free,positions=24", "balanced,positions=24"])
+@pytest.mark.parametrize("pp", [1, 2])
+def test_a_simulation_with_roles_replays_and_repeats(tmp_path: Path, name: str, pp: int) -> None:
+    workload = [one._replace(limit=12) for one in drawn(SMALL, POISSON, 40, 60, Seeds.of(pp))]
+    engine = Engine(Constant(0.01, pp, 0.001, 0.002, pull=1e-4), 160, 3, policy_named(name), 4)
+    engines = [replace(engine, role=role) for role in (Role.PREFILL, Role.DECODE, Role.DECODE)]
+    result, files = recorded(tmp_path / "a", engines, workload, LIVE)
+    assert recorded(tmp_path / "b", engines, workload, LIVE) == (result, files)  # the same seed, the same bytes
+    decoded, handed, pulls = list[Member](), 0, 0
+    for number, path in enumerate(sorted((tmp_path / "a").iterdir())):
+        for step, actions in journal.replay(path):
+            assert step.actions == tuple(actions)
+            for action in step.actions:
+                handed += len(action.requests) if isinstance(action, HandOver) else 0
+                pulls += isinstance(action, Pull)
+                decoded += action.members if number and isinstance(action, ScheduleBatch) else ()
+    assert handed == pulls == sum(one.asked.output_tokens > 1 for one in result.requests)
+    assert "balanced" in name or {member.phase for member in decoded} == {Phase.INCREMENT}
+    assert all(len(one.came or ()) == one.asked.output_tokens for one in result.requests)
+    assert all(one.asked.at <= one.began < one.first <= one.ended for one in result.requests)
 
 
 class SeesAll(Simulation):

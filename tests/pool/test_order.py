@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pool.lab import Lab
+from servers import RedisServer
 
 from orca_common.priorities import Priority, lift_of
 from orca_pool.records import Attached, Busy, EngineLoad, Turn
@@ -250,3 +251,25 @@ async def test_who_takes_another_one_s_place_is_not_late(lab: Lab) -> None:
     late = await lab.submit("late", deadline_in=10.0, turn=high)
     assert isinstance(late, Busy)
     assert len((await lab.dump())["control"]["g"]) == before + 1
+
+
+async def test_a_commit_costs_no_more_where_engines_with_roles_are_many(server: RedisServer) -> None:
+    """Whether what it begins can be gone on with is seen at the first engine that decodes."""
+
+    async def commands(engines: int) -> Counter[str]:
+        async with Lab(server.url) as lab:
+            await lab.endpoint()
+            for n in range(engines):
+                name = await lab.engine(f"engine-{n}", role="prefill" if n < engines // 2 else "decode")
+                await lab.pool.renew(name, *lab.terms[name], weights="w")
+            claim = await lab.claimed_by("engine-0", "a")
+            await lab.submit("b")
+            assert await lab.commit("a", claim, 0, 1, engine="engine-0") == -1
+            await lab.redis("CONFIG", "RESETSTAT")
+            assert await lab.commit("a", claim, 1, 1, engine="engine-0") == -1
+            stats = (await lab.redis("INFO", "commandstats")).decode()
+        return Counter({name: int(calls) for name, calls in re.findall(r"cmdstat_(\S+):calls=(\d+)", stats)})
+
+    few, many = await commands(2), await commands(16)
+    assert few == many
+    assert few["hmget"] == 3

@@ -20,6 +20,7 @@ from orca_scheduler.core.core import (
     Action,
     Arrived,
     BatchReturned,
+    BeginHere,
     Cancelled,
     Commit,
     Core,
@@ -499,6 +500,7 @@ ACTIONS: list[Action] = [
     GiveBack(((1, True), (2, False))),
     HandOver((HandedOver(1 << 50, 3, 17), HandedOver(2, 0, 1))),
     Pull(8, 7, 1, 17, (5, 6), (2,)),
+    BeginHere((1 << 50, 7), tried=False),
 ]
 
 

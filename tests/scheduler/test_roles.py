@@ -16,6 +16,7 @@ from orca_scheduler.core.core import (
     Action,
     Arrived,
     BatchReturned,
+    BeginHere,
     Cancelled,
     Commit,
     Core,
@@ -73,7 +74,8 @@ class World:
     """Two engines and the queue between them."""
 
     def __init__(self, draw: random.Random, fill: str, kv: str, tmp_path: Path) -> None:
-        self.draw, self.claims = draw, 0
+        self.draw, self.claims, self.now = draw, 0, 0.0
+        self.here = set[int]()  # claims that the decoding engine computes, because their pull failed
         self.asked: dict[int, Asked] = {}  # by arrival
         self.by_claim: dict[int, int] = {}
         self.recomputed = self.pulled = self.failed = 0
@@ -88,7 +90,7 @@ class World:
         for name, engine in self.engines.items():
             path = tmp_path / f"journal-engine-{int(name == 'd')}-{self.draw.randrange(10**9)}.jsonl"
             engine.journal = Journal(path, engine.core, Lifecycle("e", Shape(1, 1, 1, block), None))
-            self.step(name, EngineReady(0.0, self.slots, 1))
+            self.step(name, EngineReady(self.now, self.slots, 1))
 
     def arrive(self) -> None:
         total = self.draw.randint(2, 40)
@@ -110,7 +112,7 @@ class World:
         one.at, one.claim, self.by_claim[self.claims] = name, self.claims, first
         elsewhere = one.inputs + one.made - 1 if name == "d" else 0
         arrival = Arrival(self.claims, first, one.inputs, one.new, one.made, (EOS,), elsewhere=elsewhere)
-        self.step(name, Arrived(0.0, (arrival,)))
+        self.step(name, Arrived(self.now, (arrival,)))
 
     def back(self, name: str) -> None:
         engine = self.engines[name]
@@ -118,7 +120,7 @@ class World:
             batch = engine.flights.popleft()
             ends = EOS if self.draw.random() < 0.05 else WORD
             made = tuple((ends,) for member in batch.members if member.outputs)
-            self.step(name, BatchReturned(0.0, batch.iteration, made))
+            self.step(name, BatchReturned(self.now, batch.iteration, made))
 
     def pull(self, done: bool | None = None) -> None:
         """The oldest pull ends, now and then in vain."""
@@ -130,13 +132,13 @@ class World:
             self.pulled, self.failed = self.pulled + done, self.failed + (not done)
             if done and claim in self.by_claim:
                 self.let_go(self.asked[self.by_claim[claim]])
-            self.step("d", Pulled(0.0, claim, done))
+            self.step("d", Pulled(self.now, claim, done))
 
     def let_go(self, one: Asked) -> None:
         if one.kept is not None:
             name, claim = one.kept
             one.kept = None
-            self.step(name, LetGo(0.0, (claim,)))
+            self.step(name, LetGo(self.now, (claim,)))
 
     def cancel(self) -> None:
         live = [one for one in self.asked.values() if one.at != "ended"]
@@ -145,7 +147,7 @@ class World:
             name, one.at = one.at, "ended"
             self.let_go(one)
             if name in self.engines:
-                self.step(name, Cancelled(0.0, (one.claim,)))
+                self.step(name, Cancelled(self.now, (one.claim,)))
 
     def lose(self, name: str) -> None:
         """An engine forms anew; what it had handed over begins again."""
@@ -153,19 +155,20 @@ class World:
         engine.flights.clear()
         engine.pulls.clear()
         engine.blocks.clear()
-        self.step(name, EngineLost(0.0))
+        self.step(name, EngineLost(self.now))
         for one in self.asked.values():
             if one.kept is not None and one.kept[0] == name:
                 one.kept = None
                 if one.at == "handed":
                     one.at = "waiting"
-        self.step(name, EngineReady(0.0, self.slots, engine.numbers + 1))
+        self.step(name, EngineReady(self.now, self.slots, engine.numbers + 1))
 
     def step(self, name: str, event: Event) -> None:
         engine = self.engines[name]
         actions = engine.core.step(event)
         assert engine.journal is not None
         engine.journal.core_step(event, actions)
+        self.here |= {claim for action in actions if isinstance(action, BeginHere) for claim in action.claims}
         for action in actions:
             self.take(name, engine, action)
         assert violations(engine.core) == []
@@ -180,7 +183,7 @@ class World:
                     self.grow(engine, member.row, member.new_blocks, new=bool(member.new_blocks) and not member.start)
                     assert member.claim not in engine.pulls, "a request ran before its blocks were there"
                     if name == "d":
-                        self.recomputed += member.phase is Phase.INITIATION
+                        self.recomputed += member.phase is Phase.INITIATION and member.claim not in self.here
             case Pull():
                 self.numbered(engine, action.iteration, action.free_rows)
                 self.grow(engine, action.row, action.blocks, new=True)
@@ -204,7 +207,12 @@ class World:
                         assert positions == one.inputs + one.made - 1
                         one.at, one.kept = "handed", (name, claim)
                     else:
-                        self.step(name, LetGo(0.0, (claim,)))
+                        self.step(name, LetGo(self.now, (claim,)))
+            case BeginHere():
+                assert name == "d"
+                for claim in action.claims:
+                    assert claim not in engine.pulls
+                    self.let_go(self.asked[self.by_claim[claim]])
             case GiveBack():
                 for claim, _ in action.requests:
                     one = self.asked[self.by_claim[claim]]
@@ -252,11 +260,12 @@ class World:
 @pytest.mark.parametrize("fill", sorted(FILLS))
 def test_storms(fill: str, kv: str, tmp_path: Path) -> None:
     """Everything ends, no slot is left, and the core that decodes initiates nothing that it has not preempted."""
-    pulled = failed = 0
+    pulled = failed = here = 0
     for seed in range(20):
         draw = random.Random(f"{fill} {kv} {seed}")
         world = World(draw, fill, kv, tmp_path)
         for _ in range(150):
+            world.now += 0.25
             luck = draw.random()
             if luck < 0.25:
                 world.arrive()
@@ -272,7 +281,8 @@ def test_storms(fill: str, kv: str, tmp_path: Path) -> None:
                 world.lose(draw.choice("pd"))
         world.quiesce()
         assert kv == "on-demand" or not world.recomputed
-        pulled, failed = pulled + world.pulled, failed + world.failed
+        pulled, failed, here = pulled + world.pulled, failed + world.failed, here + len(world.here)
+    assert here > 5
     assert pulled > 100
     assert failed > 5
     for path in tmp_path.glob("*.jsonl"):
@@ -295,6 +305,60 @@ def test_a_state_with_what_was_handed_over_is_restored(tmp_path: Path) -> None:
         assert one.step(LetGo(0.0, (1,))) == []
         assert one.room().slots == 64
         assert isinstance(one.memory, Slots)
+
+
+def began_here(actions: list[Action]) -> list[BeginHere]:
+    return [action for action in actions if isinstance(action, BeginHere)]
+
+
+def test_pulls_that_always_fail_are_tried_once_a_request_and_then_not_for_a_while(tmp_path: Path) -> None:
+    """Each request whose pull fails is computed by the engine that pulled. After three of them no pull is tried, until
+    a pause is over; and a pull that is done ends the row of failures."""
+    core = Core(8, 1, 4, role=Role.DECODE)
+    path = tmp_path / "journal-engine-0-1.jsonl"
+    journal, claims = Journal(path, core, Lifecycle("e", Shape(1, 1, 1, 4), None)), iter(range(1, 100))
+
+    def step(event: Event) -> list[Action]:
+        actions = core.step(event)
+        journal.core_step(event, actions)
+        assert violations(core) == []
+        for batch in [action for action in actions if isinstance(action, ScheduleBatch)]:
+            actions += step(BatchReturned(event.now, batch.iteration, ((EOS,),) * len(batch.members)))
+        return actions
+
+    def came(now: float) -> tuple[int, list[Action]]:
+        claim = next(claims)
+        return claim, step(Arrived(now, (Arrival(claim, claim, 5, 9, 1, (EOS,), elsewhere=5),)))
+
+    step(EngineReady(0.0, 400, 1))
+    for now in (1.0, 2.0, 3.0):
+        claim, actions = came(now)
+        assert [type(action) for action in actions] == [Pull]
+        actions = step(Pulled(now, claim, done=False))
+        assert began_here(actions) == [BeginHere((claim,), tried=True)]
+        [batch] = [action for action in actions if isinstance(action, ScheduleBatch)]
+        assert [(one.claim, one.start, one.count) for one in batch.members] == [(claim, 0, 6)]
+    claim, actions = came(12.9)
+    assert began_here(actions) == [BeginHere((claim,), tried=False)]
+    assert not [action for action in actions if isinstance(action, Pull)]
+    again = Core(8, 1, 4, role=Role.DECODE)
+    again.restore(core.state())
+    assert again.failed_pulls == 3
+    claim, actions = came(13.0)
+    assert [type(action) for action in actions] == [Pull], "the pause is over"
+    step(Pulled(13.5, claim, done=False))
+    assert began_here(came(14.0)[1]), "and begins again with the next failure"
+    claim, _ = came(23.5)
+    step(Pulled(23.6, claim, done=True))
+    assert core.failed_pulls == 0
+    claim, _ = came(24.0)
+    step(Pulled(24.1, claim, done=False))
+    assert [type(action) for action in came(24.2)[1]] == [Pull]
+    journal.close()
+    assert all(recorded.actions == tuple(actions) for recorded, actions in replay(path))
+    history = History("engine-0")
+    history.take(read(path))
+    assert history.states[-1].room == core.room().slots
 
 
 def test_a_request_that_is_cancelled_while_it_is_handed_over_leaves_no_slots(tmp_path: Path) -> None:

@@ -35,6 +35,9 @@ KINDS = (
     "slow network",
 )
 
+# Of pulls between engines that have roles.
+PULLS = ("pulls fail", "pulls are late", "pulls hang")
+
 # Without these every living master keeps its lease.
 DISTURB_LEASES = {
     "process stands still",
@@ -55,6 +58,8 @@ class Faults:
         self.losses = self.trainings = 0
         share = self._random.choice((0.0, 0.15, 0.3, 0.6))
         drawn = tuple(kind for kind in KINDS if self._random.random() < share)
+        if simulation.with_roles:
+            drawn += tuple(kind for kind in PULLS if simulation.role_draw.random() < share)
         self.kinds = drawn if kinds is None else kinds
         self._random_kinds = kinds is None
 
@@ -68,6 +73,16 @@ class Faults:
                 continue
             if kind == "exchanges are late":
                 self._server.faults.late = draw.choice((0.0005, 0.005))
+                continue
+            if kind in PULLS:
+                transfers = self._network.transfers
+                match kind:
+                    case "pulls fail":
+                        transfers.fails = draw.choice((0.1, 0.5, 1.0))
+                    case "pulls are late":
+                        transfers.late = draw.choice((0.1, 0.5))
+                    case _:
+                        transfers.hangs = 0.02
                 continue
             if kind == "slow network":
                 self._server.faults.delay, self._network.delay = draw.choice((0.01, 0.1)), 0.01
@@ -107,6 +122,12 @@ class Faults:
         server, network = self._server, self._network
         self._world.note("the last fault is over")
         server.faults.reset = server.faults.late = 0.0
+        transfers = network.transfers
+        transfers.fails = transfers.late = transfers.hangs = 0.0
+        if self._simulation.with_roles:  # where the sides have other weights, nothing begins
+            first, *others = network.engines.values()
+            for engine in [other for other in others if other.weights != first.weights]:
+                self._train(engine, 0.5)
         for process, direction in sorted(server.partitions):
             server.heal(process, direction)
         for process in sorted(network.partitions):
@@ -154,7 +175,8 @@ class Faults:
             case "rank dies":
                 engine.kill(rank, draw.uniform(0.1, 1.5))
             case "engine is gone":
-                spare = max(self._network.engines.values(), key=lambda other: other.room)
+                side = [other for other in self._network.engines.values() if other.role == engine.role]
+                spare = max(side, key=lambda other: other.room)
                 if engine is not spare:  # a larger one stays, so every request still fits
                     for rank in list(engine.ranks):
                         engine.kill(rank, 1e9)

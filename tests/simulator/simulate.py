@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1])]
 
-from simulator.faults import KINDS  # noqa: E402
+from simulator.faults import KINDS, PULLS  # noqa: E402
 from simulator.processes import Violation  # noqa: E402
 from simulator.simulation import Simulation  # noqa: E402
 
@@ -22,13 +22,17 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=100, help="how many seeds")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--trace", action="store_true", help="print the whole trace of every seed")
-    parser.add_argument("--fault", action="append", choices=KINDS, help="only faults of this kind; may be repeated")
+    parser.add_argument(
+        "--fault", action="append", choices=KINDS + PULLS, help="only faults of this kind; may be repeated"
+    )
+    parser.add_argument("--roles", action="store_true", help="engines have roles; without it in a quarter of the seeds")
     parser.add_argument("--stop", action="store_true", help="end with the first seed that fails")
     options = parser.parse_args()
     sys.stdout.reconfigure(line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue]
     steps, began, failed = 0, time.process_time(), []
     for seed in range(options.first, options.first + options.seeds):
-        simulation = Simulation(seed, 1 << 20 if options.trace else 60, options.fault and tuple(options.fault))
+        lines, kinds = 1 << 20 if options.trace else 60, options.fault and tuple(options.fault)
+        simulation = Simulation(seed, lines, kinds, options.roles or None)
         violation = None
         try:
             simulation.run()

@@ -7,13 +7,16 @@ nothing that is claimed, waits or listens is left.
 
 import asyncio
 import logging
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from orca_common.telemetry import Telemetry
 from orca_pool.leases import RENEW_SECONDS
 from orca_pool.scripts import Constants
+from orca_scheduler.core.roles import Roles
 from orca_scheduler.ranks import rank
+from orca_scheduler.timers import KEEP
 
 from .clients import Client, Habit, Stream
 from .faults import DISTURB_LEASES, LAST, Faults
@@ -25,14 +28,22 @@ from .workers import Engine, Network
 
 USUAL = {*vars(logging.makeLogRecord({})), "message", "taskName"}  # of a log record: what it tells is the rest
 BOUND = 150.0  # seconds after the last fault
+ROLES = 0.25  # of all runs have engines with roles
 
 
 class Simulation:
     """The run of one seed."""
 
-    def __init__(self, seed: int, lines: int = 400, kinds: tuple[str, ...] | None = None) -> None:
-        """lines: of the trace that are kept. kinds: of faults; drawn from the seed if not given."""
+    def __init__(
+        self, seed: int, lines: int = 400, kinds: tuple[str, ...] | None = None, roles: bool | None = None
+    ) -> None:
+        """lines: of the trace that are kept. kinds: of faults; drawn from the seed if not given. roles: whether engines
+        have them; drawn from the seed, too."""
         self.seed = seed
+        # Apart, so that the runs without roles stay what they are.
+        self.role_draw = random.Random(f"roles {seed}")
+        drawn = self.role_draw.random() < ROLES
+        self.with_roles = drawn if roles is None else roles
         self.world = World(seed, lines)
         self.random = self.world.random
         self.oracle = Oracle()
@@ -71,16 +82,27 @@ class Simulation:
             "run_ahead": run_ahead,
         }
         rooms = [draw.choice((40, 80, 200)) for _ in range(draw.choice((1, 1, 2, 3)))]
-        for n, room in enumerate(rooms):
-            pace = draw.choice((0.005, 0.03, 0.15))
-            self.network.add(Engine(world, f"engine-{n}", room, (pace, 2 * pace), stages, self._poisoned))
+        paces = [draw.choice((0.005, 0.03, 0.15)) for _ in rooms]
+        roles = Roles()
+        if self.with_roles:
+            rooms, paces = (rooms * 2)[: max(2, len(rooms))], (paces * 2)[: max(2, len(paces))]
+            prefill = self.role_draw.randint(1, len(rooms) - 1)
+            roles = Roles(prefill, len(rooms) - prefill)
+            self.settings |= {"roles": str(roles), "run_ahead": 0}
+            self.network.transfers.hung = self._poisoned
+        for n, (room, pace) in enumerate(zip(rooms, paces, strict=True)):
+            name, transfers, role = f"engine-{n}", self.network.transfers, roles.of(f"engine-{n}") or ""
+            engine = Engine(world, name, transfers, room, (pace, 2 * pace), stages, self._poisoned, role)
+            self.network.add(engine)
+        split = roles.prefill
+        largest = min(max(side) for side in (rooms[:split], rooms[split:]) if side)
         for _ in range(draw.choice((1, 2, 3))):
             self.start_scheduler()
         for _ in range(draw.choice((1, 2))):
             self.start_endpoint()
         process = world.process("clients")
         for n in range(draw.choice((6, 15, 25))):
-            self._add_client(process, f"request-{n}", max(rooms) - 8)
+            self._add_client(process, f"request-{n}", largest - 8)
         self.faults.plan()
 
     def _add_client(self, process: Process, name: str, most: int) -> None:
@@ -174,12 +196,19 @@ class Simulation:
     def cancel(self, request_id: str) -> None:
         self.random.choice(self.endpoints).cancel(request_id)
 
+    def _reserved(self) -> dict[str, int]:
+        """Engines that have slots for requests, and how many, by the books of their masters."""
+        masters = [one for each in self.schedulers if each.scheduler is not None for one in each.scheduler._mastered()]
+        return {master.engine: master.slots[0] for master in masters if master.slots[0]}
+
     def _end(self) -> None:
         """Everyone leaves; nothing may be left in the pool."""
         world, server = self.world, self.server
         world.run(world.now + BOUND, lambda: world.now > LAST + 5.0 and not server.model.live())
         for request in server.model.live():
             world.fail(f"{request.request_id} never ended in the pool: {request.state}")
+        world.run(world.now + KEEP + 5.0, lambda: not self._reserved())
+        world.need(not self._reserved(), f"slots are reserved: {self._reserved()}")
         for endpoint in self.endpoints:
             endpoint.leave()
         world.run(world.now + 5.0)

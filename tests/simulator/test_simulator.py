@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,8 +13,16 @@ from simulator.processes import Violation
 from simulator.simulation import Simulation
 
 from orca_endpoint.calls.delivery import Delivery
+from orca_scheduler.core.core import Action, Core, Pulled
 from orca_scheduler.master.output import Outputs
 from orca_scheduler.scheduler import Scheduler
+
+_pulled = Core._pulled
+
+
+def pulled_in_any_case(core: Core, event: Pulled) -> list[Action]:
+    return _pulled(core, replace(event, done=True))
+
 
 SEEDS = range(examples(32))
 # What is taken out of the real code, and the faults under which that shows (None: those that the seed draws).
@@ -22,6 +31,8 @@ BROKEN: dict[str, tuple[type, str, Callable[..., Any], tuple[str, ...] | None]] 
     "calls attach again under a new incarnation": (Delivery, "_resync_all", lambda self: None, None),
     "rows whose commit was not answered are sent again": (Outputs, "unanswered", lambda self, rows: None, FAILOVER),
     "a lease is taken only after it stood still": (Scheduler, "_free", lambda self, engine, state, now: True, ()),
+    "who kept a request's blocks lets go of them": (Core, "_let_go", lambda self, claims: None, ()),
+    "a request whose pull has failed begins again": (Core, "_pulled", pulled_in_any_case, ("pulls fail",)),
 }
 
 

@@ -5,8 +5,10 @@ A rank checks what it is sent: rows and blocks that are free, the right tokens, 
 """
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import grpc
@@ -15,7 +17,7 @@ from grpc.aio import Metadata
 
 from orca.v1 import worker_pb2 as pb
 from orca_common.lanes.client import CallFailed, Status
-from orca_common.protocol import PROTOCOL, TERM_METADATA
+from orca_common.protocol import HANDED, NO_TOKEN, PROTOCOL, SHARED, TERM_METADATA
 
 from .oracle import MODELS, POISON, sample, state_of
 from .processes import Process, World
@@ -47,7 +49,9 @@ class Row:
     last: int
     blocks: tuple[int, ...]
     term: int  # of the master that sent it
+    ids: tuple[int, ...]  # that it began with: what its blocks' keys are made of
     told: bool = False  # a later master has heard of it, and frees it
+    missing: set[int] = field(default_factory=set[int])  # ranks that have not pulled their part
 
 
 @dataclass(eq=False)
@@ -80,8 +84,8 @@ class Rank:
     def address(self) -> str:
         return f"{self.engine.name}.{self.index}:{self.pid}"
 
-    def hear(self, what: Callable[[], object]) -> None:
-        """Something has come; a frozen process hears it later."""
+    def receive(self, what: Callable[[], object]) -> None:
+        """Something has come; a frozen process takes it later."""
         if self.frozen:
             self._thawed.append(what)
         elif self.alive:
@@ -91,7 +95,7 @@ class Rank:
         self.frozen = False
         heard, self._thawed = self._thawed, []
         for what in heard:
-            self.hear(what)
+            self.receive(what)
 
     def observe(self, term: int) -> None:
         if term < self.term:
@@ -114,6 +118,8 @@ class Rank:
             max_positions=1024,
             vocab_size=64,
             weights=self.weights,
+            can=[SHARED, HANDED],
+            blocks=self.source(),
         )
         if self.member and self.epoch is not None:
             epoch, formation = self.epoch, pb.Formation()
@@ -151,7 +157,12 @@ class Rank:
             raise Refusal(REFUSED, f"epoch {request.epoch} is not being formed here")
         epoch.slots, epoch.block_size = request.slots, epoch.formations[self.index][0].block_size
         self.member = True
-        return pb.AllocateResponse()
+        return pb.AllocateResponse(blocks=self.source())
+
+    def source(self) -> pb.BlockSource | None:
+        """Where other engines pull blocks from."""
+        hands_over = self.epoch is not None and self.epoch.formations[self.index][0].hands_over
+        return pb.BlockSource(address=self.address, secret=b"secret") if self.member and hands_over else None
 
     def leave(self, why: str) -> None:
         """Leaves its epoch, which is over for its peers too."""
@@ -191,7 +202,7 @@ class Rank:
         world.need(iteration.number not in engine.numbers, f"{engine.name} used iteration {iteration.number} twice")
         engine.numbers.add(iteration.number)
         world.need(iteration.number > self.iteration, f"{engine.name} went back to iteration {iteration.number}")
-        seconds = world.random.uniform(*engine.pace)
+        seconds = 0.0 if iteration.HasField("pull") else world.random.uniform(*engine.pace)
         epoch.busy_until = max(epoch.busy_until, world.now) + seconds
         message = pb.Iteration.FromString(iteration.SerializeToString())
         world.after(epoch.busy_until - world.now, lambda: self._compute(epoch, message))
@@ -216,9 +227,13 @@ class Rank:
             self.engine.poisoned()
             self.engine.kill(ranks[0], 0.3)
             return
-        tokens = self._tokens(epoch, iteration)
         for rank in ranks:
             rank.iteration = iteration.number
+        for row in iteration.free_rows:
+            epoch.rows.pop(row, None)
+        if iteration.HasField("pull"):
+            self._begin_pull(epoch, iteration)
+        tokens = self._tokens(epoch, iteration)
         first, last = ranks[0], ranks[-1]
         if last.lane is not None and last.term == iteration.term:
             times = pb.StageTimes(iteration=iteration.number, stage=last.index)
@@ -229,32 +244,93 @@ class Rank:
 
     def _tokens(self, epoch: Epoch, iteration: pb.Iteration) -> list[int]:
         world, tokens, rows = self.engine.world, list[int](), epoch.rows
-        for row in iteration.free_rows:
-            rows.pop(row, None)
         blocks = {growth.row: tuple(growth.blocks) for growth in iteration.growths}
         for start in iteration.admissions:
-            # A master that was not told of a row, because its iteration still ran, takes it over without a word.
-            known = {n: held for n, held in rows.items() if held.told or held.term == iteration.term}
-            taken, mine = {block for held in known.values() for block in held.blocks}, blocks[start.row]
-            world.need(start.row not in known, f"{self.engine.name}: row {start.row} is in use")
-            world.need(not taken & set(mine), f"{self.engine.name}: blocks of row {start.row} are in use")
-            bound = epoch.slots // epoch.block_size
-            world.need(all(block < bound for block in mine), f"{self.engine.name}: there is no such block")
-            state = state_of(start.token_ids, MODELS[self.weights])
-            token = sample(state)
-            rows[start.row] = Row(start.claim, state, len(start.token_ids), token, mine, iteration.term)
-            tokens.append(token)
+            row = self._admit(epoch, iteration.term, start, blocks[start.row])
+            row.state = state_of(start.token_ids, MODELS[self.weights])
+            row.length, row.last = len(start.token_ids), sample(row.state)
+            tokens.append(row.last)
         new = len(iteration.admissions)
         given = iteration.tokens or [None] * len(iteration.rows)
         for n, position, token in zip(iteration.rows[new:], iteration.starts[new:], given[new:], strict=True):
             row = rows.get(n)
-            if row is None or row.length != position:
+            if row is None or row.length != position or row.missing:
                 world.fail(f"{self.engine.name}: an increment of row {n} at {position}, which holds {row}")
                 return tokens
-            row.state = state_of([row.last if token is None else token], row.state)
+            row.state = state_of([row.last if token in (None, NO_TOKEN) else token], row.state)
             row.length, row.last = row.length + 1, sample(row.state)
             tokens.append(row.last)
         return tokens
+
+    def _admit(self, epoch: Epoch, term: int, start: pb.Admission, mine: tuple[int, ...]) -> Row:
+        """Gives a request its row and blocks, which no other row may have."""
+        world, rows, name = self.engine.world, epoch.rows, self.engine.name
+        # A master that was not told of a row, because its iteration still ran, takes it over without a word.
+        known = {n: held for n, held in rows.items() if held.told or held.term == term}
+        taken = {block for held in known.values() for block in held.blocks}
+        world.need(start.row not in known, f"{name}: row {start.row} is in use")
+        world.need(not taken & set(mine), f"{name}: blocks of row {start.row} are in use")
+        bound = epoch.slots // epoch.block_size
+        world.need(all(block < bound for block in mine), f"{name}: there is no such block")
+        ids = tuple(start.token_ids)
+        row = rows[start.row] = Row(start.claim, 0, start.computed, ids[-1], mine, term, ids)
+        return row
+
+    def _begin_pull(self, epoch: Epoch, iteration: pb.Iteration) -> None:
+        """Each rank fills its part of a row with what another engine has."""
+        pull, transfers, world = iteration.pull, self.engine.transfers, self.engine.world
+        row, ranks = self._admit(epoch, iteration.term, pull.admission, tuple(pull.blocks)), self.engine.ranks
+        row.missing = set(range(len(ranks)))
+        for rank in ranks:
+            seconds, fails = transfers.draw(world.random)
+            if seconds is not None:
+                world.after(seconds, partial(rank.receive, partial(rank._pulled, epoch, iteration, row, fails)))
+
+    def _pulled(self, epoch: Epoch, iteration: pb.Iteration, row: Row, fails: bool) -> None:
+        """This rank's part of a pull has ended. A block is taken only if its key is that of the row's own tokens."""
+        handed, positions, error = iteration.pull.handed, iteration.pull.admission.computed, ""
+        source = self.engine.transfers.held(handed, self.index)
+        if epoch.rows.get(iteration.pull.admission.row) is not row:
+            error = "the row was freed meanwhile"
+        elif fails or source is None:
+            error = "the transfer has failed"
+        elif source.ids[:positions] != row.ids[:positions]:
+            error = "the keys and values of other tokens"
+        else:
+            row.missing.discard(self.index)
+            row.state = source.state
+        if self.lane is not None:
+            self.lane.tell(pb.Report(pulled=pb.Pulled(number=iteration.number, bytes=positions, error=error)))
+
+
+@dataclass
+class Transfers:
+    """Pulls between engines: where their blocks are, and the probabilities of faults, while these last."""
+
+    engines: "dict[str, Engine]"
+    fails: float = 0.0
+    late: float = 0.0  # it takes up to the bound of a pull
+    hangs: float = 0.0  # its rank never says how it ended
+    hung: Callable[[], None] = lambda: None
+
+    def draw(self, chance: random.Random) -> tuple[float | None, bool]:
+        """Seconds until a pull ends, None for never, and whether it fails."""
+        if self.hangs and chance.random() < self.hangs:
+            self.hung()
+            return None, True
+        late = self.late and chance.random() < self.late
+        return chance.uniform(0.5, 10.0) if late else chance.random() * 0.01, chance.random() < self.fails
+
+    def held(self, handed: pb.Handed, index: int) -> Row | None:
+        """The row that a request was handed over with, while it is there and its rank answers."""
+        rank = self.engines[handed.engine].ranks[index]
+        epoch = rank.epoch
+        if not rank.alive or rank.frozen or epoch is None or epoch.over or not rank.member:
+            return None
+        if epoch.number != handed.epoch or rank.address != handed.sources[index].address:
+            return None
+        row = epoch.rows.get(handed.row)
+        return row if row is not None and (row.claim, row.length) == (handed.claim, handed.positions) else None
 
 
 @dataclass(eq=False)
@@ -263,10 +339,12 @@ class Engine:
 
     world: World
     name: str
+    transfers: Transfers
     room: int
     pace: tuple[float, float]  # seconds of an iteration, at least and at most
     stages: int = 1
     poisoned: Callable[[], None] = lambda: None  # told when a request has ended a rank
+    role: str = ""
 
     def __post_init__(self) -> None:
         self.epochs: dict[int, Epoch] = {}
@@ -338,7 +416,7 @@ class Lane:
             except Refusal as refusal:
                 self.end(refusal.code, refusal.details)
 
-        self._send("to", lambda: self._rank.hear(run) if self._rank.alive else self.end(GONE, "connection refused"))
+        self._send("to", lambda: self._rank.receive(run) if self._rank.alive else self.end(GONE, "connection refused"))
 
     def _send(self, direction: str, what: Callable[[], object]) -> None:
         self._network.travel(self._process, direction, what, self._order)
@@ -371,7 +449,7 @@ class Lane:
         message = pb.ControlMessage.FromString(raw)
         if not self.over.done():
             rank = self._rank
-            self._send("to", lambda: None if self._ended else rank.hear(lambda: rank.message(self, message)))
+            self._send("to", lambda: None if self._ended else rank.receive(lambda: rank.message(self, message)))
 
     def cancel(self) -> None:
         """The scheduler closes the lane."""
@@ -428,6 +506,7 @@ class Network:
     def __init__(self, world: World) -> None:
         self._world = world
         self.engines: dict[str, Engine] = {}
+        self.transfers = Transfers(self.engines)
         self.partitions: dict[str, list[Callable[[], object]]] = {}  # by the name of a scheduler
         self.delay = 0.0005
 
@@ -566,7 +645,7 @@ class Channel:
             try:
                 match name:
                     case "Hello" if rank.running(request.term):
-                        rank.engine.world.after(rank.running(request.term), lambda: rank.hear(do_hello))
+                        rank.engine.world.after(rank.running(request.term), lambda: rank.receive(do_hello))
                     case "Hello":
                         do_hello()
                     case "HostStore":
@@ -581,7 +660,7 @@ class Channel:
             except Refusal as refusal:
                 answer(refusal)
 
-        rank.hear(do)
+        rank.receive(do)
 
     def unary_stream(self, method: str, **_: Any) -> Callable[..., "Watch"]:
         assert method.endswith("Watch")

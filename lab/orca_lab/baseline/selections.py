@@ -2,6 +2,7 @@
 
 from orca_scheduler.core.core import Core
 from orca_scheduler.core.policy import Policy
+from orca_scheduler.core.roles import Role
 from orca_scheduler.core.sets import policy_named
 
 from .batchmaker import BatchMaker
@@ -22,8 +23,11 @@ def any_policy(text: str) -> Policy:
     return CELLS[text] if text in CELLS else WholeBatches.read(text)
 
 
-def core_of(policy: Policy, max_bs: int, n_workers: int, block_size: int, run_ahead: int = 0) -> Core:
+def core_of(
+    policy: Policy, max_bs: int, n_workers: int, block_size: int, run_ahead: int = 0, role: Role = Role.MIXED
+) -> Core:
     """The core that a policy runs in."""
     if isinstance(policy, WholeBatches):
+        assert not role, "whole batches stay on their engine"
         return BatchCore(max_bs, block_size, policy)
-    return Core(max_bs, n_workers, block_size, run_ahead, policy)
+    return Core(max_bs, n_workers, block_size, run_ahead, policy, role)

@@ -246,8 +246,9 @@ TABLE = (
         "orca_pulls_total",
         "counter",
         AT_SCHEDULER,
-        "Requests whose keys and values an engine of the role decode has pulled, or could not: those begin again.",
-        {"engine": ENGINE, "outcome": ("done", "failed")},
+        "Requests whose keys and values an engine of the role decode has pulled, could not pull, or did not try to "
+        "pull because the last ones had failed. It computes them itself then.",
+        {"engine": ENGINE, "outcome": ("done", "failed", "skipped")},
     ),
     Row(
         "orca_pulled_bytes_total",
@@ -260,8 +261,8 @@ TABLE = (
         "orca_decode_initiations_total",
         "counter",
         AT_SCHEDULER,
-        "Initiations at an engine of the role decode: of requests that were preempted, or that it had when its master "
-        "changed.",
+        "Initiations at an engine of the role decode: of requests whose keys and values were not pulled, that were "
+        "preempted, or that it had when its master changed.",
         {"engine": ENGINE},
     ),
     Row(

@@ -155,17 +155,22 @@ local function has_adapter(engine, adapter)
 end
 
 -- Whether an engine that decodes may go on with what one that prefills begins with these weights: one that does not finish.
--- Where none has formed, they wait for one.
+-- Where none has formed, they wait for one. Those that decode have the last names, so of engines of one size they come first.
+local GONE_ON_WITH = {}
 local function gone_on_with(mine)
-  local waited_for = true
-  for _, engine in ipairs(call('ZRANGE', ENGINES, 1, '+inf', 'BYSCORE')) do
-    local weights, finishing, role = fields(ENGINE .. engine, 'weights', 'finishing', 'role')
-    if role == 'decode' and weights == mine and finishing ~= '1' then
-      return true
+  if GONE_ON_WITH[mine] == nil then
+    local waited_for = true
+    for _, engine in ipairs(call('ZRANGE', ENGINES, '+inf', 1, 'BYSCORE', 'REV')) do
+      local weights, finishing, role = fields(ENGINE .. engine, 'weights', 'finishing', 'role')
+      if role == 'decode' and weights == mine and finishing ~= '1' then
+        GONE_ON_WITH[mine] = true
+        return true
+      end
+      waited_for = waited_for and role ~= 'decode'
     end
-    waited_for = waited_for and role ~= 'decode'
+    GONE_ON_WITH[mine] = waited_for
   end
-  return waited_for
+  return GONE_ON_WITH[mine]
 end
 
 -- An id for an adapter of this name, which was never given before.

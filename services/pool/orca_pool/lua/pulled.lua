@@ -1,4 +1,4 @@
--- Notes that an engine has the keys and values of a request that was handed over to it: who kept them may let go of them.
+-- Notes that an engine has the keys and values of a request that was handed over to it, or computes them: who kept them may let go.
 --
 -- KEYS: the pool hash.
 -- ARGV: engine, owner, term, request id, claim number.

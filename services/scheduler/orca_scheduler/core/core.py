@@ -8,7 +8,7 @@ whether they come from a live engine, a simulation or a journal.
 
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -213,9 +213,20 @@ class Pull:
     free_rows: tuple[int, ...]
 
 
-Action = ScheduleBatch | Commit | GiveBack | HandOver | Pull
+@dataclass(frozen=True, slots=True)
+class BeginHere:
+    """These requests, which another engine had begun, begin again on this one: their pull has failed, or was not
+    `tried` because the last ones had failed. The other engine may let go of them."""
+
+    claims: tuple[int, ...]
+    tried: bool
+
+
+Action = ScheduleBatch | Commit | GiveBack | HandOver | Pull | BeginHere
 
 NOTHING = Plan((), Stop.POOL)
+PULLS = 3  # in a row that failed, after which none is tried for PAUSE seconds
+PAUSE = 10.0  # as long as one pull may take
 
 # One of each is made for each row of an iteration, so from a tuple: in 0.15 us, where Member(..) itself takes 0.4.
 _member: Callable[[tuple[int, int, int, int, int, tuple[int, ...], int | None, int, tuple[int, ...]]], Member]
@@ -276,6 +287,8 @@ class Core:
         self._iteration = 0
         self._last_arrival = 0
         self._formed = self._draining = False
+        self.failed_pulls = 0  # in a row
+        self._pull_at = 0.0  # no pull is tried before
 
     @property
     def n_scheduled(self) -> int:
@@ -346,6 +359,8 @@ class Core:
                 self._let_go(event.claims)
         batches: list[Action] = []
         if self.role is Role.DECODE:
+            if event.now < self._pull_at:
+                actions += self._begin_here([r for r in self._pool if r.elsewhere and not r.in_flight], tried=False)
             batches += self._begin_pulls()
         while (batch := self._schedule()) is not None:
             batches.append(batch)
@@ -366,6 +381,7 @@ class Core:
             "draining": self._draining,
             "positions": self.limits.positions,
             **({"kept": [asdict(request) for request in self._kept.values()]} if self._kept else {}),
+            **({"pulls": (self.failed_pulls, self._pull_at)} if self.failed_pulls else {}),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -383,6 +399,7 @@ class Core:
         self.limits = replace(self.limits, positions=state.get("positions", self.limits.positions))
         kept = [Request.restored(values) for values in state.get("kept", ())]
         self._kept = {request.claim: request for request in kept}
+        self.failed_pulls, self._pull_at = state.get("pulls", (0, 0.0))
 
     def _schedule(self) -> ScheduleBatch | None:
         """Algorithm 1, lines 3 to 7: one batch, if one may be in flight and there is work for it."""
@@ -603,17 +620,30 @@ class Core:
         return pulls
 
     def _pulled(self, event: Pulled) -> list[Action]:
-        """The request goes on with increments. One whose blocks were not filled goes back, and begins again."""
+        """The request goes on with increments. One whose blocks were not filled begins again, on this engine:
+        however often pulls fail, a request waits for one of them alone."""
         request = self._claims.get(event.claim)
         if request is None or not (request.elsewhere and request.in_flight):
             return []
         request.in_flight = 0
-        if event.done and not request.ended:
+        if request.ended:
+            self._end(request)
+            return []
+        if event.done:
             request.computed, request.elsewhere, request.initiated = request.elsewhere, 0, True
+            self.failed_pulls, self._pull_at = 0, 0.0
             return self._expire(event.now)
-        gone = request.ended
-        self._end(request)
-        return [] if gone else [GiveBack(((event.claim, False),))]
+        self.failed_pulls += 1
+        if self.failed_pulls >= PULLS:
+            self._pull_at = event.now + PAUSE
+        return [*self._begin_here([request], tried=True), *self._expire(event.now)]
+
+    def _begin_here(self, requests: Sequence[Request], *, tried: bool) -> list[Action]:
+        """Has requests compute what another engine has."""
+        for request in requests:
+            self._release(request)
+            request.elsewhere = request.computed = 0
+        return [BeginHere(tuple(r.claim for r in requests), tried)] if requests else []
 
     def _expire(self, now: float) -> list[Action]:
         """Ends requests past their deadline. A RUNNING one ends when its batch returns."""
@@ -629,6 +659,7 @@ class Core:
         self._pool.clear()
         self._claims.clear()
         self.in_flight.clear()
+        self.failed_pulls, self._pull_at = 0, 0.0
         self.memory, self._formed = self.policy.memory(0, self.block_size), False
         return [GiveBack(requests)] if requests else []
 

@@ -14,6 +14,7 @@ from orca_common.reservation import Reservation
 from ..core.core import (
     Arrived,
     BatchReturned,
+    BeginHere,
     Cancelled,
     Commit,
     Drain,
@@ -309,6 +310,10 @@ class History:
                     if (stay := self._live.get(action.claim)) is not None:
                         stay.pulled, stay.slots = True, len(action.blocks) * self._block
                         self._reserved += stay.slots
+                case BeginHere():
+                    for stay in filter(None, (self._live.get(claim) for claim in action.claims)):
+                        self._reserved -= stay.slots
+                        stay.slots = 0
                 case ScheduleBatch():
                     pass
         for action in line.actions:

@@ -39,6 +39,7 @@ from ..core import core
 from ..core.core import (
     Arrived,
     BatchReturned,
+    BeginHere,
     Cancelled,
     Commit,
     Core,
@@ -480,6 +481,8 @@ class EngineMaster:
                     self._give_back(action)
                 case HandOver():
                     self._hand_over(action)
+                case BeginHere():
+                    self._begin_here(action)
                 case ScheduleBatch() | Pull():
                     pass
 
@@ -781,6 +784,16 @@ class EngineMaster:
             about = {"engine": self.engine, "request": held.claimed.request_id, "why": error}
             log.warning("keys and values were not pulled: the request begins again", extra=about)
         self._post(Pulled(self._now, claim, not error))
+
+    def _begin_here(self, action: BeginHere) -> None:
+        """Says that the engine which had begun these requests may let go of them."""
+        for claim in action.claims:
+            self._spawn(self._ledger.pulled(claim))
+        if not action.tried:
+            self._metrics.not_pulled(len(action.claims))
+        elif self.core.failed_pulls >= core.PULLS:
+            about = {"engine": self.engine, "failed": self.core.failed_pulls, "seconds": core.PAUSE}
+            log.warning("pulls fail one after the other: requests begin again without one for a while", extra=about)
 
     def _hand_over(self, action: HandOver) -> None:
         """Tells the pool, with the next commit, where these requests' keys and values are."""

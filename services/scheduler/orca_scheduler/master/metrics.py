@@ -32,7 +32,7 @@ class EngineMetrics:
         self._preemptions = metrics.counter("orca_preemptions_total", engine)
         self._handed_over = metrics.counter("orca_handed_over_total", engine)
         self._pulls = {
-            done: metrics.counter("orca_pulls_total", engine, "done" if done else "failed") for done in (True, False)
+            outcome: metrics.counter("orca_pulls_total", engine, outcome) for outcome in ("done", "failed", "skipped")
         }
         self._pulled_bytes = metrics.counter("orca_pulled_bytes_total", engine)
         self._begun_again = metrics.counter("orca_decode_initiations_total", engine)
@@ -116,8 +116,12 @@ class EngineMetrics:
 
     def pulled(self, size: int, done: bool) -> None:
         """The pull of a request has ended on all ranks, which took this number of bytes."""
-        self._pulls[done].add()
+        self._pulls["done" if done else "failed"].add()
         self._pulled_bytes.add(size)
+
+    def not_pulled(self, requests: int) -> None:
+        """Requests begin here, and none of their pulls was tried."""
+        self._pulls["skipped"].add(requests)
 
     def committed(self, seconds: float, tokens: int) -> None:
         """The pool has answered a commit, by which it has this many tokens more."""
