@@ -1,6 +1,9 @@
-"""How many examples property tests draw: a part of them in `make test`, all in `make fuzz`."""
+"""How much of what is drawn, and of a product of parameters, is tried: a part in `make test`, all in `make fuzz`."""
 
 import os
+from collections.abc import Sequence
+from itertools import combinations, product
+from typing import Any
 
 PART = 1 if os.environ.get("EXAMPLES") == "all" else 4
 
@@ -8,3 +11,19 @@ PART = 1 if os.environ.get("EXAMPLES") == "all" else 4
 def examples(count: int) -> int:
     """Of `count` examples, those of this run."""
     return count // PART
+
+
+def covering(*axes: Sequence[Any], strength: int = 2) -> list[tuple[Any, ...]]:
+    """Cases of a product of parameters, of which any `strength` values of different axes meet in one case at least.
+
+    Most faults need two values (a family on an instruction set) or one. Each case is the one that has the most meetings
+    which no case before it has had. In `make fuzz` it is the whole product.
+    """
+    cases = list(product(*(range(len(axis)) for axis in axes)))
+    if PART > 1:
+        of = {case: set(combinations(enumerate(case), strength)) for case in cases}
+        missing, cases = set[Any]().union(*of.values()), []
+        while missing:
+            cases.append(max(of, key=lambda case: len(of[case] & missing)))
+            missing -= of.pop(cases[-1])
+    return [tuple(axis[n] for axis, n in zip(axes, case, strict=True)) for case in cases]

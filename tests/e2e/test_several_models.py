@@ -31,7 +31,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 NAMES = ("a", "b")
 PROMPTS = [[3, 17, 200, 45], [911, 12], [64, 65, 66, 67, 68, 69]]
 COUNT = 40
-LONG = 400  # tokens of a stream that is cut
+LONG = 200  # tokens of a stream that is cut
 decode = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json")).decode  # of both
 
 

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from properties import covering
 from torch import Tensor
 
 from orca_kernels.cpu.library import BatchPointers, instruction_sets
@@ -21,6 +23,9 @@ ISAS = instruction_sets()
 DTYPES = (torch.float32, torch.bfloat16)
 # Of a result of about 1. A bfloat16 operand carries 8 bits, half an ulp of 1 is 2e-3, and two are rounded on the way.
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 8e-3}
+
+Way = tuple[str, torch.dtype]
+WAYS: list[Way] = list(product(ISAS, DTYPES))  # one axis of a product: each has kernels of its own
 
 each_isa = pytest.mark.parametrize("isa", ISAS)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -257,12 +262,13 @@ def test_the_head_of_a_row_that_is_not_finite(isa: str, dtype: torch.dtype) -> N
         assert np.isnan(best()).all()
 
 
-@each_isa
-@each_dtype
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize(("inner", "width"), [(1, 24), (7, 24), (8, 33), (13, 50), (70, 48), (24, 70)])
-def test_gates(isa: str, dtype: torch.dtype, inner: int, width: int, bias: bool) -> None:
+GATES = ((1, 24), (7, 24), (8, 33), (13, 50), (70, 48), (24, 70))  # columns of each half, inputs
+
+
+@pytest.mark.parametrize(("way", "bias", "shape"), covering(WAYS, (False, True), GATES), ids=str)
+def test_gates(way: Way, bias: bool, shape: tuple[int, int]) -> None:
     """activation(gate) * up. Columns of both stand side by side in eights, of which the last may be cut."""
+    (isa, dtype), (inner, width) = way, shape
     torch.manual_seed(inner)
     gate, up = torch.randn(2, inner, width) / width**0.5
     added = torch.randn(2, inner) if bias else None
@@ -439,28 +445,31 @@ def attention(
 MIXED = Requests([0, 0, 5, 15, 16, 31, 32, 0, 70], [1, 37, 1, 1, 1, 1, 1, 70, 3])
 
 
-@each_isa
-@each_dtype
-@pytest.mark.parametrize(
-    ("heads", "group", "size"), [(2, 1, 64), (3, 1, 20), (14, 1, 20), (1, 4, 32), (2, 3, 8), (1, 1, 128)]
-)
-@pytest.mark.parametrize("block_size", [1, 16, 20, 32])
-def test_attention(isa: str, dtype: torch.dtype, heads: int, group: int, size: int, block_size: int) -> None:
+HEADS = ((2, 1, 64), (3, 1, 20), (14, 1, 20), (1, 4, 32), (2, 3, 8), (1, 1, 128))  # heads, group, size
+
+
+@pytest.mark.parametrize(("way", "shape", "block_size"), covering(WAYS, HEADS, (1, 16, 20, 32)), ids=str)
+def test_attention(way: Way, shape: tuple[int, int, int], block_size: int) -> None:
+    (isa, dtype), (heads, group, size) = way, shape
     got, want = attention(isa, dtype, MIXED, heads=heads, group=group, size=size, block_size=block_size)
     close(got, want, dtype)
 
 
-@each_isa
-@each_dtype
-@pytest.mark.parametrize(
-    ("heads", "group", "size", "block_size", "window"),
-    [(2, 1, 64, 16, 0), (3, 1, 20, 5, 0), (14, 1, 20, 1, 5), (1, 4, 32, 32, 0), (2, 3, 7, 16, 33), (1, 1, 128, 20, 0)],
+CODED = (
+    (2, 1, 64, 16, 0),
+    (3, 1, 20, 5, 0),
+    (14, 1, 20, 1, 5),
+    (1, 4, 32, 32, 0),
+    (2, 3, 7, 16, 33),
+    (1, 1, 128, 20, 0),
 )
-def test_attention_over_codes(
-    isa: str, dtype: torch.dtype, heads: int, group: int, size: int, block_size: int, window: int
-) -> None:
+
+
+@pytest.mark.parametrize(("way", "shape"), covering(WAYS, CODED), ids=str)
+def test_attention_over_codes(way: Way, shape: tuple[int, int, int, int, int]) -> None:
     """Keys and values in eight bits: those that the test has put there, and those that the kernel writes. In bfloat16
     queries and the softmax's weights are narrowed, as over keys and values in bfloat16."""
+    (isa, dtype), (heads, group, size, block_size, window) = way, shape
     of: dict[str, Any] = {"heads": heads, "group": group, "size": size, "block_size": block_size, "window": window}
     got, want = attention(isa, dtype, MIXED, **of, codes=True)
     close(got, want, dtype)
@@ -491,14 +500,14 @@ def test_heads_become_codes(isa: str) -> None:
         assert torch.equal(scales.nan_to_num(-1), wanted.nan_to_num(-1))
 
 
-@each_isa
-@each_dtype
-@pytest.mark.parametrize("window", [1, 5, 31, 32, 33, 64, 1000])
-@pytest.mark.parametrize(("heads", "group", "size", "block_size"), [(2, 3, 64, 16), (1, 1, 20, 5)])
-def test_a_window(
-    isa: str, dtype: torch.dtype, heads: int, group: int, size: int, block_size: int, window: int
-) -> None:
+@pytest.mark.parametrize(
+    ("way", "window", "shape"),
+    covering(WAYS, (1, 5, 31, 32, 33, 64, 1000), ((2, 3, 64, 16), (1, 1, 20, 5))),
+    ids=str,
+)
+def test_a_window(way: Way, window: int, shape: tuple[int, int, int, int]) -> None:
     """It ends within tiles of 32 keys, on their borders, and is longer than all requests."""
+    (isa, dtype), (heads, group, size, block_size) = way, shape
     got, want = attention(isa, dtype, MIXED, heads=heads, group=group, size=size, block_size=block_size, window=window)
     close(got, want, dtype)
 

@@ -14,7 +14,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernels.test_cpu import Memory, close, each_dtype, each_isa, normed, pointers, rows_alone
+from kernels.test_cpu import WAYS, Memory, Way, close, each_dtype, each_isa, normed, pointers, rows_alone
+from properties import covering
 from torch import Tensor
 
 from orca_kernels.cpu.program import Attention, Program
@@ -101,15 +102,18 @@ def attention(
 MIXED = Members([1, 37, 5, 64, 33, 70, 90], [0, 0, 5, 15, 31, 0, 70], [1, 37, 1, 1, 3, 70, 1])
 
 
-@each_isa
-@each_dtype
-@pytest.mark.parametrize("sees_input", [True, False], ids=["all keys of the input", "from a later key on"])
-@pytest.mark.parametrize("reach", [0, 9, 40])
-@pytest.mark.parametrize(("heads", "size"), [(3, 64), (5, 20), (2, 32)])
-def test_attention(isa: str, dtype: torch.dtype, sees_input: bool, reach: int, heads: int, size: int) -> None:
+HEADS = ((3, 64), (5, 20), (2, 32))  # heads, size
+
+
+@pytest.mark.parametrize(
+    ("way", "sees_input", "reach", "shape"), covering(WAYS, (True, False), (0, 9, 40), HEADS), ids=str
+)
+def test_attention(way: Way, sees_input: bool, reach: int, shape: tuple[int, int]) -> None:
+    """Over all keys of the input, or from a later key on."""
+    (isa, dtype), (heads, size) = way, shape
     for block_size, codes in ((1, False), (16, False), (20, False), (16, True), (5, True)):
-        shape: dict[str, Any] = {"heads": heads, "size": size, "reach": reach, "block_size": block_size}
-        got, want = attention(isa, dtype, MIXED, sees_input=sees_input, **shape, codes=codes)
+        of: dict[str, Any] = {"heads": heads, "size": size, "reach": reach, "block_size": block_size}
+        got, want = attention(isa, dtype, MIXED, sees_input=sees_input, **of, codes=codes)
         close(got, want, dtype)
 
 
@@ -117,14 +121,12 @@ def test_attention(isa: str, dtype: torch.dtype, sees_input: bool, reach: int, h
 PROMPTS = Members([1, 37, 5, 64, 33, 70, 90, 2], [0, 0, 0, 64, 40, 0, 0, 2], [1, 37, 9, 1, 3, 75, 90, 1])
 
 
-@each_isa
-@each_dtype
-@pytest.mark.parametrize("reach", [0, 9])
-@pytest.mark.parametrize(("heads", "size"), [(3, 64), (5, 20), (2, 32)])
-def test_attention_of_a_prefix_lm(isa: str, dtype: torch.dtype, reach: int, heads: int, size: int) -> None:
+@pytest.mark.parametrize(("way", "reach", "shape"), covering(WAYS, (0, 9), HEADS), ids=str)
+def test_attention_of_a_prefix_lm(way: Way, reach: int, shape: tuple[int, int]) -> None:
+    (isa, dtype), (heads, size) = way, shape
     for block_size, codes in ((1, False), (16, False), (20, False), (16, True)):
-        shape: dict[str, Any] = {"heads": heads, "size": size, "reach": reach, "block_size": block_size}
-        got, want = attention(isa, dtype, PROMPTS, sees_prompt=True, **shape, codes=codes)
+        of: dict[str, Any] = {"heads": heads, "size": size, "reach": reach, "block_size": block_size}
+        got, want = attention(isa, dtype, PROMPTS, sees_prompt=True, **of, codes=codes)
         close(got, want, dtype)
 
 

@@ -15,6 +15,7 @@ SHAPES = {  # heads, key/value heads, head size, block size
     "plain": (1, 1, 64, 16),
     "grouped, odd": (6, 2, 20, 7),
     "one for all": (20, 1, 8, 1),  # more heads than an increment's tile has rows
+    "one group": (3, 1, 20, 7),
 }
 BATCHES = {
     "increments in one split": [Part(0, 0), Part(1, 14), Part(2, 15), Part(3, 16), Part(4, 255)],
@@ -24,7 +25,9 @@ BATCHES = {
 }
 # On a GPU all; in the interpreter, which is slow, each shape in one type.
 FEW = [("plain", torch.float16), ("one for all", torch.float16), ("grouped, odd", torch.float32)]
-SHAPES_AND_TYPES = FEW if INTERPRETED else [(shape, dtype) for shape in SHAPES for dtype in TYPES]
+SHAPES_AND_TYPES = (
+    FEW if INTERPRETED else [(shape, dtype) for shape in SHAPES if shape != "one group" for dtype in TYPES]
+)
 
 
 @cache
@@ -66,12 +69,12 @@ def test_a_window(batch: str, window: int) -> None:
         torch.testing.assert_close(result.double(), those.expected(part, window), rtol=0, atol=5e-6)
 
 
-@pytest.mark.parametrize("shape", ["grouped, odd", "one for all"])
+@pytest.mark.parametrize("shape", ["one group", "one for all"])
 def test_a_prefix_lm(shape: str) -> None:
     """Prompts that end within tiles and in a second split; increments see no more than without a prompt."""
-    long = 280 if shape == "grouped, odd" or not INTERPRETED else 40
+    long = 280 if shape == "one group" or not INTERPRETED else 40
     parts = [Part(0, 0, 1, 1), Part(2, 0, 16, 9), Part(3, 0, 17, 17), Part(4, 0, long, long - 10), Part(5, 519, 1, 300)]
-    those = requests(shape, dict(SHAPES_AND_TYPES)[shape] if INTERPRETED else torch.float32)
+    those = requests(shape, torch.float16 if INTERPRETED and shape == "one for all" else torch.float32)
     results = those.attend(parts)
     for part, result in zip(parts, results, strict=True):
         bound = max(2 * EPSILON[result.dtype], 5e-6)
