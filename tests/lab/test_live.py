@@ -1,4 +1,4 @@
-"""The lab on real stacks of a tiny model, with a few requests: counts, orders, files and columns, and no times."""
+"""The lab on real stacks of the demo model, with a few requests: counts, orders, files and columns, and no times."""
 
 import asyncio
 import csv
@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import make_gpt2
 from stacks import folder_in_memory, running
 from typer.testing import CliRunner
 
@@ -29,18 +28,12 @@ from orca_lab.real_claims import said
 from orca_lab.replay import first_difference
 from orca_lab.sequence import Compared, compare
 from orca_lab.workload import AT_ONCE, Lengths, Seeds, drawn
+from orca_local.stack import DEMO_MODEL
 from orca_scheduler.core.core import Commit
 from orca_scheduler.master.journal import CoreStep, read, scheduled
 
-LAYOUT = Layout(dtype="float32")  # of the demo model
+LAYOUT = Layout(dtype="float32")
 SMALL = replace(QUICK, requests=5, queued=10, divide=16)
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Layout:
-    """A model that computes next to nothing, with the positions of the demo model."""
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    return Layout(str(make_gpt2(folder, heads=2, layers=2, hidden=16, vocab=97, positions=512, seed=3)), "float32")
 
 
 def orca_lab(*arguments: object) -> Any:
@@ -109,21 +102,15 @@ def test_the_rate_at_a_latency_lies_on_the_curve() -> None:
     assert said("10b", "that is 36.9 times as much", {}) == "not run"
 
 
-async def test_figures_3_and_8b_on_a_stack(tiny: Layout) -> None:
+async def test_figures_3_and_8b_on_a_stack() -> None:
     """Microbatches of one request on two stages. All of an answer is in the commit that ends its batch; the requests of
     a batch run in turn. The journal replays, and is the simulated one."""
-    _, program = stack_of(tiny, Setting(2, 1))
+    _, program = stack_of(LAYOUT, Setting(2, 1))
     sizes = [40, 2, 3, 9]
     with folder_in_memory() as folder:
         slots = slots_for(2, 512, BLOCK_SIZE)
         async with running(
-            Path(folder),
-            tiny.checkpoint.folder,
-            scheduler=program,
-            pp=2,
-            slots=slots,
-            max_batch_size=2,
-            block_size=BLOCK_SIZE,
+            Path(folder), DEMO_MODEL, scheduler=program, pp=2, slots=slots, max_batch_size=2, block_size=BLOCK_SIZE
         ) as stack:
             answers = await asyncio.gather(*(stack.tokens([n, 5], count) for n, count in enumerate(sizes)))
             assert [len(tokens) for tokens in answers] == sizes
@@ -151,10 +138,10 @@ def by_claim(commits: Sequence[Commit]) -> dict[int, list[int]]:
     return found
 
 
-def test_batchmaker_live(tmp_path: Path, tiny: Layout) -> None:
+def test_batchmaker_live(tmp_path: Path) -> None:
     """Its mean batch is near 1, and its iterations are the simulated ones."""
     journal = tmp_path / "journal-engine-0-1.jsonl"
-    with Live(tiny, Setting.read("batchmaker"), keep=journal) as live:
+    with Live(LAYOUT, Setting.read("batchmaker"), keep=journal) as live:
         result = live.serve(drawn(Lengths((4, 400), (1, 20)), AT_ONCE, 1.0, 20, Seeds.of(2)))
     assert all(one.came for one in result.requests)
     assert result.rows == sum(one.asked.output_tokens for one in result.requests)
@@ -167,36 +154,35 @@ def points(folder: Path) -> list[dict[str, str]]:
     return list(csv.DictReader((folder / "points.csv").read_text().splitlines()))
 
 
-def test_real_figures_and_their_claims(tmp_path: Path, tiny: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_real_figures_and_their_claims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(real, "ROUNDS", 1)
-    model = ("--model", tiny.model, "--dtype", "float32")
-    done = orca_lab("figure", 9, "--real", "--quick", *model, "--out", tmp_path)
+    done = orca_lab("figure", 9, "--real", "--quick", "--dtype", "float32", "--out", tmp_path)
     assert done.exit_code == 0, done.stderr
     rows = points(tmp_path / "figure-9-real")
     assert list(rows[0]) == list(Point._fields)
     assert len(rows) == 2 * 6 * 2 * 1  # inputs, batches, engines, rounds
-    found = figure_10(SMALL, Real(tiny, attempts=0), lambda said: None, [Setting(4), Setting(2, 1)])
+    found = figure_10(SMALL, Real(LAYOUT, attempts=0), lambda said: None, [Setting(4), Setting(2, 1)])
     report.write(tmp_path / "figure-10-real", found, SMALL, "orca lab figure 10 --real", "abc")
     again = report.read(tmp_path / "figure-10-real", 10)
     assert again.numbers == found.numbers
     panels = {point.panel for point in found.points}
-    assert panels == {"tiny tp 1 pp 1", "tiny tp 1 pp 1, simulated"}
+    assert panels == {"demo_model tp 1 pp 1", "demo_model tp 1 pp 1, simulated"}
     assert len(found.points) == 2 * 2 * len(SHARES)
     assert {name.split(" ")[-1] for name in found.numbers if "over" in name} == {"ft"}
     table = (tmp_path / "figure-10-real" / "table.md").read_text()
     assert "Guard: off." in table
     assert said("9a", "on 13B, Orca's", report.real_figures_in(tmp_path)).startswith("Orca's engine takes ")
-    few = ("--quick", "--requests", 5, "--attempts", 0, "--system", "orca(1)", "--out", tmp_path)
-    done = orca_lab("figure", 11, "--real", *model, *few)
+    tiny = ("--quick", "--requests", 5, "--attempts", 0, "--system", "orca(1)", "--out", tmp_path)
+    done = orca_lab("figure", 11, "--real", *tiny)
     assert done.exit_code == 0, done.stderr
     assert {row["system"] for row in points(tmp_path / "figure-11-real")} == {"orca(1)"}
     assert "name one of them" in orca_lab("figure", 9).stderr
     assert "measured for tp 1 and pp 1" in orca_lab("figure", 9, "--real", "--pp", 2).stderr
 
 
-def test_calibrate_and_validate(tmp_path: Path, tiny: Layout) -> None:
+def test_calibrate_and_validate(tmp_path: Path) -> None:
     path = tmp_path / "calibration.json"
-    given = ("--quick", "--model", tiny.model, "--dtype", "float32", "--max-bs", 4)
+    given = ("--quick", "--dtype", "float32", "--max-bs", 4)
     done = orca_lab("calibrate", *given, "--requests", 10, "--out", path)
     assert done.exit_code == 0, done.stderr
     about = json.loads(path.read_text())["about"]
