@@ -30,7 +30,7 @@ KERNELS = $(BIN)/python -c 'from orca_kernels.cpu.build import all_built; all_bu
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test again examples page alerts hostile test-kubernetes distributed fuzz matrix takeovers links sentinel restart overload soak lint audit docs
+.PHONY: help setup demo check test again examples page alerts hostile test-kubernetes distributed stacks fuzz matrix takeovers links sentinel restart overload soak lint audit docs
 .PHONY: simulate mutations figures clients schemas load-tools bench bench-pool gpu gpu-node rehearse protos locks images push release package publish
 
 help: ## Show this help.
@@ -120,7 +120,11 @@ hostile: $(STAMP) ## Attack an endpoint from one host, at its door and through n
 test-kubernetes: $(STAMP) ## Run the tests on KUBECONFIG's cluster, with the images REGISTRY/orca-*:TAG.
 	IMAGE_REGISTRY=$(REGISTRY) IMAGE_TAG=$(TAG) $(BIN)/pytest -m '$(PART)'
 
-distributed: $(STAMP) ## Run all of what `make test` samples: tokens of every tp x pp and of 400 checkpoints, ROUNDS=30 of killed and frozen ranks; SAMPLE=48 of the tokens; SCHEMAS=5000.
+distributed: stacks ## Run all of what `make test` samples: those of `make stacks`, tokens of 400 checkpoints, and larger numbers of other tests; SCHEMAS=5000.
+	$(BIN)/pytest -n 3 --dist worksteal -m long tests/worker tests/kernels tests/helm tests/lab \
+		tests/e2e/test_sweep.py tests/e2e/test_roles.py tests/endpoint/test_schemas.py
+
+stacks: $(STAMP) ## Run whole stacks: tokens of every tp x pp, SAMPLE=48 of them; ROUNDS=30 of killed and frozen ranks in each of five layouts.
 	$(BIN)/python tests/e2e/token_grid.py $(if $(SAMPLE),--sample $(SAMPLE))
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS)
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --tp 1 --pp 3 --run-ahead 1 --policy balanced,positions=9,prefix=tenant --slots 112
@@ -129,7 +133,6 @@ distributed: $(STAMP) ## Run all of what `make test` samples: tokens of every tp
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --forms --policy drafts=ngram
 	$(BIN)/python tests/e2e/role_rounds.py --rounds 6 --tp 2
 	$(BIN)/python tests/e2e/role_rounds.py --rounds 6 --pp 2 --seed 2
-	$(BIN)/pytest -n 3 --dist worksteal -m long tests/worker tests/kernels tests/e2e/test_sweep.py tests/endpoint/test_schemas.py
 
 simulate: $(STAMP) ## Simulate endpoints, schedulers and clients on a pool with faults: SEEDS=300, FIRST=0.
 	$(BIN)/python tests/simulator/simulate.py --seeds $(SEEDS) --first $(or $(FIRST),0)

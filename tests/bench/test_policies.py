@@ -1,15 +1,18 @@
 """The bench of policies: its loads on a real stack, and its report."""
 
 import re
+from pathlib import Path
 
 import pytest
+import stacks  # noqa: F401  # its stacks begin warm
+from checkpoints import make_gpt2
 
 from orca_bench import policies
 from orca_bench.policies import COLUMNS, LOADS, POLICIES, measured, ratios, report
 from orca_local.stack import DEMO_MODEL
 from orca_scheduler.core.sets import policy_named
 
-TOKENS = 3 * 100
+TOKENS = 100  # of a request of `copies` or `fresh`
 
 
 def test_the_report_has_medians_of_the_rounds() -> None:
@@ -43,7 +46,7 @@ def test_ratios_are_of_the_same_round() -> None:
 
 async def test_iterations_with_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Text that repeats itself takes fewer iterations than tokens, other text hardly."""
-    monkeypatch.setattr(policies, "IN_TURN", 3)
+    monkeypatch.setattr(policies, "IN_TURN", 1)
     iterations = dict[str, int]()
     async for line in measured("drafts=ngram", ["copies", "fresh"], 1, model=str(DEMO_MODEL), slots=8000):
         assert (line["errors"], line["output_tokens"]) == (0, TOKENS)
@@ -52,12 +55,15 @@ async def test_iterations_with_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert iterations["fresh"] > 0.9 * TOKENS
 
 
-async def test_conversations_are_computed_less_where_blocks_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_conversations_are_computed_less_where_blocks_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The answers of a turn are in the prompt of the next one."""
     monkeypatch.setattr(policies, "CONVERSATIONS", 3)
+    model = make_gpt2(tmp_path / "model", heads=2, layers=1, hidden=16, vocab=97, positions=512, seed=3)
     positions = dict[str, int]()
     for policy in ("paper", "prefix=tenant"):
-        (line,) = [one async for one in measured(policy, ["chat"], 1, model=str(DEMO_MODEL), slots=4000)]
+        (line,) = [one async for one in measured(policy, ["chat"], 1, model=str(model), slots=4000)]
         assert (line["requests"], line["errors"], line["output_tokens"]) == (12, 0, 12 * 40)
         positions[policy] = line["positions"]
     assert positions["prefix=tenant"] < 0.6 * positions["paper"]

@@ -126,15 +126,17 @@ async def test_closed_cases_through_the_stack(tmp_path: Path) -> None:
     assert re.search(warned, counted.errors)
 
 
-async def test_the_engine_and_a_peer_in_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_engine_and_a_peer_in_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, cases = tmp_path / "model", tmp_path / "cases.json"
     make_gpt2(model, heads=2, layers=1, hidden=16, vocab=97, positions=64, seed=3)
     cases.write_text(dump({"small": fixed(2, 4, 3, vocabulary=range(97))}))
     options = ["--model", model, "--cases", cases, "--dtype", "float32", "--threads", 1, "--device", "cpu"]
-    alone = await bench("engine", *options, "--runs", 2, "--json-file", tmp_path / "alone.jsonl")
-    assert alone.status == 0, alone.errors
-    assert [(line["case"], line["output_tokens"], line["iterations"]) for line in alone.lines] == [("small", 6, 3)] * 2
-    assert (tmp_path / "alone.jsonl").read_text() == alone.output
+    words = ["bench", "engine", *map(str, options), "--runs", "2", "--json-file", str(tmp_path / "alone.jsonl")]
+    alone = CliRunner().invoke(app, words)
+    assert alone.exit_code == 0, alone.stderr
+    lines = [json.loads(line) for line in alone.stdout.splitlines()]
+    assert [(line["case"], line["output_tokens"], line["iterations"]) for line in lines] == [("small", 6, 3)] * 2
+    assert (tmp_path / "alone.jsonl").read_text() == alone.stdout
 
     said = [{"engine": "peer", "case": case, "seconds": 1000.0} for case in ("small", "other")]
     peer = "; ".join(["echo loading", *(f"echo '{json.dumps(line)}'" for line in said)])

@@ -20,8 +20,8 @@ PLAIN = [block for block in ALL if block.language in RUNNABLE and block.reason i
 # Commands that would run these tests inside themselves, or never end: their blocks must be tagged.
 NESTED = re.compile(r"\bmake (test|check|demo|setup)|pytest|orca serve")
 RUN = [block for block in PLAIN if not NESTED.search(block.code)]
-# Of 78 s of CPU time that all blocks took, those of these programs took 45. Each has tests of its own.
-LONG = re.compile(r"orca (bench|chaos)|simulate\.py")
+# Of 78 s of CPU time that all blocks took, those of these programs took 50. Each has tests of its own.
+LONG = re.compile(r"orca (bench|chaos|lab plan)|simulate\.py")
 STACK = ".venv/bin/orca serve --endpoints 2"  # the one that all other blocks meet
 COMMANDS = {line for block in ALL if block.serves for line in block.code.splitlines() if line}
 
@@ -63,6 +63,7 @@ def test_block(block: Block, served: Served, tmp_path: Path) -> None:
     assert output, f"it printed nothing:\n{code}"
 
 
+@pytest.mark.long  # a stack for each; tests/e2e has such stacks
 @pytest.mark.parametrize("command", sorted(COMMANDS - {STACK}))
 def test_serve(command: str, tmp_path: Path) -> None:
     with serving(command, tmp_path) as served:

@@ -57,7 +57,7 @@ def test_budgets(capability: str, shapes: list[str]) -> None:
 
 
 def compiled(capability: str, shapes: list[str]) -> list[dict[str, Any]]:
-    """The needs of each kernel. Triton compiles only what has changed: it keeps its results by sources, options and version."""
+    """The needs of each kernel. Triton compiles only what has changed."""
     script = Path(__file__).with_name("compile_triton.py")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     run = subprocess.run(

@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +20,27 @@ import msgspec
 import numpy as np
 from checkpoints import make_timed
 from servers import RedisServer, redis_server
+from warm_forks import begin_warm
 
 import orca_common
 from orca.v1.pool_pb2 import PoolRequest
+from orca_common.checkpoint import read_checkpoint
 from orca_common.errors import Unavailable
 from orca_common.service import cancel
+from orca_local.forked import app_of
+from orca_local.pod import Program, ServiceProcess
 from orca_pool.keys import Keys
 from orca_pool.pool import Pool
 from orca_pool.records import Attached, Reason
 from orca_scheduler.discovery.candidates import Candidate
 from orca_scheduler.master.journal import Line, read, scheduled
+from orca_worker.models.families import modules_of
 from orca_worker.models.timed.model import mix
+from orca_worker.processes.beginning import POD, SERVICE
+from orca_worker.processes.forks import Forked, Forks
 
 VOCAB, ENDPOINT = 256, "test"
-TOLD_SCHEDULER = Path(__file__).parent / "told_scheduler.py"
+TOLD_SCHEDULER, TOLD_SCRIPT = "scheduler.told_scheduler", Path(__file__).parent / "told_scheduler.py"
 
 
 def tokens_of(prompt: Sequence[int], count: int) -> list[int]:
@@ -44,10 +52,25 @@ def tokens_of(prompt: Sequence[int], count: int) -> list[int]:
     return sequence[len(prompt) :]
 
 
+class ForkedService(ServiceProcess):
+    """A service by a fork server, whose standard input stays open."""
+
+    def __init__(self, forked: Forked, told: Mapping[str, Any]) -> None:
+        self.stdin = open(os.dup(forked.input), "wb", buffering=0)  # noqa: SIM115  # closed when the process ends
+        super().__init__(forked, told)
+        self.ended.add_done_callback(lambda ended: self.stdin.close())
+
+    def _printed(self, line: str) -> None:
+        if line:  # where output has no buffer, the end of a line may come by itself
+            super()._printed(line)
+
+
 class Process:
     """A service, its first line, and its log."""
 
-    def __init__(self, process: asyncio.subprocess.Process, hello: dict[str, str], folder: Path) -> None:
+    def __init__(
+        self, process: ForkedService | asyncio.subprocess.Process, hello: dict[str, str], folder: Path
+    ) -> None:
         self._process, self.hello, self.folder = process, hello, folder
 
     @property
@@ -105,6 +128,8 @@ class World:
         self._folder, self._model = folder, model
         self.supervisors: list[Process] = []
         self.schedulers: list[Process] = []
+        self._pods = Forks(partial(begin_warm, POD), modules_of(read_checkpoint(model)), "INFO")
+        self._services = Forks(partial(begin_warm, SERVICE), [app_of("scheduler"), TOLD_SCHEDULER], "INFO")
         self._prompts: dict[str, tuple[list[int], int]] = {}
         self._renewing = asyncio.create_task(self._renew())
 
@@ -112,6 +137,8 @@ class World:
         await cancel(self._renewing)
         for group in (self.schedulers, self.supervisors):
             await asyncio.gather(*(process.end() for process in group))
+        for forks in (self._services, self._pods):
+            await forks.stop()
 
     async def _renew(self) -> None:
         register = True
@@ -123,25 +150,40 @@ class World:
             await asyncio.sleep(0.3)
 
     async def _start(
-        self, name: str, command: Sequence[str], settings: Mapping[str, object], protocol: int | None = None
+        self,
+        name: str,
+        command: Sequence[str],
+        settings: Mapping[str, object],
+        program: Program | None = None,
+        protocol: int | None = None,
     ) -> Process:
-        """`protocol`: number of the release that it is of, if not the present one."""
+        """program: of a forked process; None: it begins by the command. protocol: of the release that it is of, if not
+        the present one."""
         folder = self._folder / name
         folder.mkdir()
-        environment = os.environ | {f"ORCA_{key.upper()}": str(value) for key, value in settings.items()}
-        if protocol is not None:
-            environment["PYTHONPATH"] = str(self._release(protocol))
+        variables = {f"ORCA_{key.upper()}": str(value) for key, value in settings.items()}
         with (folder / "log").open("wb") as log:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, *command),
-                env=environment,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=log,
-            )
+            if program is not None and protocol is None:
+                process = await self._fork(program, variables, log.fileno())
+            else:
+                release = {} if protocol is None else {"PYTHONPATH": str(self._release(protocol))}
+                process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, *command),
+                    env=os.environ | variables | release,
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=log,
+                )
         assert process.stdout is not None
         hello = json.loads(await asyncio.wait_for(process.stdout.readline(), 60))
         return Process(process, hello, folder)
+
+    async def _fork(self, program: Program, variables: Mapping[str, str], log: int) -> ForkedService:
+        """A process with these variables. log: a descriptor, for its standard error."""
+        pod = program.app == POD
+        forked = await (self._pods if pod else self._services).fork(lambda why: None, log)
+        service = {"role": "scheduler", **program._asdict(), "environment": variables}
+        return ForkedService(forked, variables if pod else service)
 
     def _release(self, protocol: int) -> Path:
         """A folder with `orca_common` as a release of this protocol has it."""
@@ -158,7 +200,7 @@ class World:
         """One more engine, or pod of one."""
         name = f"supervisor-{len(self.supervisors)}"
         settings = {"model": self._model, "dtype": "float32", "device": "cpu", "slots": 4096}
-        self.supervisors.append(await self._start(name, ["-m", "orca_worker"], settings, protocol))
+        self.supervisors.append(await self._start(name, ["-m", "orca_worker"], settings, Program(POD), protocol))
         return self.supervisors[-1]
 
     async def scheduler(
@@ -176,8 +218,9 @@ class World:
             "run_dir": self._folder / name,
             "max_batch_size": 4,
         }
-        command = [str(TOLD_SCHEDULER if told else script)] if told or script else ["-m", "orca_scheduler"]
-        self.schedulers.append(await self._start(name, command, values | settings, protocol))
+        program = None if script else Program(TOLD_SCHEDULER if told else app_of("scheduler"))
+        command = [str(script or TOLD_SCRIPT)] if told or script else ["-m", "orca_scheduler"]
+        self.schedulers.append(await self._start(name, command, values | settings, program, protocol))
         return self.schedulers[-1]
 
     @asynccontextmanager

@@ -37,6 +37,11 @@ class ToldDiscovery:
         print(json.dumps({"unfinished": engine}), flush=True)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Runs the scheduler."""
     app.discovery_of = lambda settings, refused: (ToldDiscovery(), None)
     app.main()
+
+
+if __name__ == "__main__":
+    main()
