@@ -13,7 +13,7 @@ from orca.v1 import worker_pb2 as pb
 from orca.v1.pool_pb2 import PoolRequest
 from orca_common.errors import Unavailable
 from orca_pool.pool import Pool
-from orca_pool.records import NO_LOAD, Attached, CommittedToken, EngineInfo
+from orca_pool.records import NO_LOAD, Attached, CommittedToken, EngineInfo, Reason
 from orca_pool.wire import pack_tokens
 from orca_scheduler.core.core import Room
 from orca_scheduler.lifecycle.events import Claimed, Opened
@@ -65,9 +65,9 @@ class Books:
     def __init__(self, pool: Gated, ledger: Ledger, claim: int) -> None:
         self.pool, self.ledger, self.claim, self.made = pool, ledger, claim, 0
 
-    def iterate(self) -> None:
-        """The request gets a token."""
-        self.ledger.outputs.append(self.claim, pack_tokens([CommittedToken(self.made, -0.5, self.made)]), None)
+    def iterate(self, end: Reason | None = None) -> None:
+        """The request gets a token, and perhaps its end."""
+        self.ledger.outputs.append(self.claim, pack_tokens([CommittedToken(self.made, -0.5, self.made)]), end)
         self.made += 1
         self.ledger.committable()
 
@@ -140,6 +140,34 @@ async def test_a_release_comes_after_the_give_backs(server: RedisServer) -> None
         this.pool.gates["give_back"].set()
         await asyncio.gather(giving, releasing)
         assert await this.waits()
+
+
+async def test_tokens_join_and_first_tokens_and_ends_do_not_wait(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orca_scheduler.master.ledger.TOGETHER", 3600.0)
+    async with books(server) as this:
+        this.iterate()
+        await this.ledger.give_back({})  # returns when everything is committed
+        this.iterate()
+        this.iterate()
+        assert await this.committed() == 1, "the first token went at once, and the next ones wait for others"
+        this.iterate(Reason.LENGTH)
+        await until(lambda: len(this.pool.begun) == 2)
+        async with asyncio.timeout(10):
+            while await this.committed() < 4:
+                await asyncio.sleep(0.01)
+        assert this.pool.begun == ["commit", "commit"], "the end took along what waited"
+
+
+async def test_tokens_that_joined_go_without_another_one(server: RedisServer) -> None:
+    async with books(server) as this:
+        this.iterate()
+        await this.ledger.give_back({})
+        this.iterate()
+        async with asyncio.timeout(10):
+            while await this.committed() < 2:
+                await asyncio.sleep(0.01)
 
 
 async def test_rows_of_a_commit_without_an_answer_are_sent_again(server: RedisServer) -> None:

@@ -162,6 +162,13 @@ MUTATIONS = [
         f"{MASTER_TESTS}::test_an_engine_waits_for_a_pool_that_is_far_behind",
     ),
     Mutation(
+        "first tokens and ends wait for others",
+        LEDGER,
+        "committable",
+        instead("self.outputs.pressing or self._now >= self._commit_due", "self._now >= self._commit_due"),
+        f"{LEDGER_TESTS}::test_tokens_join_and_first_tokens_and_ends_do_not_wait",
+    ),
+    Mutation(
         "a release does not wait for give-backs",
         LEDGER,
         "release",

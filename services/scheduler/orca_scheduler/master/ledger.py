@@ -26,6 +26,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 RESERVE = 1 << 17  # iteration numbers reserved ahead: more than a minute of the fastest model
 MAX_BEHIND = 256  # iterations without an answered commit: then the engine waits for the pool
+TOGETHER = 0.005  # seconds: tokens that follow one commit so soon share the next one; no reader sees the difference
 
 
 class Deposed(Exception):
@@ -98,6 +99,8 @@ class Ledger:
         self._returning = 0  # give-backs that the pool has not answered
         self._master_waits = False
         self._claimer, self._committer, self._answered = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._commit_due = 0.0  # before then tokens alone wait for others, on the loop's clock
+        self._joining: asyncio.TimerHandle | None = None  # until then
         self._all_returned = asyncio.Event()
         self._all_returned.set()
         self._admitted = asyncio.Event()  # the core knows what was claimed last: `room` is right again
@@ -182,9 +185,15 @@ class Ledger:
                 self._claimer.set()
 
     def committable(self) -> None:
-        """One iteration's outcomes were appended to the outputs."""
+        """One iteration's outcomes were appended to the outputs.
+
+        First tokens and ends go to the pool at once. Tokens that follow a commit within TOGETHER wait for each other.
+        """
         self._uncommitted += 1
-        self._committer.set()
+        if self.outputs.pressing or self._now >= self._commit_due:
+            self._committer.set()
+        elif self._joining is None:
+            self._joining = asyncio.get_running_loop().call_at(self._commit_due, self._committer.set)
 
     def used(self, iteration: int) -> None:
         """An iteration's number is given to the ranks: it is used, whatever becomes of them."""
@@ -383,6 +392,10 @@ class Ledger:
         while True:
             await self._committer.wait()
             self._committer.clear()
+            if self._joining is not None:
+                self._joining.cancel()
+                self._joining = None
+            self._commit_due = self._now + TOGETHER
             behind, rows = self._uncommitted, self.outputs.take()
             if await self._commit(rows):
                 self._uncommitted -= behind

@@ -73,6 +73,7 @@ class Outputs:
     def __init__(self) -> None:
         self.held: dict[int, Held] = {}
         self.dirty: dict[int, Held] = {}  # with something that no commit carries yet
+        self.pressing = False  # among it a first token, an end or a request that is handed over
 
     def add(self, claimed: Claimed, now: float) -> bool:
         """Takes a claimed request; one that is held already stays as it is. Whether its record can be read.
@@ -136,6 +137,7 @@ class Outputs:
         """
         held = self.held.get(claim)
         if held is not None:
+            self.pressing = self.pressing or not held.tokens or finish is not None
             held.tokens += token
             if token:
                 held.tops += tops
@@ -147,7 +149,7 @@ class Outputs:
         held = self.held.get(claim)
         if held is not None:
             held.handed = handed
-            self.dirty[claim] = held
+            self.dirty[claim], self.pressing = held, True
 
     def drop(self, claim: int) -> None:
         """The request is no longer this engine's."""
@@ -158,6 +160,7 @@ class Outputs:
         """The rows of the next commit: what each request has beyond the pool's count."""
         rows = [held.unacked() for held in self.dirty.values()]
         self.dirty.clear()
+        self.pressing = False
         return rows
 
     def unanswered(self, rows: list[CommitRow]) -> None:
