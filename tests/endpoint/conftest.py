@@ -21,6 +21,15 @@ def punctual(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def one_helper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An endpoint starts one process that renders chats, and one that compiles forms, instead of two. Each imports for
+    0.2 s of processor time, the most of such a test. That callers have one each, `test_chat_renderer.py` and
+    `test_forms.py` say."""
+    for module in ("chats", "forms"):
+        monkeypatch.setattr(f"orca_endpoint.requests.{module}.COUNT", 1)
+
+
+@pytest.fixture
 async def orca(redis_url: str, model: Path) -> AsyncIterator[World]:
     async with world(redis_url, model) as started:
         yield started

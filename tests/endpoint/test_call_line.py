@@ -18,6 +18,8 @@ from opentelemetry.trace import StatusCode
 from orca.v1 import orca_pb2 as pb
 from orca_pool.records import Reason
 
+pytestmark = pytest.mark.usefixtures("one_helper")
+
 FIELDS = {
     "time", "level", "service", "logger", "event", "method", "door", "peer", "status", "reason", "request", "trace",
     "prompt_tokens", "output_tokens", "queue", "first_token", "total",

@@ -32,6 +32,8 @@ from orca_endpoint.requests.defaults import (
 )
 from orca_pool.records import Reason
 
+pytestmark = pytest.mark.usefixtures("one_helper")
+
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}<{{ message.role }}>"
     "{% if message.name %}{{ message.name }}: {% endif %}{{ message.content }}\n{% endfor %}"

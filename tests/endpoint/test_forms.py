@@ -57,12 +57,11 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
-async def test_bad_forms_are_refused_with_their_place(compiler: FormCompiler, name: str) -> None:
-    kind, text, problem = BAD[name]
-    with pytest.raises(InvalidArgument, match=problem):
-        await compiler.grammar(kind, text, FIELDS)
-    assert await compiler.grammar("regex", "a|b", FIELDS), "the next one is compiled"
+async def test_bad_forms_are_refused_with_their_place(compiler: FormCompiler) -> None:
+    for n, (kind, text, problem) in enumerate(BAD.values()):
+        with pytest.raises(InvalidArgument, match=problem):
+            await compiler.grammar(kind, text, FIELDS)
+        assert await compiler.grammar("regex", f"a|b{n}", FIELDS), "the next one is compiled"
 
 
 async def test_the_callers_name_of_the_field(compiler: FormCompiler) -> None:

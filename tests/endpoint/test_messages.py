@@ -22,6 +22,8 @@ from orca_endpoint.openai.answer import Choice
 from orca_endpoint.text.tool_calls import CallPart, Said
 from orca_pool.records import Reason
 
+pytestmark = pytest.mark.usefixtures("one_helper")
+
 USER: Any = {"role": "user", "content": "Bern?"}
 NONE = {"type": "object", "properties": {}}
 WEATHER: Any = {"name": "weather", "description": "é <b>", "input_schema": SCHEMA, "cache_control": None}

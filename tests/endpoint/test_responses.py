@@ -29,6 +29,8 @@ from orca_endpoint.openai.responses.request import asked, parse
 from orca_endpoint.text.tool_calls import SYNTAXES, CallReader
 from orca_pool.records import Reason, Times
 
+pytestmark = pytest.mark.usefixtures("one_helper")
+
 WEATHER: Any = {"type": "function", "name": "weather", "description": "é <b>", "parameters": SCHEMA, "strict": None}
 TIME: Any = {"type": "function", "name": "time"}
 AS_CHAT = [

@@ -21,6 +21,8 @@ from orca_endpoint.requests.cut_json import closed
 from orca_endpoint.text.chat_template import ChatTemplate
 from orca_pool.records import Reason
 
+pytestmark = pytest.mark.usefixtures("one_helper")
+
 PATIENCE = 60  # seconds: the first form starts its compiler
 USER: Any = {"role": "user", "content": "Bern?"}
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

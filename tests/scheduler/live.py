@@ -1,6 +1,8 @@
 """Live schedulers for tests: real scheduler, supervisor and rank processes on a real Redis. The test is the endpoint.
 
 The model is the timed one, whose tokens can be computed here, so that every stream is compared with an undisturbed run.
+Processes are forked from what has imported theirs, as those of `orca serve`. New Pythons are those of another release,
+and of a script of a test.
 """
 
 import asyncio
