@@ -108,7 +108,7 @@ def test_a_product_with_codes_is_the_same_bits_whatever_the_batch(kind: str, dty
     """Llama 7B's projection down. Products of float32 are of another instruction: they say what is right."""
     torch.manual_seed(0)
     weight = codes(kind, 4096, 11008, CUDA)
-    x = torch.randn(4200, 11008, device=CUDA, dtype=dtype)
+    x = torch.randn(4200, 11008, device=CUDA, dtype=dtype) * 0.1
     prompt = linear(x, weight)
     for rows in (*range(1, 20), 31, 32, 33, 48, 64, 500):
         assert torch.equal(linear(x[-rows:], weight), prompt[-rows:]), rows

@@ -477,7 +477,7 @@ def test_attention_over_codes(way: Way, shape: tuple[int, int, int, int, int]) -
 
 @each_isa
 def test_heads_become_codes(isa: str) -> None:
-    """Each instruction set makes the codes and scales of plain torch, also of numbers next to 0 and of those that are not finite."""
+    """Each instruction set makes the codes and scales of plain torch, also next to 0 and not finite."""
     torch.manual_seed(2)
     tokens, heads, size = 6, 3, 70
     x = torch.randn(tokens, 3, heads, size)

@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.nn import functional
 
 BLOCK = 128  # inputs that a program takes at a time
-LEAST = 32  # of a product: Triton gives each thread four codes in a row, of 8 x 4
+# Inputs of a product, at least: with codes of a byte Triton gives a thread four in a row, so that 32 make two mma.sync.
+LEAST = 32
 
 
 class Coded(NamedTuple):

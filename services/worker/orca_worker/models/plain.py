@@ -18,6 +18,7 @@ from torch.nn import functional
 from orca_kernels.cpu.program import Packed, Program
 from orca_kernels.reference import PartAttention, SplitAttention, turned
 from orca_kernels.transfer import to_device
+from orca_kernels.triton.codes import Coded
 
 from ..data_plane.plane import DataPlane
 from ..iteration.batch import Batch
@@ -144,6 +145,9 @@ class Adapted(NamedTuple):
 
     def pack(self, program: Program, bias: Tensor | None) -> Packed:
         raise NotImplementedError("the compiled kernels have an operation for adapters")
+
+    def coded(self, device: torch.device) -> Coded | None:
+        raise NotImplementedError("plain torch runs a model with adapters")
 
     def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
         y = self.of.linear(x, bias)
