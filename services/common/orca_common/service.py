@@ -27,6 +27,8 @@ T = TypeVar("T")
 
 STREAM_SECONDS = 0.1  # between two lines of a stream of the status port
 MOST_STREAMS = 8  # at a time; each has a thread
+POLL_SECONDS = 10.0  # between looks of the status port's thread at whether it is to end: `close` wakes it
+ALIVE_SECONDS = 2.0  # between two turns of a pulse that is only asked whether the loop is alive
 
 
 class Answer(NamedTuple):
@@ -142,15 +144,16 @@ class StatusPort:
             raise cannot_listen("status_port", host, port, error) from None
         self._host = host
         self.port: int = self._server.server_address[1]
-        threading.Thread(target=self._server.serve_forever, name="status", daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(POLL_SECONDS,), name="status", daemon=True).start()
 
     def close(self) -> None:
         self._closed.set()
         stopping = threading.Thread(target=self._server.shutdown)
         stopping.start()
-        with suppress(OSError):  # a connection wakes the thread, which otherwise looks every 0.5 s
-            socket.create_connection((self._host, self.port), timeout=1).close()
-        stopping.join()
+        while stopping.is_alive():
+            with suppress(OSError):  # a connection wakes the server's thread
+                socket.create_connection((self._host, self.port), timeout=1).close()
+            stopping.join(0.05)
         self._server.server_close()
 
 
