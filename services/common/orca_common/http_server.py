@@ -1,7 +1,8 @@
 """uvicorn's server as our services run it, beside other work on their loop."""
 
 import asyncio
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
+from typing import Any
 
 import uvicorn
 
@@ -15,7 +16,7 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._leaving = asyncio.Event()
 
-    def capture_signals(self) -> AbstractContextManager[None]:
+    def capture_signals(self) -> Any:
         return nullcontext()
 
     async def main_loop(self) -> None:
