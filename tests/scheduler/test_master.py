@@ -26,6 +26,7 @@ from orca_pool.pool import Pool
 from orca_pool.records import NO_LOAD, Attached, EngineInfo, EngineState, Finish, Reason
 from orca_pool.wire import TOKEN
 from orca_scheduler import timers
+from orca_scheduler.core import core
 from orca_scheduler.core.core import BatchReturned, EngineLost, Room
 from orca_scheduler.discovery.candidates import Candidate
 from orca_scheduler.discovery.static import StaticDiscovery
@@ -178,14 +179,16 @@ class Bench:
         await self.formed()
         await self.put(name, prompt, count)
 
-    async def put(self, name: str, prompt: list[int], count: int, record: bytes | None = None) -> None:
+    async def put(
+        self, name: str, prompt: list[int], count: int, record: bytes | None = None, deadline_in: float | None = None
+    ) -> None:
         """Submits, whether the engine is formed or not."""
         await self.pool.renew_endpoint("test", register=True)
         record = record or PoolRequest(request_id=name, prompt_ids=prompt, max_new_tokens=count).SerializeToString()
         size = len(prompt) + count
         answer = await self.pool.submit(
             *(name, record, "digest", size, size),
-            deadline_in=None,
+            deadline_in=deadline_in,
             detach_grace=60,
             endpoint="test",
             attempt=1,
@@ -413,6 +416,28 @@ async def test_the_claimer_hears_of_room_at_once(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.usefixtures("sure")
+async def test_a_deadline_is_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes whatever the ranks do, and again until the request has ended."""
+    seen: list[core.Event] = []
+    async with bench(Rank()) as this:
+        await this.formed()
+        step = this.master.core.step
+
+        def watched(event: core.Event) -> Sequence[core.Action]:
+            seen.append(event)
+            return step(event)
+
+        monkeypatch.setattr(this.master.core, "step", watched)
+        await this.put("late", [7, 3], 4, deadline_in=0.2)
+        await this.iteration()
+        (held,) = this.master.held()
+        async with asyncio.timeout(5):
+            while len(ticks := [event for event in seen if isinstance(event, core.Tick)]) < 2:
+                await asyncio.sleep(0.01)
+        assert held.deadline is not None
+        assert held.deadline <= ticks[0].now < ticks[1].now
+
+
 async def test_requests_go_back_before_a_lost_rank_is_fenced() -> None:
     """The node of a lost rank may be gone, and its supervisor be asked in vain for seconds."""
     rank = Rank()

@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import MappingProxyType
@@ -26,7 +26,10 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 STREAM_SECONDS = 0.1  # between two lines of a stream of the status port
+SELDOM_SECONDS = 0.5  # the same of one that no person reads
 MOST_STREAMS = 8  # at a time; each has a thread
+POLL_SECONDS = 10.0  # between looks of the status port's thread at whether it is to end: `close` wakes it
+ALIVE_SECONDS = 2.0  # between two turns of a pulse that is only asked whether the loop is alive
 
 
 class Answer(NamedTuple):
@@ -46,8 +49,9 @@ class StatusPort:
     `more` returns what else `/readyz` tells, whether the service is ready or not. `pages` answer further paths. All are
     called in these threads, and so are the readers of `metrics`.
 
-    `streams` are paths whose answers do not end: each makes a reader, which is called every STREAM_SECONDS for the next
-    line, empty where there is nothing new, until the client or the service leaves.
+    `streams` are paths whose answers do not end: each makes a reader, which is called every STREAM_SECONDS, or those of
+    `seldom` every SELDOM_SECONDS, for the next line, empty where there is nothing new, until the client or the service
+    leaves.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class StatusPort:
         metrics: "Metrics | None" = None,
         pages: Mapping[str, Callable[[Query], Answer]] = MappingProxyType({}),
         streams: Mapping[str, Callable[[], Callable[[], bytes]]] = MappingProxyType({}),
+        seldom: Collection[str] = (),
         shared: bool = False,
     ) -> None:
         """Listens. shared: a process of ours keeps the port, by SO_REUSEPORT.
@@ -82,7 +87,7 @@ class StatusPort:
                     self.answer(200, *metrics.render(self.headers.get("Accept", "")))
                     return
                 if self.path in streams:
-                    self.stream(streams[self.path]())
+                    self.stream(streams[self.path](), SELDOM_SECONDS if self.path in seldom else STREAM_SECONDS)
                     return
                 path, _, query = self.path.partition("?")
                 if path in pages:
@@ -107,7 +112,7 @@ class StatusPort:
                 self.end_headers()
                 self.wfile.write(body)
 
-            def stream(self, read: Callable[[], bytes]) -> None:
+            def stream(self, read: Callable[[], bytes], seconds: float) -> None:
                 if not places.acquire(blocking=False):
                     self.send_error(503, f"there are {MOST_STREAMS} readers already")
                     return
@@ -118,7 +123,7 @@ class StatusPort:
                     while not closed.is_set():
                         if line := read():
                             self.wfile.write(line)  # a client that does not read for `timeout` is given up
-                        closed.wait(STREAM_SECONDS)
+                        closed.wait(seconds)
                 finally:
                     places.release()
 
@@ -142,15 +147,16 @@ class StatusPort:
             raise cannot_listen("status_port", host, port, error) from None
         self._host = host
         self.port: int = self._server.server_address[1]
-        threading.Thread(target=self._server.serve_forever, name="status", daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(POLL_SECONDS,), name="status", daemon=True).start()
 
     def close(self) -> None:
         self._closed.set()
         stopping = threading.Thread(target=self._server.shutdown)
         stopping.start()
-        with suppress(OSError):  # a connection wakes the thread, which otherwise looks every 0.5 s
-            socket.create_connection((self._host, self.port), timeout=1).close()
-        stopping.join()
+        while stopping.is_alive():
+            with suppress(OSError):  # a connection wakes the server's thread
+                socket.create_connection((self._host, self.port), timeout=1).close()
+            stopping.join(0.05)
         self._server.server_close()
 
 

@@ -33,7 +33,7 @@ from .text.vocabulary import Vocabulary
 
 log = logging.getLogger(__name__)
 
-HEALTH = 0.25  # seconds between looks at the readiness
+HEALTH = 0.5  # seconds between looks at the readiness
 HAND_OVER_SECONDS = 0.5  # for streams to be handed over, and between looks at clients whose last call has ended
 FLUSH_SECONDS = 0.1  # for the statuses of the last calls to be written, before connections are closed
 # Seconds beyond `drain_seconds` for all that a drain still has to do: calls end, connections close, detaches are sent,
@@ -67,7 +67,7 @@ class EndpointApp:
         settings = self._settings
         keys = ApiKeys(settings.api_keys, settings.api_keys_file)
         transport = transport_of(settings.tls_dir)
-        pulse = service.LoopPulse()
+        pulse = service.LoopPulse(service.ALIVE_SECONDS)
         self._open.callback(pulse.close)
         metrics = Metrics("endpoint")
         status = service.StatusPort(

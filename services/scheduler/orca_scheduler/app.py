@@ -71,6 +71,7 @@ class SchedulerApp:
                 "/live": lambda: self._scheduler.live.reader(failures_alone=False),
                 "/live/quiet": lambda: self._scheduler.live.reader(failures_alone=True),
             },
+            seldom=("/live/quiet",),
             shared=settings.ports_kept,
         )
 

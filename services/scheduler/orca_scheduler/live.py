@@ -11,7 +11,7 @@ from .master.master import EngineMaster
 from .master.output import Held
 from .master.recent import Kept, Recent
 
-IDLE_LINES = 5  # turns without an event after which a line is sent all the same
+IDLE_LINES = 5  # turns without an event after which a line is sent all the same; for failures alone each one is
 
 
 class Live:
@@ -34,14 +34,14 @@ class Live:
 
         failures_alone: for a page at which no browser looks now.
         """
-        last, quiet = 0, IDLE_LINES
-        first = True
+        last, most = 0, 0 if failures_alone else IDLE_LINES
+        first, quiet = True, most
 
         def read() -> bytes:
             nonlocal last, quiet, first
             found = self._recent.after(last, failures_alone)
             quiet += 1
-            if not found and quiet < IDLE_LINES:
+            if not found and quiet < most:
                 return b""
             last, quiet = found[-1].number if found else last, 0
             line = self._state() | {"events": [event_of(kept, self._show_prompts) for kept in found]}

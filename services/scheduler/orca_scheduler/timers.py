@@ -13,7 +13,8 @@ HEARTBEAT = 0.5
 SILENCE = 2.0  # of a member that answers no heartbeat, until it is suspected
 GREETING = SILENCE - HEARTBEAT  # the same of a process that is greeted again: as long as a heartbeat has no answer
 FORMING_SILENCE = 15.0  # the same while ranks load, when Python's lock is not always free
-LOOK = 0.1  # between looks at the silence of all ranks
+LOOK = 0.1  # between looks at the silence of all ranks, at least
+SELDOM = 0.5  # and at most: they are seldom while each rank has been heard of lately
 STUCK = 30.0  # without progress, at least, until a device is suspected
 STUCK_TIMES = 10  # and this many times what the iteration takes by those that were seen
 STUCK_POSITION = 0.05  # that a position takes of the first iteration, before any was seen
@@ -46,4 +47,4 @@ WITHDRAWN = 60.0  # for so long the one that gave it up takes nothing, and is no
 
 # Iterating
 VAIN = 0.1  # at most, before an iteration of rows that all wait for their forms runs again
-TICK = 0.05  # resolution of the requests' deadlines
+TICK = 0.05  # between looks at requests whose deadlines are over

@@ -1,12 +1,11 @@
 """The service of the live page from start to end."""
 
 import asyncio
-import contextlib
 import logging
 import socket
 import sys
 import time
-from typing import Any
+from contextlib import suppress
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -16,9 +15,10 @@ from orca_common.address import join_address
 from orca_common.api_keys import ApiKeys
 from orca_common.errors import OrcaError
 from orca_common.hosts import Hosts
+from orca_common.http_server import Server
 from orca_common.listening import listen
 from orca_common.roles import Role, dns_names, roles_in
-from orca_common.service import LoopPulse, StatusPort
+from orca_common.service import ALIVE_SECONDS, LoopPulse, StatusPort
 from orca_common.tls import MutualTls, transport_of
 
 from .chats import Chats
@@ -32,6 +32,7 @@ from .viewers import Viewers
 log = logging.getLogger(__name__)
 
 TICK = 0.2  # seconds between two messages to the browsers
+UNSEEN = 1.0  # seconds more between two looks at what has changed, while no browser looks
 SPARE_CONNECTIONS = 256  # beside those of viewers: for files and chats
 STOP_SECONDS = 3  # for answers under way
 
@@ -43,7 +44,7 @@ class UiApp:
         """Raises FailedPrecondition when keys or certificates cannot be read."""
         self._settings = settings
         keys, transport = ApiKeys(settings.api_keys, settings.api_keys_file), transport_of(settings.tls_dir)
-        self._pulse = LoopPulse()
+        self._pulse = LoopPulse(ALIVE_SECONDS)
         self._status = StatusPort(settings.host, settings.status_port, lambda: None, self._pulse.alive)
         self._picture = Picture()
         self._viewers = Viewers(settings.max_viewers, lambda: self._picture.whole(time.time()))
@@ -89,20 +90,24 @@ class UiApp:
 
     async def _ticking(self) -> None:
         """Gives the browsers what has changed, and follows the feeds as closely as somebody looks."""
-        alone = 0.0
+        seen = time.monotonic()  # when somebody looked last
         while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(UNSEEN):
+                    await self._viewers.looking.wait()
             await asyncio.sleep(TICK)
-            changes = self._picture.changes(time.time())
-            self._viewers.publish(changes)
-            alone = 0.0 if len(self._viewers) else alone + TICK
-            if self._feeds.full and alone >= QUIET_SECONDS:
+            self._viewers.publish(self._picture.changes(time.time()))
+            if len(self._viewers):
+                seen = time.monotonic()
+            looks = time.monotonic() - seen < QUIET_SECONDS
+            if self._feeds.full and not looks:
                 self._picture.rest()
-            self._feeds.follow(alone < QUIET_SECONDS)
+            self._feeds.follow(looks)
 
     async def drain(self) -> None:
         """Ends the streams: browsers connect again."""
         self._viewers.close()
-        self._server.should_exit = True
+        self._server.leave()
 
     async def close(self) -> None:
         self._viewers.close()
@@ -112,13 +117,6 @@ class UiApp:
         await self._chats.close()
         self._status.close()
         self._pulse.close()
-
-
-class Server(uvicorn.Server):
-    """uvicorn without its signal handlers, which `service.serve` has."""
-
-    def capture_signals(self) -> Any:
-        return contextlib.nullcontext()
 
 
 class Certified(HttpToolsProtocol):

@@ -106,7 +106,7 @@ class Connection(asyncio.Protocol):
             self._lose(f"the other side does not keep to HTTP/2: {error}")
             self.close()
         else:
-            self._flush_soon()
+            self.flush()  # at once: another turn of the loop would cost more than to look
 
     def pause_writing(self) -> None:
         self._paused = True

@@ -1,11 +1,9 @@
 """The HTTP door: uvicorn within bounds, and the middlewares before each method: its line, its id, its key, its body."""
 
 import asyncio
-import contextlib
 import math
 import socket
 from collections.abc import Callable
-from typing import Any
 
 import uvicorn
 from starlette.middleware.cors import CORSMiddleware
@@ -13,6 +11,7 @@ from starlette.types import ASGIApp
 
 from orca_common.api_keys import ApiKeys
 from orca_common.hosts import Hosts
+from orca_common.http_server import Server
 from orca_common.listening import listen
 from orca_common.tls import MutualTls, Transport
 
@@ -111,7 +110,7 @@ class HttpDoor:
         """Accepts nothing more, and waits some seconds for the answers under way."""
         if self._listener is not None:
             await self._listener.close()
-        self._server.should_exit = True
+        self._server.leave()
         if self._served is not None:
             await self._served.wait()
         if self._socket is not None:
@@ -136,10 +135,3 @@ def with_cors(app: ASGIApp, origins: str) -> ASGIApp:
             "Retry-After",
         ],
     )
-
-
-class Server(uvicorn.Server):
-    """uvicorn without its signal handlers, which `service.serve` has."""
-
-    def capture_signals(self) -> Any:
-        return contextlib.nullcontext()

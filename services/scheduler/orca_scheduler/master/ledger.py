@@ -84,6 +84,7 @@ class Ledger:
         self._pool, self._engine, self._owner, self._term = pool, engine, owner, term
         self._room, self._load, self._post, self._committed = room, load, post, committed
         self._yielding, self._adapters = yielding, adapters
+        self._loop = asyncio.get_running_loop()  # to ask for it is a system call, in Python 3.11
         self.outputs = Outputs()
         self.epoch = self.iteration = 0  # of the engine, the highest known
         self._last_claim = self._reserved = self._uncommitted = 0
@@ -107,7 +108,7 @@ class Ledger:
 
     @property
     def _now(self) -> float:
-        return asyncio.get_running_loop().time()
+        return self._loop.time()
 
     async def run(self, taken_over: bool) -> None:
         """Reads the books, posts Opened, and keeps them. Ends when the lease is lost, which it posts."""
@@ -193,7 +194,7 @@ class Ledger:
         if self.outputs.pressing or self._now >= self._commit_due:
             self._committer.set()
         elif self._joining is None:
-            self._joining = asyncio.get_running_loop().call_at(self._commit_due, self._committer.set)
+            self._joining = self._loop.call_at(self._commit_due, self._committer.set)
 
     def used(self, iteration: int) -> None:
         """An iteration's number is given to the ranks: it is used, whatever becomes of them."""

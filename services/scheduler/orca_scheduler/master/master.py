@@ -208,6 +208,7 @@ class EngineMaster:
         self._tasks: set[asyncio.Task[None]] = set()
         self._questions: list[asyncio.Task[None]] = []  # to the pool, of this life
         self._wake: asyncio.TimerHandle | None = None
+        self._deadline: asyncio.TimerHandle | None = None  # the next one of a request
         self._stopped: str | None = None  # why the term is over
         self._vocabulary = 0  # tokens of the model, as the ranks have told
         self.not_finite = 0  # rows of logits that held NaN or infinity
@@ -290,15 +291,14 @@ class EngineMaster:
         failed = self._failed
         try:
             self._spawn(self._ledger.run(self._taken_over))
-            self._spawn(self._ticking())
             self._spawn(self._adapters.follow())
             looping = self._spawn(self._serve_inbox())
             await asyncio.wait([looping, failed], return_when=asyncio.FIRST_COMPLETED)
             (failed if failed.done() else looping).result()
             log.info("engine left", extra={"engine": self.engine, "why": self._stopped})
         finally:
-            if self._wake is not None:
-                self._wake.cancel()
+            for timer in filter(None, (self._wake, self._deadline)):
+                timer.cancel()
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -370,6 +370,7 @@ class EngineMaster:
                     self._step_core(LetGo(self._now, unneeded.claims))
                 case Claimed() as claimed:
                     self._note_claims(claimed.now, claimed.claims)
+                    self._look_at_deadlines()
                     if self._tracing is not None:
                         for request in self._ledger.outputs.of(claimed.claims):
                             self._tracing.claimed(request)
@@ -377,6 +378,7 @@ class EngineMaster:
                     self._ledger.admitted()
                 case Opened() as opened:
                     self._note_claims(opened.now, opened.claims)
+                    self._look_at_deadlines()
                     if self._tracing is not None:
                         for request in self._ledger.outputs.of(opened.claims):
                             self._tracing.taken_over(request)
@@ -883,14 +885,16 @@ class EngineMaster:
             self._post(core.Measured(self._now, self._forecast.positions))
         self._journal.note(iteration=iteration, times=[times_of(one) for one in times])
 
-    async def _ticking(self) -> None:
-        """Deadlines of requests, as events."""
-        while True:
-            await asyncio.sleep(timers.TICK)
-            now, held = self._now, self._ledger.outputs.held.values()
-            late = any(h.deadline is not None and h.deadline <= now for h in held)
-            if self.lifecycle.formed and late and self._inbox.empty():
-                self._post(core.Tick(now))
+    def _look_at_deadlines(self) -> None:
+        """Posts a tick when a request is late, and looks again at the next deadline."""
+        now, held = self._now, self._ledger.outputs.held.values()
+        due = min((one.deadline for one in held if one.deadline is not None), default=None)
+        if self._deadline is not None:
+            self._deadline.cancel()
+        again = None if due is None else max(due, now + timers.TICK)
+        self._deadline = None if again is None else self._loop.call_at(again, self._look_at_deadlines)
+        if due is not None and due <= now and self.lifecycle.formed and self._inbox.empty():
+            self._post(core.Tick(now))
 
     @property
     def _now(self) -> float:

@@ -1,6 +1,7 @@
 """The ranks of an engine in one life, as its master reaches them: pods, formation, control lanes."""
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any
@@ -53,6 +54,7 @@ class Ranks:
         self._life, self._shape, self._pulse = life, shape, pulse
         self._spawn, self._post, self._returned, self._timed = spawn, post, returned, timed
         self._pulled = pulled
+        self._loop = asyncio.get_running_loop()  # to ask for it is a system call, in Python 3.11
         self._pulls: dict[int, tuple[int, dict[int, pb.Pulled]]] = {}  # by iteration: claim, and what ranks have told
         self._pulling: dict[int, tuple[int, float]] = {}  # by rank: the pull whose turn it is, and since when
         self._places = shape.places()
@@ -237,7 +239,8 @@ class Ranks:
     async def _listen(self) -> None:
         """Suspects silent and stuck ranks, while this process itself is on time."""
         while True:
-            await asyncio.sleep(timers.LOOK)
+            due = min((r.last_heard + r.silence for r in self._ranks if r.last_heard is not None), default=math.inf)
+            await asyncio.sleep(min(max(due - self._now, timers.LOOK), timers.SELDOM))
             now = self._now
             for rank in self._ranks:
                 silent = 0.0 if rank.last_heard is None else now - rank.last_heard
@@ -268,4 +271,4 @@ class Ranks:
 
     @property
     def _now(self) -> float:
-        return asyncio.get_running_loop().time()
+        return self._loop.time()

@@ -329,7 +329,7 @@ class SupervisorApp:
         """
         settings = self._settings
         transport = transport_of(settings.tls_dir)
-        pulse = service.LoopPulse()
+        pulse = service.LoopPulse(service.ALIVE_SECONDS)
         self._open.callback(pulse.close)
         metrics = Metrics("worker")
         status = service.StatusPort(

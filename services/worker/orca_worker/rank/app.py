@@ -115,7 +115,7 @@ class RankApp:
         settings, checkpoint, host = self._settings, self._checkpoint, self._settings.reachable_host
         gpu = settings.first_gpu + settings.local_rank
         device = open_device(settings.device, gpu) if family_of(checkpoint).needs_torch else None
-        pulse = service.LoopPulse()
+        pulse = service.LoopPulse(service.ALIVE_SECONDS)
         self._open.callback(pulse.close)
         telemetry = Telemetry("orca-worker", host, str(settings.local_rank))
         self._open.callback(telemetry.close)
