@@ -169,7 +169,7 @@ def arrived(line: Line) -> tuple[Arrival, ...]:
 async def test_a_new_master_keeps_the_epoch(tmp_path: Path) -> None:
     """The scheduler dies under load. Its successor finds all ranks at the same iteration and continues with them."""
     model = kill_rounds.make_model(tmp_path / "model")
-    async with running(tmp_path / "run", model, tp=2, pp=2, schedulers=2, max_batch_size=2) as stack:
+    async with running(tmp_path / "run", model, pp=2, schedulers=2, max_batch_size=2) as stack:
         lab = kill_rounds.Rounds(stack, model, random.Random(5))
         before = lab.ranks()
         await lab.load(lambda: kill_master(stack))

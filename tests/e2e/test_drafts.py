@@ -11,7 +11,7 @@ from orca_client import Finished, Prompt, Token
 from orca_local.stack import DEMO_MODEL
 from orca_scheduler.master.journal import CoreStep, scheduled
 
-TOKENS = 60
+TOKENS = 45
 REPEATED = "The ship sails home. The ship sails home. The ship sails"
 WAYS: list[dict[str, Any]] = [
     {},
@@ -30,7 +30,7 @@ WAYS: list[dict[str, Any]] = [
 async def streams(folder: Path, policy: str) -> tuple[list[list[Any]], int, int, list[int]]:
     """Each way's events, without what differs from run to run; the drafts of all iterations, and those that were
     right; and the cached tokens of each request's prompt."""
-    numbers: dict[str, Any] = {"tp": 2, "pp": 2, "max_batch_size": 3, "policy": policy}
+    numbers: dict[str, Any] = {"pp": 2, "max_batch_size": 3, "policy": policy}
     async with running(folder, DEMO_MODEL, dtype="float32", **numbers) as stack:
 
         async def one(way: dict[str, Any]) -> list[Any]:

@@ -67,7 +67,7 @@ async def test_services_are_forked_too(stack: Running) -> None:
 
 async def test_a_pod_outlives_what_forked_it_and_comes_again(stack: Running) -> None:
     come = asyncio.Event()
-    stream = asyncio.create_task(stack.tokens([1, 2, 3], 200, lambda token: come.set()))
+    stream = asyncio.create_task(stack.tokens([1, 2, 3], 100, lambda token: come.set()))
     await come.wait()
     first = stack.stack.fork_server
     assert first is not None
@@ -80,7 +80,7 @@ async def test_a_pod_outlives_what_forked_it_and_comes_again(stack: Running) -> 
     os.kill(before, signal.SIGKILL)
     await stack.until(lambda: pod.pid not in (None, before))
     tokens = await stream
-    assert tokens == await stack.tokens([1, 2, 3], 200)
+    assert tokens == await stack.tokens([1, 2, 3], 100)
     assert pod.pid is not None
     assert psutil.Process(pod.pid).ppid() == os.getpid()
     # They died with their supervisor. This process did not inherit them: they would stay, as zombies.

@@ -2,6 +2,7 @@
 more. Fields of generation_config.json that the log names are taken out of transformers' one; all others stay."""
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from orca_endpoint.requests.defaults import not_followed, read_defaults
 from orca_endpoint.text.tokenizer_folder import STANDARD, TokenizerFolder
 from orca_endpoint.text.vocabulary import Vocabulary
 
-SAMPLE, FOLDERS = 20, 400
+SAMPLE, FOLDERS = 20, int(os.environ.get("FOLDERS", "400"))
 PROMPTS = ([7], [101, 33, 9, 9, 54, 200, 17], [5, 250] * 9)
 NEW_TOKENS, SLOTS, BLOCK = 8, 256, 16
 # What a refusal of a folder of the sweep may name, and the value that asks for it.
@@ -133,5 +134,6 @@ async def test_a_sample(tmp_path: Path, kind: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 async def test_every_folder(tmp_path: Path, kind: str) -> None:
+    """FOLDERS of the environment says how many."""
     wanted = [name for name in names(FOLDERS) if name.startswith(f"{kind}-")]
-    assert await check_all(tmp_path, wanted) > len(wanted) / 2
+    assert await check_all(tmp_path, wanted) >= len(wanted) / 2

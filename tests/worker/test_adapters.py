@@ -13,10 +13,11 @@ import pytest
 import torch
 from checkpoints import make_shape
 from lora import Lora, load, make_lora
+from properties import covering
 from safetensors.torch import load_file, save_file
 from worker.driver import Sampled, TinyEngine, make_stage
 from worker.engines import in_process
-from worker.test_quantize import Oracle, check_tokens, make, requests_for
+from worker.test_quantize import CUTS, Oracle, check_tokens, make, requests_for
 
 from orca_common.adapters import Adapter, check_names, read_adapters
 from orca_common.bounded_file import open_regular
@@ -348,9 +349,9 @@ def test_each_instruction_set(tmp_path: Path, kernels: str) -> None:
     check(base, requests, of)
 
 
-@pytest.mark.parametrize(("tp", "pp"), [(2, 1), (1, 2), (2, 2)])
-@pytest.mark.parametrize("shape", ["gpt2", "llama, 2 K/V heads", "t5"])
-async def test_several_ranks(tmp_path: Path, shape: str, tp: int, pp: int) -> None:
+@pytest.mark.parametrize(("shape", "cut"), covering(("gpt2", "llama, 2 K/V heads", "t5"), CUTS, strength=1), ids=str)
+async def test_several_ranks(tmp_path: Path, shape: str, cut: tuple[int, int]) -> None:
+    tp, pp = cut
     base, vocabulary = make(tmp_path / "base", shape)
     loras = make_loras(tmp_path, base)
     of, adapters = [*loras, None, *loras], [lora.adapter for lora in loras]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from checkpoints import make_gpt2, make_shape
+from properties import covering
 from torch import Tensor
 from worker.company import check_any_company
 from worker.driver import Sampled
@@ -17,6 +18,7 @@ from worker.driver import Sampled
 from orca_kernels.cpu.library import instruction_sets
 
 VOCABULARY, POSITIONS = 211, 64
+DTYPES = ("float32", "bfloat16")
 
 
 def some_requests(count: int, seed: int) -> list[Sampled]:
@@ -41,7 +43,7 @@ def check_company(
     )
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kernels", instruction_sets())
 def test_the_same_bits_in_any_company(tmp_path: Path, logits: list[Tensor], kernels: str, dtype: str) -> None:
     folder = make_gpt2(tmp_path, heads=2, layers=2, hidden=64, vocab=VOCABULARY, positions=POSITIONS, seed=1)
@@ -58,12 +60,8 @@ SHAPES = (
 )
 
 
-# Each family on each instruction set, in the one type or the other; `test_families` has their tokens in both.
-OTHERS = [
-    pytest.param(kernels, ("float32", "bfloat16")[(n + m) % 2], shape, id=f"{kernels}-{shape}")
-    for n, kernels in enumerate(instruction_sets())
-    for m, shape in enumerate(SHAPES)
-]
+# Their kernels are the same by themselves, on each instruction set and in both types: `tests/kernels` sees that.
+OTHERS = covering(instruction_sets(), DTYPES, SHAPES, strength=1)
 
 
 @pytest.mark.parametrize(("kernels", "dtype", "shape"), OTHERS)
@@ -72,8 +70,7 @@ def test_other_families(tmp_path: Path, logits: list[Tensor], kernels: str, dtyp
     check_company(make_shape(tmp_path, shape), logits, kernels, dtype, some_requests(24, seed=2))
 
 
-@pytest.mark.parametrize("quantize", ["int8", "int4"])
-@pytest.mark.parametrize("kernels", instruction_sets())
+@pytest.mark.parametrize(("kernels", "quantize"), covering(instruction_sets(), ("int8", "int4"), strength=1))
 def test_weights_in_codes(tmp_path: Path, logits: list[Tensor], kernels: str, quantize: str) -> None:
     """With groups that are not whole, and half of a head in one of them."""
     sizes: dict[str, Any] = {

@@ -14,12 +14,13 @@ import pytest
 import torch
 from checkpoints import make_gpt2, make_shape
 from fuzz.mutations import mutated
+from properties import PART, covering
 from quantized_files import WAYS, Way, fp8, gptq, make_quantized, packed, write_safetensors
 from safetensors.numpy import load_file
 from safetensors.torch import load_file as load_torch
 from worker.driver import Sampled, TinyEngine, make_stage
 from worker.engines import in_process
-from worker.test_quantize import Oracle, check_tokens
+from worker.test_quantize import CUTS, Oracle, check_tokens
 
 from orca_common.checkpoint import Checkpoint, read_checkpoint
 from orca_common.errors import FailedPrecondition
@@ -115,19 +116,19 @@ def test_tokens_equal_an_independent_implementation(tmp_path: Path, name: str) -
     check_tokens(Oracle(floats, 1, None), requests)
 
 
-@pytest.mark.parametrize(("tp", "pp"), [(2, 1), (1, 2), (2, 2)])
-@pytest.mark.parametrize(
-    ("name", "shape"),
-    [
-        ("gptq, groups of 128", LLAMA),
-        ("awq, groups of 64", QWEN2),
-        ("packed, 4 bits, zero points, groups of 64", LLAMA),
-        ("W8A8", QWEN3),
-        ("gptq, groups of 64, symmetric", "gpt2"),
-    ],
+MODELS = (
+    ("gptq, groups of 128", LLAMA),
+    ("awq, groups of 64", QWEN2),
+    ("packed, 4 bits, zero points, groups of 64", LLAMA),
+    ("W8A8", QWEN3),
+    ("gptq, groups of 64, symmetric", "gpt2"),
 )
-async def test_several_ranks(tmp_path: Path, name: str, shape: str, tp: int, pp: int) -> None:
+
+
+@pytest.mark.parametrize(("model", "cut"), covering(MODELS, CUTS, strength=1), ids=str)
+async def test_several_ranks(tmp_path: Path, model: tuple[str, str], cut: tuple[int, int]) -> None:
     """A tensor rank's inputs may begin within a group."""
+    (name, shape), (tp, pp) = model, cut
     folder, floats = both(tmp_path, shape, WAYS[name])
     async with in_process(folder, tp, pp, slots=600) as (master, _):
         requests = requests_for(8)
@@ -374,13 +375,12 @@ def everything(checkpoint: Checkpoint) -> None:
             assert codes.numbers(slice(None), group).shape == (part.outputs, part.inputs)
 
 
-COUNTS = [pytest.param(200, id="some"), pytest.param(20_000, id="many", marks=pytest.mark.long)]
+COUNT = 200 if PART > 1 else 20_000
 FUZZED = ("gptq, act-order", "awq, groups of 64", "packed, 4 bits, zero points, groups of 64", "W8A8", "fp8, blocks")
 
 
-@pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("name", FUZZED)
-def test_changed_files_are_read_or_refused(tmp_path: Path, name: str, count: int) -> None:
+def test_changed_files_are_read_or_refused(tmp_path: Path, name: str) -> None:
     """Files and configurations are cut short, have other bytes, or pieces that come twice."""
     sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 16, "num_hidden_layers": 1}
     folder, _ = both(tmp_path, LLAMA, WAYS[name], **sizes, vocab_size=8)
@@ -389,7 +389,7 @@ def test_changed_files_are_read_or_refused(tmp_path: Path, name: str, count: int
     header = 8 + int.from_bytes(whole[:8], "little")
     chance, read, before = random.Random(name), 0, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     layout = json.dumps(json.loads(said)["quantization_config"]).encode()
-    for number in range(count):
+    for number in range(COUNT):
         if number % 2:
             head = mutated(whole[8:header], [whole[8:header]], chance)
             raw = len(head).to_bytes(8, "little") + head + whole[header:]
@@ -406,5 +406,5 @@ def test_changed_files_are_read_or_refused(tmp_path: Path, name: str, count: int
             topology(checkpoint, 1, 1, Types.of("float32"))
             everything(checkpoint)
             read += 1
-    assert 0 < read < count
+    assert 0 < read < COUNT
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10  # KiB

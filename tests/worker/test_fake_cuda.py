@@ -5,6 +5,8 @@ Fake tensors refuse operands of different devices, as a GPU would. These tests c
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -24,6 +26,7 @@ from orca_worker.partition import Place
 from orca_worker.sampling.sampling import HiddenModel, SamplingModel
 from orca_worker.stage.stage import Stage
 
+LAYERS = 2  # of a stage
 TINY = Shape("tiny", gpt(4, 48, 4, positions=64, vocab_size=101), 2, 3)
 
 
@@ -93,7 +96,8 @@ def test_every_tensor_is_on_the_device_and_the_host_does_not_wait(place: Place, 
 )
 def test_big_models_at_their_true_sizes(shape: str, place: Place, watch: Watch) -> None:
     """What the shard's model holds and computes, as torch counts it."""
-    big = SHAPES[shape]
+    big = SHAPES[shape]  # with few layers, which are all alike
+    big = replace(big, config=replace(big.config, layers=LAYERS * big.pipeline_parallel))
     share, hidden = share_of(big, place, "bfloat16"), big.config.hidden
     shares = record(big.config, place).vocabulary_shares
     behind = padded_rows(shares) - shares[place.tensor_rank]  # rows of the table behind its last token

@@ -20,6 +20,7 @@ import psutil
 import pytest
 from checkpoints import make_gpt2, make_tokenizer
 from encoder_decoders import make_marian, make_t5
+from properties import covering
 from reference import TIE, Reference
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from worker.driver import Sampled, TinyEngine, make_stage
@@ -294,8 +295,7 @@ def guesses(known: list[Sampled], chance: random.Random) -> Callable[[Sampled], 
     return guess
 
 
-@KERNELS
-@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(("kernels", "late"), covering(("auto", "torch"), (False, True), strength=1))
 def test_drafts_change_no_token_of_a_form(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernels: str, late: bool
 ) -> None:
@@ -319,8 +319,7 @@ def test_drafts_change_no_token_of_a_form(
         assert fast.number < 0.7 * slow.number, "drafts of answers with forms count, too"
 
 
-@KERNELS
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("kernels", "model"), covering(("auto", "torch"), list(MODELS), strength=1))
 def test_masks_that_come_late_change_no_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernels: str, model: str
 ) -> None:

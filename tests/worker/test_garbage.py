@@ -1,5 +1,6 @@
 """A GPU's data plane without a GPU: streams that run behind the host, and aborts that leave garbage and say nothing."""
 
+import os
 import random
 import threading
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,7 @@ import pytest
 import torch
 from checkpoints import make_gpt2
 from iterations import begins, iteration_of
+from properties import PART
 from reference import Reference
 from worker.garbage import Dying, Garbage
 from worker.streams import Arriving, Stream, StreamedStage
@@ -26,7 +28,7 @@ from orca_worker.partition import Place
 from orca_worker.stage.gpu_thread import GpuThread
 
 HOST, PATIENCE = "127.0.0.1", 30
-PROMPT, NEW, REQUESTS, BLOCK_SIZE, SLOTS = 5, 14, 3, 4, 120
+PROMPT, NEW, REQUESTS, BLOCK_SIZE, SLOTS = 5, 8, 3, 4, 120
 JOINED = 20  # seconds
 
 
@@ -51,10 +53,15 @@ def started(call: Any) -> Future[Any]:
 # Joining
 
 STEPS = [(victim, step) for victim, groups in enumerate((3, 3, 3, 2)) for step in range(2 * groups)]
+JOINING = [  # one that dies and one that freezes in turn; `make fuzz`: both at each step
+    (victim, step, freezes)
+    for victim, step in STEPS
+    for freezes in (False, True)
+    if PART == 1 or freezes == ((step // 2 + step + victim) % 2 == 1)
+]
 
 
-@pytest.mark.parametrize("freezes", [False, True], ids=["dies", "freezes"])
-@pytest.mark.parametrize(("victim", "step"), STEPS)
+@pytest.mark.parametrize(("victim", "step", "freezes"), JOINING)
 def test_a_rank_is_lost_at_a_step_of_joining(victim: int, step: int, freezes: bool) -> None:
     """Before and after each group of it is made. The others can form again: nothing spins on."""
     streams = [Stream() for _ in range(4)]
@@ -244,7 +251,8 @@ def test_a_rank_is_lost_in_the_middle(folder: Path, reference: Reference, tp: in
     [(1, 2, False), (2, 1, False), (2, 2, False), (1, 3, False), (2, 1, True), (2, 2, True)],
 )
 def test_ranks_are_lost_in_many_rounds(folder: Path, reference: Reference, tp: int, pp: int, graphs_tp: bool) -> None:
-    lose_ranks(folder, reference, tp, pp, graphs_tp, rounds=60)
+    """ROUNDS of the environment says how many."""
+    lose_ranks(folder, reference, tp, pp, graphs_tp, rounds=int(os.environ.get("ROUNDS", "60")))
 
 
 def lose_ranks(folder: Path, reference: Reference, tp: int, pp: int, graphs_tp: bool, rounds: int) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from checkpoints import make_gpt2, make_shape
 from iterations import begins, iteration_of
+from properties import covering
 from reference import PrefixLM, Reference
 from torch import Tensor
 from worker.company import check_any_company
@@ -32,18 +33,20 @@ def make(folder: Path, shape: str, **config: Any) -> Path:
     return make_gpt2(folder, **sizes, orca_prefix_lm=True, **config)
 
 
-@pytest.mark.parametrize("kernels", ["auto", "torch", "device-loop"])
 @pytest.mark.parametrize("shape", [*SHAPES, "gpt2"])
-def test_tokens_equal_transformers(tmp_path: Path, shape: str, kernels: str) -> None:
+def test_tokens_equal_transformers(tmp_path: Path, shape: str) -> None:
     folder = make(tmp_path, shape)
-    engine = TinyEngine(make_stage(folder, 576, 5, kernels=kernels), 576, 5, seed=2)
-    requests = requests_for(211, 10, seed=4)
-    engine.run(requests)
-    oracle, causal = PrefixLM(folder), Reference(folder)
-    for request in requests:
-        assert request.made == oracle.greedy(request.prompt, request.new_tokens)
-    assert [request.made for request in requests] != [causal.greedy(one.prompt, one.new_tokens) for one in requests]
-    assert engine.mixed
+    right, causal = (
+        [of(folder).greedy(one.prompt, one.new_tokens) for one in requests_for(211, 10, seed=4)]
+        for of in (PrefixLM, Reference)
+    )
+    assert right != causal
+    for kernels in ("auto", "torch", "device-loop"):
+        engine = TinyEngine(make_stage(folder, 576, 5, kernels=kernels), 576, 5, seed=2)
+        requests = requests_for(211, 10, seed=4)
+        engine.run(requests)
+        assert [request.made for request in requests] == right, kernels
+        assert engine.mixed
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -59,8 +62,7 @@ def test_logits_are_near_float64(tmp_path: Path, shape: str) -> None:
             assert (made - right[tokens]).abs().max() < 2e-4, kernels  # logits are about 4, and up to 13
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kernels", instruction_sets())
+@pytest.mark.parametrize(("kernels", "dtype"), covering(instruction_sets(), ("float32", "bfloat16"), strength=1))
 def test_the_same_bits_in_any_company(tmp_path: Path, logits: list[Tensor], kernels: str, dtype: str) -> None:
     """Alone and beside others, in pieces shorter than prompts, and after a recovery, whose old answer is no prompt.
 

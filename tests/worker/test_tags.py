@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from checkpoints import make_gpt2
+from properties import covering
 from reference import Reference
 from scheduler import test_policies as policies
 from worker.driver import make_stage
@@ -102,12 +103,12 @@ def turns(reference: Reference, draw: random.Random, count: int) -> list[tuple[s
     return wanted
 
 
-@pytest.mark.parametrize("kernels", ["auto", "torch"])
-@pytest.mark.parametrize(
-    ("block", "policy"),
-    [(1, "prefix=tenant"), (4, "prefix=tenant,kv=on-demand"), (16, "balanced,positions=9,prefix=tenant")],
-)
-def test_tokens_are_right_while_blocks_come_and_go(folder: Path, kernels: str, block: int, policy: str) -> None:
+WAYS = ((1, "prefix=tenant"), (4, "prefix=tenant,kv=on-demand"), (16, "balanced,positions=9,prefix=tenant"))
+
+
+@pytest.mark.parametrize(("kernels", "way"), covering(("auto", "torch"), WAYS, strength=1))
+def test_tokens_are_right_while_blocks_come_and_go(folder: Path, kernels: str, way: tuple[int, str]) -> None:
+    block, policy = way
     reference, draw = Reference(folder), random.Random(block)
     wanted = turns(reference, draw, 60)
     slots = 320
@@ -353,8 +354,7 @@ def test_a_token_that_is_not_known_here_ends_the_keys() -> None:
     assert len(kv.tags.texts[0].keys) == 2
 
 
-@pytest.mark.parametrize("drafts", range(8))
-@pytest.mark.parametrize("block", [1, 3, 4, 16])
+@pytest.mark.parametrize(("block", "drafts"), covering((1, 3, 4, 16), range(8), strength=1))
 def test_keys_are_those_of_the_tokens_whatever_the_drafts_were(block: int, drafts: int) -> None:
     draw = random.Random(f"{block} {drafts}")
     kv = KVManager(None)
