@@ -6,7 +6,6 @@ Fake tensors refuse operands of different devices, as a GPU would. These tests c
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
