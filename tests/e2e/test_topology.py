@@ -9,9 +9,8 @@ from dataclasses import astuple
 from pathlib import Path
 
 import pytest
-from click.testing import Result
 from rich.console import Console
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from orca_cli.main import app
 from orca_cli.timeline import drawing

@@ -220,7 +220,7 @@ def test_the_plan_counts_codes_and_scales(tmp_path: Path, tp: int, quantize: str
 def test_a_gpu_refuses_without_kernels(tmp_path: Path) -> None:
     folder, _ = make(tmp_path, "gpt2")
     with fake_cuda():
-        stage = Stage(read_checkpoint(folder, "int8"), "bfloat16", CUDA, 400, Compute(kernels="torch"))
+        stage = Stage(read_checkpoint(folder, "int8"), Types.of("bfloat16"), CUDA, 400, Compute(kernels="torch"))
         with pytest.raises(
             FailedPrecondition, match=r"^quantize: int8 needs Triton's kernels on a GPU: kernels is torch"
         ):
