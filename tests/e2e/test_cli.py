@@ -121,8 +121,16 @@ def test_serve_generate_and_ctrl_c(served: tuple[subprocess.Popen[str], Path, st
     assert (run_dir / "standard error").read_text() == "", "no noise, though processes died"
     assert rest.endswith(f"ended, nothing is left running; logs and journals: {run_dir}\n")
     _, alive = psutil.wait_procs(children, timeout=5)
-    assert not alive
+    assert not [one for one in alive if not has_ended(one)]
     assert json.loads((run_dir / "processes.json").read_text()) == []
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Also where the machine's first process, which orphans get, has not looked yet: that is not ours to wait for."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def test_a_killed_serve_is_followed_by_another(served: tuple[subprocess.Popen[str], Path, str]) -> None:
@@ -143,7 +151,7 @@ def test_a_killed_serve_is_followed_by_another(served: tuple[subprocess.Popen[st
         children = psutil.Process(process.pid).children(recursive=True)
         process.kill()
         _, alive = psutil.wait_procs(children, timeout=2)
-        assert not alive
+        assert not [one for one in alive if not has_ended(one)]
         asked = client.generate("def main(", max_new_tokens=4, ignore_eos=True)  # while no endpoint is there
         command = [ORCA, "serve", "--port", grpc, "--http-port", http, "--run-dir", str(run_dir)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=WIDE) as other:

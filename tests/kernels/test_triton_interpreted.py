@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from properties import PART
 
 FOLDER = Path(__file__).parent / "triton_kernels"
@@ -18,6 +19,7 @@ FOLDER = Path(__file__).parent / "triton_kernels"
 ALIKE = ("qwen2", "qwen3", "neox", "gptj")
 
 
+@pytest.mark.timeout(900)  # a process with many tests, each with its own bound
 def test_kernels_in_the_interpreter() -> None:
     without = ["-k", f"not ({' or '.join(ALIKE)})"] if PART > 1 else []
     run = subprocess.run(
