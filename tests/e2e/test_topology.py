@@ -41,7 +41,8 @@ def test_topology_of_figure_6() -> None:
         [str(n), str(n // 3), str(n % 3), "0 to 1" if n < 3 else "2 to 3"] for n in range(6)
     ]
     assert ["1", "h.0.attn.c_attn.weight", "(192, 576)", "1", "64:128, 256:320, 448:512", "(192, 192)"] in rows
-    assert max(map(len, drawn("80").splitlines())) <= 80
+    narrow = drawn("80")
+    assert max(map(len, narrow.splitlines())) <= 80
     assert "…" not in narrow
 
 
