@@ -21,7 +21,7 @@ from orca_local.stack import DEMO_MODEL
 from orca_scheduler.core.core import Core, ScheduleBatch
 from orca_scheduler.ranks.members import put_members
 from orca_worker.iteration.model import Compute
-from orca_worker.models.dtype import choose_dtype
+from orca_worker.models.dtype import choose_types
 from orca_worker.models.formats.table import FORMATS
 from orca_worker.partition import ITEM_BYTES, Types
 from orca_worker.rank.app import open_device
@@ -74,13 +74,17 @@ class EngineOptions:
     max_batch_size: int = 32
     kernels: str = "auto"
     quantize: str | None = None
+    kv_dtype: str | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in ITEM_BYTES:
             raise InvalidArgument("dtype", f"is {self.dtype}; there are {', '.join(ITEM_BYTES)}")
         if self.quantize not in FORMATS:
             raise InvalidArgument("quantize", f"is {self.quantize}; there are {', '.join(filter(None, FORMATS))}")
-        object.__setattr__(self, "dtype", choose_dtype(self.dtype, open_device(self.device, 0), self.compute))
+        if self.kv_dtype not in (None, "int8"):
+            raise InvalidArgument("kv_dtype", f"is {self.kv_dtype}; there is int8")
+        types = choose_types(self.dtype, self.kv_dtype, open_device(self.device, 0), self.compute)
+        object.__setattr__(self, "dtype", types.weights)
 
     @property
     def compute(self) -> Compute:
@@ -98,7 +102,7 @@ class Engine:
         """Raises FailedPrecondition when the model cannot be loaded, or the memory is too small."""
         self.options, self.checkpoint, self.slots = options, checkpoint, slots
         self.device = open_device(options.device, 0)
-        self.stage = Stage(checkpoint, Types.of(options.dtype), self.device, slots, options.compute)
+        self.stage = Stage(checkpoint, Types.of(options.dtype, options.kv_dtype), self.device, slots, options.compute)
         memory = self.stage.form(BLOCK_SIZE)
         if memory.slots < slots:
             raise FailedPrecondition(f"slots: {slots} are needed; the memory holds {memory.slots}")
@@ -135,6 +139,7 @@ class Engine:
         return {
             "dtype": options.dtype,
             "quantize": options.quantize,
+            "kv_dtype": options.kv_dtype,
             "threads": threads,
             "device": device,
             "isa": isa_used,

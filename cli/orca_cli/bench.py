@@ -31,6 +31,7 @@ Dtype = Annotated[str, typer.Option(help="Type of the weights: float32 or bfloat
 Quantize = Annotated[
     str | None, typer.Option(help="Format of the matrices of layers: int8 or int4; dtype if not given.")
 ]
+KVDtype = Annotated[str | None, typer.Option(help="Type of keys and values, on a CPU: int8; dtype if not given.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Threads = Annotated[int, typer.Option(min=0, help="Threads of a CPU's operations; 0: one for each core.")]
 Kernels = Annotated[str, typer.Option(help="Kernels of a CPU, by instruction set; torch: plain torch, none of them.")]
@@ -54,13 +55,14 @@ def engine(
     max_batch_size: MaxBatchSize = 32,
     kernels: Kernels = "auto",
     quantize: Quantize = None,
+    kv_dtype: KVDtype = None,
     json_file: JsonFile = None,
 ) -> None:
     """Times whole cases on the engine alone: scheduler core and worker in one process, no network."""
     from orca_bench.engine import EngineOptions, lines
 
     with reported(json_file) as say:
-        options = EngineOptions(model, dtype, device, threads, max_batch_size, kernels, quantize)
+        options = EngineOptions(model, dtype, device, threads, max_batch_size, kernels, quantize, kv_dtype)
         for line in lines(options, cases, case or [], runs):
             say(line)
 

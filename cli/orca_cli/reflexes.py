@@ -25,7 +25,7 @@ OTHERS = {
     "--max-total-tokens": CONTEXT,
     "--ctx-size": CONTEXT,
     "--n-gpu-layers": "a rank computes on one device, which --device names; --tp and --pp share a model among GPUs",
-    "--quantization": "a checkpoint's own format is read as it is; --quantize int8 or int4 makes codes on a CPU",
+    "--quantization": "a checkpoint's own format is read as it is; --quantize int8 or int4 makes codes",
     "--kv-cache-dtype": "--kv-dtype int8 keeps keys and values in eight bits, on a CPU",
     "--enable-lora": ADAPTERS,
     "--lora-modules": ADAPTERS,

@@ -79,6 +79,9 @@
 {{- fail (printf "engine.gpusPerPod: a pod of %d ranks fits on no node, which has %d GPUs (gpusPerNode)" $perPod (int .)) -}}
 {{- end -}}
 {{- end -}}
+{{- if and $engine.kvDtype (eq $engine.device "cuda") -}}
+{{- fail (printf "engine.kvDtype: %s is read on a CPU alone, and engine.device is cuda" $engine.kvDtype) -}}
+{{- end -}}
 {{- with $model.numHeads -}}
 {{- if mod (int .) $tp -}}
 {{- fail (printf "tp %d: %d heads cannot be shared evenly by %d tensor ranks" $tp (int .) $tp) -}}

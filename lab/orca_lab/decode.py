@@ -185,6 +185,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--no-graphs", action="store_true", help="launch every kernel by itself")
     parser.add_argument("--peer", action="store_true", help="time transformers instead")
     given = parser.parse_args(arguments)
+    if given.peer and given.quantize:
+        parser.error("--quantize: transformers, which --peer times, has no codes")
     device = open_device(given.device, 0)
     torch.manual_seed(0)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"

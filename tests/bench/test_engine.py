@@ -14,7 +14,7 @@ from orca_bench.engine import Engine, EngineOptions, Run, Step, lines, warm_up
 from orca_bench.floors import case_floor, iteration_work
 from orca_bench.schedule import Shape, shapes, slots_for
 from orca_common.checkpoint import read_checkpoint
-from orca_common.errors import FailedPrecondition
+from orca_common.errors import FailedPrecondition, InvalidArgument
 from orca_lab.roofline import Accelerator
 
 
@@ -91,6 +91,10 @@ def test_lines_of_a_file_of_cases(model: Path, tmp_path: Path) -> None:
         assert slowest - 0.05 <= line["output_tokens_per_s"] <= fastest + 0.05
         assert 10 < line["resident_MB"] < 10_000
     assert found[2]["iteration_ms"] is None
+    [in_codes] = lines(replace(options_of(model, 8), kv_dtype="int8"), path, ["b"], runs=1)
+    assert [line["kv_dtype"] for line in (in_codes, found[2])] == ["int8", None]
+    with pytest.raises(InvalidArgument, match="kv_dtype"):
+        replace(options_of(model, 8), kv_dtype="int4")
 
 
 def test_the_floor_of_a_case_is_that_of_its_iterations(model: Path) -> None:

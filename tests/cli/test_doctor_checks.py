@@ -267,6 +267,8 @@ def test_the_format_of_the_weights_is_named() -> None:
     quantized = healthy(GPUS | {"engine": {"tp": 2, "pp": 2, "device": "cpu", "quantize": "int8"}})
     said = "in the files: GGUF, F32 and Q8_0; ranks keep the matrices in int8, the rest in types by dtype auto"
     assert level_and_words(quantized) == (Level.OK, said)
+    with_codes = healthy(GPUS | {"engine": {"tp": 2, "pp": 2, "device": "cpu", "kvDtype": "int8"}})
+    assert level_and_words(with_codes)[1].endswith("by dtype auto, keys and values in int8")
     assert level_and_words(healthy())[1].endswith("ranks keep them in types by dtype auto")
     one, other = (Inside(f"orca-worker-{n}", "worker", 0, 0, (), weights=text) for n, text in enumerate("ab"))
     assert level_and_words(replace(healthy(), inside=(one, other))) == (

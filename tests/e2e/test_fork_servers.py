@@ -24,7 +24,8 @@ async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Runni
     """One for all tests, whose fork servers import by themselves. Processes that a test kills are back when it ends."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(of_stack, "begin", begin)
-        async with running(tmp_path_factory.mktemp("forks") / "run", DEMO_MODEL, tp=2, pp=2, endpoints=2) as started:
+        folder, several = tmp_path_factory.mktemp("forks") / "run", {"tp": 2, "pp": 2, "endpoints": 2}
+        async with running(folder, DEMO_MODEL, **several, kv_dtype="int8") as started:
             yield started
 
 
@@ -43,6 +44,10 @@ async def test_torch_is_imported_once_on_a_machine(stack: Running) -> None:
         below = supervisor.children()
         assert sorted(process.name() for process in below) == ["orca-forks", "orca-rank-0", "orca-rank-1"]
         assert all(process.cmdline() == imported for process in (supervisor, *below))
+
+
+async def test_a_forked_rank_keeps_keys_and_values_as_the_setting_says(stack: Running) -> None:
+    assert stack.stack.computed_by.startswith("float32, keys and values in int8, kernels ")
 
 
 async def test_services_are_forked_too(stack: Running) -> None:

@@ -69,6 +69,7 @@ OPTIONS = {
             "engine": {
                 "dtype": "float32",
                 "quantize": "int8",
+                "device": "cpu",
                 "kvDtype": "int8",
                 "placement": "spread",
                 "adapters": {"legal": "/models/legal", "a/b": "/models/b"},

@@ -40,6 +40,10 @@ HUB = {"name": "openai-community/gpt2"}
             "scheduler.settings.roles: prefill=1,decode=1 is a fixed number of engines, and engine.autoscale changes "
             "it",
         ),
+        (
+            {"engine": {"device": "cuda", "kvDtype": "int8"}},
+            "engine.kvDtype: int8 is read on a CPU alone, and engine.device is cuda",
+        ),
         ({"engine": {"tp": 4}, "model": {"numHeads": 6}}, "tp 4: 6 heads cannot be shared evenly by 4 tensor ranks"),
         ({"engine": {"pp": 5}, "model": {"numLayers": 4}}, "pp 5: 4 layers are too few for 5 stages"),
         (

@@ -28,3 +28,9 @@ def test_a_line_for_each_case(capsys: pytest.CaptureFixture[str], more: list[str
     weights = 4 * (256 * 256 * 2 + 2 * 128 * 256 + 3 * 256 * 704 + 2 * 256) + 256 + 512 * 256
     kept = 4 * 2 * 2 * 64  # elements of the keys and values of a token
     assert [row["bytes"] for row in cases] == [2 * (weights + kept * batch * (20 + 2)) for batch in (1, 3)]
+
+
+def test_transformers_has_no_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([*COMMON, "--peer", "--quantize", "int8"])
+    assert "--quantize: transformers, which --peer times, has no codes" in capsys.readouterr().err

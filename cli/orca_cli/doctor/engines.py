@@ -150,6 +150,8 @@ def weights(snapshot: Snapshot) -> list[Finding]:
     kept = settings.get("ORCA_QUANTIZE")
     types = f"types by dtype {settings.get('ORCA_DTYPE') or 'auto'}"
     said = f"ranks keep {f'the matrices in {kept}, the rest in' if kept else 'them in'} {types}"
+    if (kv := settings.get("ORCA_KV_DTYPE")) is not None:
+        said += f", keys and values in {kv}"
     layouts = {seen.weights for seen in snapshot.inside if seen.weights}
     if not layouts:
         return [unchecked("weights", f"{said}; no worker's pod could say how the files have them")]

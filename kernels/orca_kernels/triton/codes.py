@@ -96,7 +96,7 @@ def coded(
     )  # fmt: skip
 
 
-def in_16_bits(scales: Tensor) -> Tensor:
-    """scales float32, with numbers of float16 or bfloat16 -> the same in such a type."""
-    half = scales.half()
-    return half if bool(((half == scales) | scales.isnan()).all()) else scales.bfloat16()
+def narrowed(scales: Tensor) -> Tensor:
+    """scales float32 -> the same in float16 or bfloat16 if that holds them all, else as they are."""
+    kinds = scales.half(), scales.bfloat16()
+    return next((kind for kind in kinds if bool(((kind == scales) | scales.isnan()).all())), scales)

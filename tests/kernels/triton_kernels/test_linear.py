@@ -108,6 +108,14 @@ def test_two_matrices_of_one_product() -> None:
     assert torch.equal(linear(x, both), torch.cat([linear(x, half) for half in halves], 1))
 
 
+def test_scales_of_two_matrices_in_float16_and_in_bfloat16() -> None:
+    """No type of 16 bits has both, so they stay in float32."""
+    scales = torch.tensor([[1 + 2.0**-10], [2.0**-120]])
+    codes, zeros = torch.full((2, 40), 9, dtype=torch.uint8), torch.full((2, 1), 8, dtype=torch.uint8)
+    y = linear(torch.eye(1, 40).to(DEVICE), Grouped(codes, zeros, scales, 128).coded(DEVICE))
+    assert torch.equal(y[0], scales[:, 0].to(DEVICE))
+
+
 @pytest.mark.filterwarnings("ignore:invalid value encountered in matmul")  # of the interpreter
 def test_a_row_that_is_not_finite_stays_alone() -> None:
     weight, _ = CASES["int4"](8, 40)

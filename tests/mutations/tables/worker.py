@@ -14,6 +14,13 @@ MUTATIONS = [
         "tests/worker/test_tags.py::test_a_block_that_is_not_what_a_rows_tokens_say",
     ),
     Mutation(
+        "a rank that keeps keys and values in dtype, whatever kv_dtype is",
+        "services/worker/orca_worker/rank/app.py",
+        "RankApp.start",
+        instead("settings.kv_dtype", "None"),
+        "tests/e2e/test_fork_servers.py::test_a_forked_rank_keeps_keys_and_values_as_the_setting_says",
+    ),
+    Mutation(
         "a row that begins in front of or behind its blocks with keys",
         "services/worker/orca_worker/stage/stage.py",
         "Stage._run",

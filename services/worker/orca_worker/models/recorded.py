@@ -45,7 +45,7 @@ def coded_layout(checkpoint: Checkpoint) -> Layout | None:
 
 
 def obstacle(recording: Recording, device: torch.device, compute: Compute, has_adapters: bool) -> str | None:
-    """Why plain torch runs a stage on a GPU, as the log says then, too; None if Triton's kernels do."""
+    """Why plain torch runs a stage on a GPU; None if Triton's kernels do."""
     import torch
 
     if compute.kernels == "torch" or not torch.cuda.is_available():

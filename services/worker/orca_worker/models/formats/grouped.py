@@ -14,7 +14,7 @@ from torch import Tensor
 
 from orca_kernels.cpu.program import CODES as GROUP
 from orca_kernels.cpu.program import Packed, Program
-from orca_kernels.triton.codes import Coded, coded, in_16_bits
+from orca_kernels.triton.codes import Coded, coded, narrowed
 
 from ..coded_weights import CodedWeights
 from ..recording import Matrix
@@ -53,7 +53,7 @@ class Grouped(NamedTuple):
 
     def coded(self, device: torch.device) -> Coded:
         codes, points = ((each.to(device) - MIDDLE).view(torch.int8) for each in self[:2])
-        scales = in_16_bits(self.scales).to(device)
+        scales = narrowed(self.scales).to(device)
         return coded(codes, scales, points if bool(points.any()) else None, bits=4, step=self.step)
 
 
