@@ -1,6 +1,7 @@
 """How much of what is drawn, and of a product of parameters, is tried: a part in `make test`, all in `make fuzz`."""
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from itertools import combinations, product
 from typing import Any
@@ -17,13 +18,18 @@ def covering(*axes: Sequence[Any], strength: int = 2) -> list[tuple[Any, ...]]:
     """Cases of a product of parameters, of which any `strength` values of different axes meet in one case at least.
 
     Most faults need two values (a family on an instruction set) or one. Each case is the one that has the most meetings
-    which no case before it has had. In `make fuzz` it is the whole product.
+    which no case before it has had; of several the one whose values were used least so far, and the first of those. In
+    `make fuzz` it is the whole product.
     """
+    assert 1 <= strength <= len(axes), f"{strength} values of {len(axes)} axes cannot meet"
     cases = list(product(*(range(len(axis)) for axis in axes)))
     if PART > 1:
         of = {case: set(combinations(enumerate(case), strength)) for case in cases}
-        missing, cases = set[Any]().union(*of.values()), []
+        missing, cases, uses = set[Any]().union(*of.values()), [], Counter[tuple[int, int]]()
         while missing:
-            cases.append(max(of, key=lambda case: len(of[case] & missing)))
+            cases.append(
+                max(of, key=lambda case: (len(of[case] & missing), -sum(uses[one] for one in enumerate(case))))
+            )
+            uses.update(enumerate(cases[-1]))
             missing -= of.pop(cases[-1])
     return [tuple(axis[n] for axis, n in zip(axes, case, strict=True)) for case in cases]

@@ -118,6 +118,19 @@ def test_a_request_that_the_server_has_lost(shown: int) -> None:
     assert [type(event) for event in events] == [Token] * len(IDS) + [Finished], "Accepted was shown before"
 
 
+def test_a_request_that_is_lost_again_before_it_was_accepted() -> None:
+    """An endpoint that knows no request would otherwise be sent it without end."""
+    body = pb.GenerateRequest(request_id="mine", text="x")
+    resumption = Resumption("mine", body, patience=patience(), next_attempt=Attempts(lambda: 5_000))
+    resumption.take(served(body)[0], 0)
+    assert isinstance(resumption.event(), Accepted)
+    lost = NotFound("request mine is not known")
+    assert resumption.failed(lost, 0) == 0
+    assert isinstance(resumption.call(0).request, pb.GenerateRequest)
+    with pytest.raises(NotFound):
+        resumption.failed(lost, 0)
+
+
 def test_a_resume_has_the_digest_of_what_was_seen() -> None:
     """By this process and by the one before it. Without `seen` there is nothing to compare."""
 

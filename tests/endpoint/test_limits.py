@@ -145,8 +145,14 @@ async def test_an_answer_that_is_not_taken_is_given_up(small: World, path: str) 
 
 
 async def test_an_http_client_that_does_not_read_is_cut_off(small: World) -> None:
-    """It sends requests ahead, and the buffers of both systems fill with answers. Then nothing of it is left."""
+    """It sends requests ahead, and the buffers of both systems fill with answers. Then nothing of it is left.
+
+    Those of the systems are small here: 4 MB and more would hold all answers.
+    """
     host, _, port = small.serving.addresses["http"].rpartition(":")
+    listening = small.serving.app._http._socket
+    assert listening is not None
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
     body = json.dumps({"prompt": [5, 6], "max_tokens": 150, "stream": True, "ignore_eos": True, "logprobs": 1})
 
     async def play() -> None:
@@ -156,8 +162,10 @@ async def test_an_http_client_that_does_not_read_is_cut_off(small: World) -> Non
                 await small.engine.commit(claimed, first, [7] * 50, Reason.LENGTH if first == 100 else None)
 
     playing = asyncio.create_task(play())
-    _, writer = await asyncio.open_connection(host, int(port), limit=1)
-    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+    client.connect((host, int(port)))
+    _, writer = await asyncio.open_connection(sock=client, limit=1)
     writer.transport.pause_reading()  # type: ignore[attr-defined]
     for _ in range(12):
         writer.write(post(body.encode()))

@@ -170,6 +170,52 @@ async def test_tokens_that_joined_go_without_another_one(server: RedisServer) ->
                 await asyncio.sleep(0.01)
 
 
+async def test_tokens_that_come_during_a_commit_wait_for_others_too(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit takes as long as an iteration of a fast model: otherwise each token would have its own."""
+    monkeypatch.setattr("orca_scheduler.master.ledger.TOGETHER", 3600.0)
+    async with books(server) as this:
+        this.pool.gates["commit"] = asyncio.Event()
+        this.iterate()
+        await until(lambda: "commit" in this.pool.begun)
+        this.iterate()
+        this.iterate()
+        this.pool.gates["commit"].set()
+        await until(lambda: not this.ledger._commit_sent)
+        assert this.pool.begun == ["commit"]
+        await this.ledger.give_back({this.claim: False})
+        assert this.pool.begun == ["commit", "commit", "give_back"], "what comes after the tokens does not wait"
+        assert await this.committed() == 3
+
+
+async def test_a_request_that_is_handed_over_waits_for_no_other(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor where its token is not its first one, as after a recovery."""
+    monkeypatch.setattr("orca_scheduler.master.ledger.TOGETHER", 3600.0)
+    async with books(server) as this:
+        this.iterate()
+        await this.ledger.give_back({})
+        this.iterate()
+        this.ledger.hand_over(this.claim, b"there")
+        await until(lambda: len(this.pool.begun) == 2)
+
+
+async def test_a_wake_without_rows_is_no_commit(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next token would wait for it."""
+    monkeypatch.setattr("orca_scheduler.master.ledger.TOGETHER", 0.0)
+    async with books(server) as this:
+        this.iterate()
+        await this.ledger.give_back({})
+        monkeypatch.setattr("orca_scheduler.master.ledger.TOGETHER", 3600.0)
+        this.ledger.committable()  # an iteration of requests that are gone
+        await this.ledger.give_back({})
+        assert this.pool.begun == ["commit"]
+        this.iterate()
+        await until(lambda: len(this.pool.begun) == 2)
+
+
 async def test_rows_of_a_commit_without_an_answer_are_sent_again(server: RedisServer) -> None:
     """Also when the request makes no token meanwhile."""
     async with books(server) as this:
@@ -179,12 +225,15 @@ async def test_rows_of_a_commit_without_an_answer_are_sent_again(server: RedisSe
         assert await this.committed() == 1
 
 
-async def test_tokens_that_redis_lost_are_sent_again_at_once(server: RedisServer) -> None:
+async def test_tokens_that_redis_lost_are_sent_again_at_once(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orca_scheduler.master.ledger.TOGETHER", 3600.0)
     async with books(server) as this:
         this.iterate()
         await this.ledger.give_back({})
         await this.pool._link.command("DEL", f"{this.pool._keys.prefix}tokens:r")
-        this.iterate()
+        this.iterate(Reason.LENGTH)
         async with asyncio.timeout(10):
             while await this.committed() < 2:
                 await asyncio.sleep(0.01)

@@ -2,16 +2,30 @@
 
 import random
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
+from properties import PART
 from torch import Tensor
 from worker.driver import Sampled, TinyEngine, make_stage
 
+from orca_kernels.cpu.library import instruction_sets
 from orca_worker.models import cpu
 
 SLOTS = 64 * 64
+MULTIPLY_BFLOAT16 = {"amx", "avx512_bf16"}
+DTYPES = ("float32", "bfloat16")
+
+
+def ways() -> list[tuple[str, str]]:
+    """Each instruction set of this machine with a type: bfloat16 where it multiplies that, otherwise one or the other.
+    In `make fuzz` with both."""
+    names = instruction_sets()
+    if PART == 1:
+        return list(product(names, DTYPES))
+    return [(name, DTYPES[name in MULTIPLY_BFLOAT16 or n % 2]) for n, name in enumerate(names)]
 
 
 def alone(engine: TinyEngine, logits: list[Tensor], requests: list[Sampled]) -> list[list[Tensor]]:

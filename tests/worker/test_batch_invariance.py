@@ -12,13 +12,12 @@ import pytest
 from checkpoints import make_gpt2, make_shape
 from properties import covering
 from torch import Tensor
-from worker.company import check_any_company
+from worker.company import DTYPES, check_any_company, ways
 from worker.driver import Sampled
 
 from orca_kernels.cpu.library import instruction_sets
 
 VOCABULARY, POSITIONS = 211, 64
-DTYPES = ("float32", "bfloat16")
 
 
 def some_requests(count: int, seed: int) -> list[Sampled]:
@@ -61,13 +60,10 @@ SHAPES = (
 
 
 # Their kernels are the same by themselves, on each instruction set and in both types: `tests/kernels` sees that.
-OTHERS = covering(instruction_sets(), DTYPES, SHAPES, strength=1)
-
-
-@pytest.mark.parametrize(("kernels", "dtype", "shape"), OTHERS)
-def test_other_families(tmp_path: Path, logits: list[Tensor], kernels: str, dtype: str, shape: str) -> None:
+@pytest.mark.parametrize(("way", "shape"), covering(ways(), SHAPES, strength=1), ids=str)
+def test_other_families(tmp_path: Path, logits: list[Tensor], way: tuple[str, str], shape: str) -> None:
     """Windows too, which end within tiles and within pieces."""
-    check_company(make_shape(tmp_path, shape), logits, kernels, dtype, some_requests(24, seed=2))
+    check_company(make_shape(tmp_path, shape), logits, *way, some_requests(24, seed=2))
 
 
 @pytest.mark.parametrize(("kernels", "quantize"), covering(instruction_sets(), ("int8", "int4"), strength=1))

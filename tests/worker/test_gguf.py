@@ -349,6 +349,7 @@ def test_headers_that_lie_are_refused(tmp_path: Path) -> None:
         (changed(raw, up, "<Q", 1 << 50, 12), r"of type Q8_0 has the shape \[1125899906842624, 64\]"),
         (changed(raw, up, "<I", 20, 20), "has the type IQ4_NL; Orca reads F32, F16, Q4_0, Q8_0, Q4_K, Q6_K, BF16"),
         (changed(raw, up, "<Q", 33, 24), "begins at byte 33, which is no multiple of 32"),
+        (changed(raw, up, "<Q", 40, 24), "begins at byte 40, which is no multiple of 32"),
         (changed(raw, up, "<Q", 0, 24), "begins at byte 0, within"),
         (changed(raw, up, "<Q", 1 << 60, 24), "ends at byte"),
         (changed(raw, b"general.architecture", "<Q", 1 << 62, 4), "has .* bytes; at most"),

@@ -7,10 +7,9 @@ import pytest
 import torch
 from checkpoints import make_gpt2, make_shape
 from iterations import begins, iteration_of
-from properties import covering
 from reference import PrefixLM, Reference
 from torch import Tensor
-from worker.company import check_any_company
+from worker.company import check_any_company, ways
 from worker.driver import Sampled, TinyEngine, make_stage
 from worker.engines import in_process
 from worker.logits import InTransformers, prompt_of, seen_by
@@ -62,7 +61,7 @@ def test_logits_are_near_float64(tmp_path: Path, shape: str) -> None:
             assert (made - right[tokens]).abs().max() < 2e-4, kernels  # logits are about 4, and up to 13
 
 
-@pytest.mark.parametrize(("kernels", "dtype"), covering(instruction_sets(), ("float32", "bfloat16"), strength=1))
+@pytest.mark.parametrize(("kernels", "dtype"), ways())
 def test_the_same_bits_in_any_company(tmp_path: Path, logits: list[Tensor], kernels: str, dtype: str) -> None:
     """Alone and beside others, in pieces shorter than prompts, and after a recovery, whose old answer is no prompt.
 

@@ -1,6 +1,6 @@
 """The client: a request over many calls, patience, channels."""
 
-from mutations.changes import drop, instead, lacks, never, passes, sets
+from mutations.changes import drop, instead, lacks, never, passes, sets, without
 from mutations.mutation import Mutation
 
 RESUMPTION = "client/orca_client/resumption.py"
@@ -21,6 +21,13 @@ MUTATIONS = [
         "_may_begin_again",
         instead("not shown", "True"),
         f"{PURE}::test_a_request_that_the_server_has_lost",
+    ),
+    Mutation(
+        "a lost request is begun again without end",
+        RESUMPTION,
+        "_may_begin_again",
+        without("_forgotten"),
+        f"{PURE}::test_a_request_that_is_lost_again_before_it_was_accepted",
     ),
     Mutation(
         "what was seen before has no digest",

@@ -279,6 +279,13 @@ MUTATIONS = [
         "tests/endpoint/test_limits.py::test_calls_that_must_be_possible_find_room_beside_streams",
     ),
     Mutation(
+        "a client that reads nothing keeps its connection",
+        f"{SERVICE}/http/connection.py",
+        "GuardedConnection._look",
+        swap(">=", ">", "_unwritten"),
+        "tests/endpoint/test_limits.py::test_an_http_client_that_does_not_read_is_cut_off",
+    ),
+    Mutation(
         "a stream that outlasts the bound of bodies is cut",
         f"{SERVICE}/http/connection.py",
         "GuardedConnection.on_message_complete",

@@ -164,7 +164,7 @@ MUTATIONS = [
     Mutation(
         "first tokens and ends wait for others",
         LEDGER,
-        "committable",
+        "_commit_when_due",
         instead("self.outputs.pressing or self._now >= self._commit_due", "self._now >= self._commit_due"),
         f"{LEDGER_TESTS}::test_tokens_join_and_first_tokens_and_ends_do_not_wait",
     ),
@@ -277,7 +277,38 @@ MUTATIONS = [
         "a corrected row waits for the next iteration",
         LEDGER,
         "_commit",
-        drop("_committer.set"),
+        drop("_commit_when_due"),
+        f"{LEDGER_TESTS}::test_tokens_that_redis_lost_are_sent_again_at_once",
+    ),
+    Mutation(
+        "tokens that come during a commit go at once",
+        LEDGER,
+        "_commit",
+        instead("self._commit_when_due()", "self._committer.set()"),
+        f"{LEDGER_TESTS}::test_tokens_that_come_during_a_commit_wait_for_others_too",
+    ),
+    Mutation(
+        "a wake without rows counts as a commit",
+        LEDGER,
+        "_committing",
+        Text(
+            "            if rows:\n                self._commit_due",
+            "            if True:\n                self._commit_due",
+        ),
+        f"{LEDGER_TESTS}::test_a_wake_without_rows_is_no_commit",
+    ),
+    Mutation(
+        "a hand-over waits for others",
+        LEDGER,
+        "hand_over",
+        drop("_commit_when_due"),
+        f"{LEDGER_TESTS}::test_a_request_that_is_handed_over_waits_for_no_other",
+    ),
+    Mutation(
+        "a corrected row waits for others",
+        OUTPUT,
+        "answered",
+        instead("(held, True)", "(held, self.pressing)"),
         f"{LEDGER_TESTS}::test_tokens_that_redis_lost_are_sent_again_at_once",
     ),
     Mutation(

@@ -7,6 +7,13 @@ KEEP = "self._keep(purpose, group)"
 MEET = 'self._backend.meet(group, rank, size, sums=purpose == "tensor")'
 MUTATIONS = [
     Mutation(
+        "the last key of a pattern counts that fits a module",
+        "services/worker/orca_worker/models/adapters.py",
+        "_by_name",
+        Text("return min(found", "return max(found"),
+        "tests/worker/test_adapters.py::test_a_pattern_for_each_of_many_modules",
+    ),
+    Mutation(
         "a block with other keys and values is used",
         "services/worker/orca_worker/iteration/kv.py",
         "KVManager.check",

@@ -26,7 +26,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 RESERVE = 1 << 17  # iteration numbers reserved ahead: more than a minute of the fastest model
 MAX_BEHIND = 256  # iterations without an answered commit: then the engine waits for the pool
-TOGETHER = 0.005  # seconds: tokens that follow one commit so soon share the next one; no reader sees the difference
+TOGETHER = 0.005  # seconds: tokens that follow one commit of an engine so soon share the next one
 
 
 class Deposed(Exception):
@@ -186,11 +186,18 @@ class Ledger:
                 self._claimer.set()
 
     def committable(self) -> None:
-        """One iteration's outcomes were appended to the outputs.
-
-        First tokens and ends go to the pool at once. Tokens that follow a commit within TOGETHER wait for each other.
-        """
+        """One iteration's outcomes were appended to the outputs."""
         self._uncommitted += 1
+        self._commit_when_due()
+
+    def hand_over(self, claim: int, handed: bytes) -> None:
+        """The request is another engine's with the next commit. handed: where its keys and values are."""
+        self.outputs.hand_over(claim, handed)
+        self._commit_when_due()
+
+    def _commit_when_due(self) -> None:
+        """First tokens, ends and hand-overs go to the pool at once. Tokens that follow a commit within TOGETHER wait
+        for each other."""
         if self.outputs.pressing or self._now >= self._commit_due:
             self._committer.set()
         elif self._joining is None:
@@ -389,15 +396,16 @@ class Ledger:
         return await self._pool.holding(self._engine, self._owner, self._term)
 
     async def _committing(self) -> None:
-        """One commit at a time; what returns meanwhile joins the next."""
+        """One commit at a time; what returns meanwhile joins the next one."""
         while True:
             await self._committer.wait()
             self._committer.clear()
             if self._joining is not None:
                 self._joining.cancel()
                 self._joining = None
-            self._commit_due = self._now + TOGETHER
             behind, rows = self._uncommitted, self.outputs.take()
+            if rows:
+                self._commit_due = self._now + TOGETHER
             if await self._commit(rows):
                 self._uncommitted -= behind
                 self._pool_answered()
@@ -425,7 +433,7 @@ class Ledger:
         if handed:
             self._post(HandedOn(tuple(handed), answer.ended_at))
         if self.outputs.dirty:
-            self._committer.set()
+            self._commit_when_due()
         return True
 
     async def _reading_hints(self) -> None:

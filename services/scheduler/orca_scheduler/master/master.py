@@ -802,7 +802,7 @@ class EngineMaster:
         here = partial(pb.Handed, engine=self.engine, epoch=self._epoch, sources=self._dialed.sources())
         for claim, row, positions in action.requests:
             handed = here(claim=claim, row=row, positions=positions)
-            self._ledger.outputs.hand_over(claim, handed.SerializeToString())
+            self._ledger.hand_over(claim, handed.SerializeToString())
         claims = tuple(one.claim for one in action.requests)
         self._metrics.handed_over(len(claims))
         self._loop.call_later(timers.KEEP, self._let_go, claims)

@@ -73,7 +73,7 @@ class Outputs:
     def __init__(self) -> None:
         self.held: dict[int, Held] = {}
         self.dirty: dict[int, Held] = {}  # with something that no commit carries yet
-        self.pressing = False  # among it a first token, an end or a request that is handed over
+        self.pressing = False  # among it what waits for no other: a first token, an end, a hand-over, or a row put back
 
     def add(self, claimed: Claimed, now: float) -> bool:
         """Takes a claimed request; one that is held already stays as it is. Whether its record can be read.
@@ -188,5 +188,5 @@ class Outputs:
                     self.drop(row.claim)
             else:  # the pool has another count: this was a repetition, or Redis lost the end of the tokens
                 held.acked = answer
-                self.dirty[row.claim] = held
+                self.dirty[row.claim], self.pressing = held, True
         return gone, ended, handed
