@@ -4,6 +4,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler.life_script import fresh_lifecycle
@@ -19,9 +20,11 @@ from orca_scheduler.core.core import (
     EngineLost,
     EngineReady,
     Event,
+    Pulled,
     ScheduleBatch,
 )
 from orca_scheduler.core.request import Arrival
+from orca_scheduler.core.roles import Role
 from orca_scheduler.core.sets import policy_named
 from orca_scheduler.explain.explanation import Explanation, Kind, explain
 from orca_scheduler.explain.history import SECOND, History
@@ -192,12 +195,12 @@ def test_slots_that_another_request_holds() -> None:
 class Record:
     """A core with a policy, and its events, each 0.1 s after the one before."""
 
-    def __init__(self, max_bs: int, policy: str) -> None:
-        self._policy, self._max_bs = policy_named(policy), max_bs
+    def __init__(self, max_bs: int, policy: str, role: Role = Role.MIXED) -> None:
+        self._policy, self._max_bs, self._role = policy_named(policy), max_bs, role
         self.core, self.record = self.fresh(), list[tuple[Event, list[Action]]]()
 
     def fresh(self) -> Core:
-        return Core(self._max_bs, 1, 4, policy=self._policy)
+        return Core(self._max_bs, 1, 4, policy=self._policy, role=self._role)
 
     def step(self, event: Event) -> None:
         self.record.append((event, self.core.step(event)))
@@ -208,6 +211,25 @@ class Record:
 
     def explain(self, arrival: int) -> Explanation:
         return story_of(self, arrival, {1: micros(0), 2: micros(0)}, None, None)
+
+
+@pytest.mark.parametrize("done", [True, False])
+def test_a_pull_ends_before_its_request_runs(done: bool) -> None:
+    """Whether the keys and values have come or not. It waits for the only place of a batch since then."""
+    one = Record(1, "paper", Role.DECODE)
+    one.step(EngineReady(0.0, 64, 1))
+    one.step(Arrived(0.0, (Arrival(1, 1, 4, 4, 1, elsewhere=4),)))  # 0.1
+    one.step(Pulled(0.0, 1, done=True))
+    one.step(Arrived(0.0, (Arrival(2, 2, 4, 2, 1, elsewhere=4),)))  # 0.3
+    one.step(Pulled(0.0, 2, done))  # 0.4
+    for _ in range(4):
+        one.back()  # 0.5 to 0.8: three of the first request
+    story = one.explain(2)
+    assert [(part.kind, part.begin) for part in story.parts[-3:]] == [
+        (Kind.PULL, wall(0.3)),
+        (Kind.FULL, wall(0.4)),
+        (Kind.RUN, wall(0.7)),
+    ]
 
 
 def test_the_positions_of_an_iteration() -> None:

@@ -22,8 +22,8 @@ from orca_common.service import LoopPulse
 from orca_common.telemetry import Telemetry
 from orca_common.tls import Plaintext
 from orca_pool.keys import Keys
-from orca_pool.pool import Pool
-from orca_pool.records import NO_LOAD, Attached, EngineInfo, EngineState, Finish, Reason
+from orca_pool.pool import LET_GO, Pool
+from orca_pool.records import NO_LOAD, Attached, CommitRow, EngineInfo, EngineState, Finish, Reason
 from orca_pool.wire import TOKEN
 from orca_scheduler import timers
 from orca_scheduler.core import core
@@ -77,6 +77,11 @@ class Rank(worker_pb2_grpc.ControllerServicer, worker_pb2_grpc.SupervisorService
             epoch=iteration.epoch, number=iteration.number, token_ids=tokens or [7] * count, **cast(Any, fields)
         )
         self._reports.put_nowait(pb.Report(iteration=result))
+
+    def pulled(self, iteration: pb.Iteration, error: str = "") -> None:
+        """The iteration has its turn, and its pull has ended."""
+        self.report(iteration)
+        self._reports.put_nowait(pb.Report(pulled=pb.Pulled(number=iteration.number, error=error)))
 
     def leave(self) -> None:
         """Says that it was asked to end."""
@@ -150,20 +155,21 @@ class Rank(worker_pb2_grpc.ControllerServicer, worker_pb2_grpc.SupervisorService
 class Bench:
     """A master at work on the rank, in this process."""
 
-    def __init__(self, redis: RedisServer, pool: Pool, rank: Rank) -> None:
-        self.redis, self.pool, self.rank, self.pulse = redis, pool, rank, LoopPulse()
-        self.recent = Recent(1 << 20).of("engine-0")
+    def __init__(self, redis: RedisServer, pool: Pool, rank: Rank, engine: str) -> None:
+        self.redis, self.pool, self.rank, self.pulse, self.engine = redis, pool, rank, LoopPulse(), engine
+        self.recent = Recent(1 << 20).of(engine)
+        self.metrics = Metrics("scheduler")
 
     async def start(self, settings: dict[str, Any], held: EngineState | None = None) -> None:
         """Begins a master's term."""
-        term = await self.pool.acquire("engine-0", "me", held)
+        term = await self.pool.acquire(self.engine, "me", held)
         assert term is not None
         numbers: dict[str, Any] = {"max_batch_size": 4} | settings
         values = SchedulerSettings(workers=self.rank.address, **numbers)
-        candidate, discovery = Candidate("engine-0", (self.rank.address,)), StaticDiscovery([self.rank.address], 1)
+        candidate, discovery = Candidate(self.engine, (self.rank.address,)), StaticDiscovery([self.rank.address], 1)
         self.master = EngineMaster(
-            *("engine-0", candidate, "me", term, None),
-            *(self.pool, discovery, values, Telemetry("test"), self.pulse, Plaintext(), Metrics("scheduler")),
+            *(self.engine, candidate, "me", term, None),
+            *(self.pool, discovery, values, Telemetry("test"), self.pulse, Plaintext(), self.metrics),
             self.recent,
         )
         self.running = asyncio.create_task(self.master.run())
@@ -221,7 +227,7 @@ class Bench:
 
     async def state(self) -> EngineState:
         engines, *_ = await self.pool.renew_scheduler("observer")
-        return engines["engine-0"]
+        return engines[self.engine]
 
     async def formed(self) -> None:
         """Waits until the engine is formed."""
@@ -231,10 +237,10 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench(rank: Rank, **settings: Any) -> AsyncIterator[Bench]:
+async def bench(rank: Rank, engine: str = "engine-0", **settings: Any) -> AsyncIterator[Bench]:
     with redis_server() as redis:
         async with Pool(redis.url, "bench", patience=PATIENCE) as pool:
-            this = Bench(redis, pool, rank)
+            this = Bench(redis, pool, rank, engine)
             await this.start(settings)
             try:
                 await rank.server.start()
@@ -587,6 +593,55 @@ async def test_an_engine_with_a_role_forms_whatever_the_cut_of_the_others() -> N
         rank.may_greet.set()
         await this.formed()
         assert rank.formation.hands_over
+
+
+async def test_who_had_begun_a_request_hears_that_it_begins_here(caplog: pytest.LogCaptureFixture) -> None:
+    """After a pull that has failed, and after one that was not tried. Pulls that were under way together are one
+    pause, and one warning."""
+    rank = Rank()
+    rank.can = ["handed", "keyed"]
+    async with bench(rank, "engine-1", roles="prefill=1,decode=1", max_batch_size=5) as this:
+        await this.formed()
+        term = await this.pool.acquire("engine-0", "other", None)
+        assert term is not None
+        form = EngineInfo("engine-0", 1, 1, 64, 1, role="prefill")
+        await this.pool.renew("engine-0", "other", term, form=form)
+        heard, handed, let_go, cursor = 0, list[str](), list[str](), None
+
+        async def hand_over(*names: str) -> None:
+            nonlocal heard
+            for name in names:
+                await this.put(name, [1, 2], 2)
+            answer = await this.pool.claim("engine-0", "other", term, heard, count=4, slots=64, total=64)
+            assert answer is not None
+            assert [held.request_id for held in answer.requests] == list(names)
+            heard = answer.last_claim
+            for held in answer.requests:
+                handed.append(f"{LET_GO}{held.claim}")
+                where = pb.Handed(engine="engine-0", epoch=1, claim=held.claim, positions=2).SerializeToString()
+                row = CommitRow(held.request_id, held.claim, 0, TOKEN.pack(7, 0.0, 1), None, handed=where)
+                await this.pool.commit("engine-0", "other", term, [row])
+
+        await hand_over("a", "b", "c", "d")
+        for pull in [await this.iteration() for _ in "abcd"]:
+            assert pull.HasField("pull")
+            rank.pulled(pull, "the other one is gone")
+        await hand_over("e")  # beside them
+        async with asyncio.timeout(5):
+            while len(let_go) < len(handed):
+                cursor, hints = await this.pool.hints("engine-0", cursor, wait=1.0)
+                let_go += [hint for hint in hints if hint.startswith(LET_GO)]
+        assert sorted(let_go) == sorted(handed)
+        begun = 0
+        while begun < len(handed):
+            iteration = await this.iteration()
+            begun += len(iteration.admissions)
+            rank.report(iteration)
+        for name in "abcde":
+            assert await this.finished(name) == [7, 7]
+        pulls = {key[1]: counter.value for key, counter in this.metrics._counters["orca_pulls_total"].items()}
+        assert pulls == {"done": 0, "failed": 4, "skipped": 1}
+    assert sum("pulls fail one after the other" in line for line in caplog.messages) == 1
 
 
 async def test_an_epoch_that_returns_tokens_is_not_kept_for_one_that_does_not() -> None:

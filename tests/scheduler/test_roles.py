@@ -4,6 +4,7 @@ random events; and the roles that are refused."""
 import random
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -359,6 +360,35 @@ def test_pulls_that_always_fail_are_tried_once_a_request_and_then_not_for_a_whil
     history = History("engine-0")
     history.take(read(path))
     assert history.states[-1].room == core.room().slots
+
+
+def test_after_a_pause_one_pull_is_tried_and_the_others_wait_for_none() -> None:
+    core, claims = Core(16, 1, 4, role=Role.DECODE), iter(range(1, 100))
+
+    def came(now: float, count: int) -> list[Action]:
+        arrivals = (Arrival(claim, claim, 5, 9, 1, (EOS,), elsewhere=5) for claim in islice(claims, count))
+        return core.step(Arrived(now, tuple(arrivals)))
+
+    def pulled(actions: list[Action]) -> list[int]:
+        return [action.claim for action in actions if isinstance(action, Pull)]
+
+    core.step(EngineReady(0.0, 4000, 1))
+    assert pulled(came(1.0, 5)) == [1, 2, 3, 4, 5]
+    ends = [core.step(Pulled(now, claim, done=False)) for claim, now in enumerate((2.0, 2.0, 2.0, 4.0, 4.0), 1)]
+    assert began_here(ends[-1]) == [BeginHere((5,), tried=True)]
+    assert core.pull_at == 12.0, "it began with the third failure"
+    for now, trying in ((12.0, 6), (24.0, 12)):
+        actions = came(now, 4)
+        assert pulled(actions) == [trying]
+        assert began_here(actions) == [BeginHere((trying + 1, trying + 2, trying + 3), tried=False)]
+        actions = came(now + 1, 1)
+        assert (pulled(actions), began_here(actions)) == ([], [BeginHere((trying + 4,), tried=False)])
+        core.step(Pulled(now + 1.5, trying, done=False))
+        assert core.pull_at == now + 11.5
+        assert began_here(came(now + 2, 1)) == [BeginHere((trying + 5,), tried=False)]
+    assert pulled(came(36.0, 2)) == [18]
+    core.step(Pulled(36.1, 18, done=True))
+    assert pulled(came(36.2, 3)) == [20, 21, 22]
 
 
 def test_a_request_that_is_cancelled_while_it_is_handed_over_leaves_no_slots(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from orca_common.telemetry import Telemetry
 from orca_pool.leases import RENEW_SECONDS
 from orca_pool.scripts import Constants
 from orca_scheduler.core.roles import Roles
+from orca_scheduler.master.master import EngineMaster
 from orca_scheduler.ranks import rank
 from orca_scheduler.timers import KEEP
 
@@ -29,6 +30,7 @@ from .workers import Engine, Network
 USUAL = {*vars(logging.makeLogRecord({})), "message", "taskName"}  # of a log record: what it tells is the rest
 BOUND = 150.0  # seconds after the last fault
 ROLES = 0.25  # of all runs have engines with roles
+IDLE = 5.0  # seconds at most for which a row is kept that no engine needs, while all hear of it
 
 
 class Simulation:
@@ -58,6 +60,7 @@ class Simulation:
         self._lives = 0
         self.faults = Faults(self, kinds)
         self.server.calm = not set(self.faults.kinds) & DISTURB_LEASES
+        self._idle: dict[tuple[str, int], float] = {}  # engine and claim of rows that no engine needs -> since when
 
     def run(self) -> None:
         """Raises Violation."""
@@ -104,6 +107,9 @@ class Simulation:
         for n in range(draw.choice((6, 15, 25))):
             self._add_client(process, f"request-{n}", largest - 8)
         self.faults.plan()
+        whole = self.server.model.constants.control_length == Constants().control_length  # no hint is dropped
+        if self.with_roles and self.server.calm and whole:
+            world.after(1.0, self._look_for_idle_rows)
 
     def _add_client(self, process: Process, name: str, most: int) -> None:
         draw = self.random
@@ -196,10 +202,25 @@ class Simulation:
     def cancel(self, request_id: str) -> None:
         self.random.choice(self.endpoints).cancel(request_id)
 
+    def _masters(self) -> list[EngineMaster]:
+        return [one for each in self.schedulers if each.scheduler is not None for one in each.scheduler._mastered()]
+
     def _reserved(self) -> dict[str, int]:
         """Engines that have slots for requests, and how many, by the books of their masters."""
-        masters = [one for each in self.schedulers if each.scheduler is not None for one in each.scheduler._mastered()]
-        return {master.engine: master.slots[0] for master in masters if master.slots[0]}
+        return {master.engine: master.slots[0] for master in self._masters() if master.slots[0]}
+
+    def _look_for_idle_rows(self) -> None:
+        """An engine that has handed a request over lets go of it when another one has its keys and values, or computes
+        them, and when it has ended."""
+        masters, now = self._masters(), self.world.now
+        runs = {(master.engine, one.claim) for master in masters for one in master.core.requests if not one.elsewhere}
+        handed = [one for one in self.server.model.live() if one.handed_at is not None]
+        needed = {(one.handed_at[0], one.handed_claim) for one in handed if (one.engine, one.claim) not in runs}
+        kept = {(master.engine, request.claim) for master in masters for request in master.core.kept}
+        self._idle = {row: self._idle.get(row, now) for row in kept - needed}
+        for (engine, claim), since in self._idle.items():
+            self.world.need(now - since < IDLE, f"{engine} keeps the row of claim {claim}, which no engine needs")
+        self.world.after(1.0, self._look_for_idle_rows)
 
     def _end(self) -> None:
         """Everyone leaves; nothing may be left in the pool."""

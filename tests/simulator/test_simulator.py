@@ -13,7 +13,8 @@ from simulator.processes import Violation
 from simulator.simulation import Simulation
 
 from orca_endpoint.calls.delivery import Delivery
-from orca_scheduler.core.core import Action, Core, Pulled
+from orca_scheduler.core.core import Action, BeginHere, Core, Pulled
+from orca_scheduler.master.master import EngineMaster
 from orca_scheduler.master.output import Outputs
 from orca_scheduler.scheduler import Scheduler
 
@@ -24,6 +25,10 @@ def pulled_in_any_case(core: Core, event: Pulled) -> list[Action]:
     return _pulled(core, replace(event, done=True))
 
 
+def says_nothing(master: EngineMaster, action: BeginHere) -> None:
+    pass
+
+
 SEEDS = range(examples(32))
 # What is taken out of the real code, and the faults under which that shows (None: those that the seed draws).
 FAILOVER = ("cut off from redis", "redis fails over")
@@ -32,6 +37,12 @@ BROKEN: dict[str, tuple[type, str, Callable[..., Any], tuple[str, ...] | None]] 
     "rows whose commit was not answered are sent again": (Outputs, "unanswered", lambda self, rows: None, FAILOVER),
     "a lease is taken only after it stood still": (Scheduler, "_free", lambda self, engine, state, now: True, ()),
     "who kept a request's blocks lets go of them": (Core, "_let_go", lambda self, claims: None, ()),
+    "who kept the blocks of a pull that has failed hears of it": (
+        EngineMaster,
+        "_begin_here",
+        says_nothing,
+        ("pulls fail",),
+    ),
     "a request whose pull has failed begins again": (Core, "_pulled", pulled_in_any_case, ("pulls fail",)),
 }
 

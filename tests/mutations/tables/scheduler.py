@@ -679,4 +679,25 @@ MUTATIONS = [
         drop("last_heard", "_now"),
         "tests/scheduler/test_ranks.py::test_a_master_that_was_late_itself_judges_nobody",
     ),
+    Mutation(
+        "who had begun a request hears nothing of a pull that was in vain",
+        f"{SERVICE}/master/master.py",
+        "EngineMaster._begin_here",
+        drop("pulled"),
+        f"{MASTER_TESTS}::test_who_had_begun_a_request_hears_that_it_begins_here",
+    ),
+    Mutation(
+        "pulls that were not tried are not counted",
+        f"{SERVICE}/master/master.py",
+        "EngineMaster._begin_here",
+        drop("not_pulled"),
+        f"{MASTER_TESTS}::test_who_had_begun_a_request_hears_that_it_begins_here",
+    ),
+    Mutation(
+        "each failure of a pause is a warning",
+        f"{SERVICE}/master/master.py",
+        "EngineMaster._begin_here",
+        drop("_pull_at"),
+        f"{MASTER_TESTS}::test_who_had_begun_a_request_hears_that_it_begins_here",
+    ),
 ]

@@ -225,7 +225,7 @@ class BeginHere:
 Action = ScheduleBatch | Commit | GiveBack | HandOver | Pull | BeginHere
 
 NOTHING = Plan((), Stop.POOL)
-PULLS = 3  # in a row that failed, after which none is tried for PAUSE seconds
+PULLS = 3  # in a row that failed, after which none is tried for PAUSE seconds, and then one at a time
 PAUSE = 10.0  # as long as one pull may take
 
 # One of each is made for each row of an iteration, so from a tuple: in 0.15 us, where Member(..) itself takes 0.4.
@@ -288,7 +288,7 @@ class Core:
         self._last_arrival = 0
         self._formed = self._draining = False
         self.failed_pulls = 0  # in a row
-        self._pull_at = 0.0  # no pull is tried before
+        self.pull_at = 0.0  # no pull is tried before
 
     @property
     def n_scheduled(self) -> int:
@@ -359,8 +359,8 @@ class Core:
                 self._let_go(event.claims)
         batches: list[Action] = []
         if self.role is Role.DECODE:
-            if event.now < self._pull_at:
-                actions += self._begin_here([r for r in self._pool if r.elsewhere and not r.in_flight], tried=False)
+            if self.failed_pulls >= PULLS:
+                actions += self._begin_untried(event.now)
             batches += self._begin_pulls()
         while (batch := self._schedule()) is not None:
             batches.append(batch)
@@ -381,7 +381,7 @@ class Core:
             "draining": self._draining,
             "positions": self.limits.positions,
             **({"kept": [asdict(request) for request in self._kept.values()]} if self._kept else {}),
-            **({"pulls": (self.failed_pulls, self._pull_at)} if self.failed_pulls else {}),
+            **({"pulls": (self.failed_pulls, self.pull_at)} if self.failed_pulls else {}),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -399,7 +399,7 @@ class Core:
         self.limits = replace(self.limits, positions=state.get("positions", self.limits.positions))
         kept = [Request.restored(values) for values in state.get("kept", ())]
         self._kept = {request.claim: request for request in kept}
-        self.failed_pulls, self._pull_at = state.get("pulls", (0, 0.0))
+        self.failed_pulls, self.pull_at = state.get("pulls", (0, 0.0))
 
     def _schedule(self) -> ScheduleBatch | None:
         """Algorithm 1, lines 3 to 7: one batch, if one may be in flight and there is work for it."""
@@ -631,12 +631,18 @@ class Core:
             return []
         if event.done:
             request.computed, request.elsewhere, request.initiated = request.elsewhere, 0, True
-            self.failed_pulls, self._pull_at = 0, 0.0
+            self.failed_pulls, self.pull_at = 0, 0.0
             return self._expire(event.now)
         self.failed_pulls += 1
-        if self.failed_pulls >= PULLS:
-            self._pull_at = event.now + PAUSE
+        if self.failed_pulls >= PULLS and event.now >= self.pull_at:  # those under way then make it no longer
+            self.pull_at = event.now + PAUSE
         return [*self._begin_here([request], tried=True), *self._expire(event.now)]
+
+    def _begin_untried(self, now: float) -> list[Action]:
+        """After failures: when their pause is over, one pull is tried, and the others wait for none."""
+        pulling = any(r.elsewhere and r.in_flight for r in self._pool)
+        one = now >= self.pull_at and not pulling
+        return self._begin_here([r for r in self._pool if r.elsewhere and not r.in_flight][one:], tried=False)
 
     def _begin_here(self, requests: Sequence[Request], *, tried: bool) -> list[Action]:
         """Has requests compute what another engine has."""
@@ -659,7 +665,7 @@ class Core:
         self._pool.clear()
         self._claims.clear()
         self.in_flight.clear()
-        self.failed_pulls, self._pull_at = 0, 0.0
+        self.failed_pulls, self.pull_at = 0, 0.0
         self.memory, self._formed = self.policy.memory(0, self.block_size), False
         return [GiveBack(requests)] if requests else []
 

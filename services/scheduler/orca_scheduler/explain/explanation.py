@@ -285,6 +285,8 @@ class _Story:
 
     def _between(self, history: History, stay: Stay, end: int, preempted: bool) -> None:
         """The time until its next iteration: what else ran, or kept the engine from running it."""
+        if stay.pull_ended is not None and self._cursor < stay.pull_ended < end:
+            self._between(history, stay, stay.pull_ended, preempted)
         begin = self._cursor
         if end <= begin:
             return
@@ -298,7 +300,7 @@ class _Story:
 
         if state is not None and not state.formed:
             part = replace(part, kind=Kind.FORMING, why=state.why)
-        elif stay.pulled and not any(turn.batch.scheduled < end for turn in stay.turns):
+        elif stay.pulled and (stay.pull_ended is None or begin < stay.pull_ended):
             part = replace(part, kind=Kind.PULL, iterations=len(others))
         elif preempted:
             part = replace(part, kind=Kind.PREEMPTED, iterations=len(others), by=holders())

@@ -24,6 +24,7 @@ from ..core.core import (
     HandOver,
     LetGo,
     Pull,
+    Pulled,
     ScheduleBatch,
 )
 from ..core.policy import Policy
@@ -84,6 +85,7 @@ class Stay:
     slots: int = 0  # that it holds
     preempted: bool = False  # it gave up its row, and has no other yet
     pulled: bool = False  # another engine had begun it, and this one pulled its keys and values
+    pull_ended: int | None = None  # when they had come, or could not
     left: int | None = None
     why: str = ""  # it left: a reason of the core, or GIVEN_BACK, ELSEWHERE, HANDED_OVER, TO_DECODE
 
@@ -284,6 +286,9 @@ class History:
                 self._let_go(event.claims)
             case LetGo():
                 self._let_go(event.claims)
+            case Pulled():
+                if (stay := self._live.get(event.claim)) is not None and stay.pulled:
+                    stay.pull_ended = at
             case BatchReturned():
                 batch = self._flying.pop(event.iteration, None)
                 if batch is not None:

@@ -204,6 +204,7 @@ class EngineMaster:
         self._returned: deque[Returned] = deque()  # until the pool keeps up
         self._vain: pb.IterationReport | None = None  # of an iteration that made nothing, until its pause is over
         self._vain_since: float | None = None  # when the first one in a row came
+        self._pull_at = 0.0  # until when the last pause of pulls is, as it was logged
         self._in_flight: dict[int, tuple[Member, ...]] = {}  # iteration -> members, in the ranks' order
         self._tasks: set[asyncio.Task[None]] = set()
         self._questions: list[asyncio.Task[None]] = []  # to the pool, of this life
@@ -793,7 +794,8 @@ class EngineMaster:
             self._spawn(self._ledger.pulled(claim))
         if not action.tried:
             self._metrics.not_pulled(len(action.claims))
-        elif self.core.failed_pulls >= core.PULLS:
+        elif self.core.pull_at > self._pull_at:
+            self._pull_at = self.core.pull_at
             about = {"engine": self.engine, "failed": self.core.failed_pulls, "seconds": core.PAUSE}
             log.warning("pulls fail one after the other: requests begin again without one for a while", extra=about)
 
