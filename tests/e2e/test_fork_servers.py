@@ -24,8 +24,8 @@ async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Runni
     """One for all tests, whose fork servers import by themselves. Processes that a test kills are back when it ends."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(of_stack, "begin", begin)
-        folder, several = tmp_path_factory.mktemp("forks") / "run", {"tp": 2, "pp": 2, "endpoints": 2}
-        async with running(folder, DEMO_MODEL, **several, kv_dtype="int8") as started:
+        folder = tmp_path_factory.mktemp("forks") / "run"
+        async with running(folder, DEMO_MODEL, tp=2, pp=2, endpoints=2, kv_dtype="int8") as started:
             yield started
 
 

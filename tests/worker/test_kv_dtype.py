@@ -122,8 +122,8 @@ def requests_for(count: int, seed: int, vocabulary: int = VOCABULARY) -> list[Sa
 
 @pytest.mark.parametrize("shape", [*DECODERS, "t5"])
 def test_tokens_equal_an_independent_implementation(tmp_path: Path, shape: str) -> None:
-    """By the kernels of this machine, in plain torch and in the loop of a GPU; batches of 1, 3 and 8 requests. An engine
-    that keeps floats does not pass."""
+    """By the kernels of this machine, in plain torch and in the loop of a GPU; batches of 1, 3 and 8 requests. An
+    engine that keeps floats does not pass."""
     folder, vocabulary = make(tmp_path, shape), 97 if shape == "t5" else VOCABULARY
     requests = list[Sampled]()
     for kernels, counts in ("auto", (1, 3, 8)), ("torch", (8,)), ("device-loop", (3,)):
