@@ -142,7 +142,7 @@ mutations: $(STAMP) ## Break rules one line at a time, and see that the tests fi
 
 fuzz: $(STAMP) ## Fuzz each parser that takes bytes from outside: INPUTS=1000000, FUZZ=600 seconds at most; draw all examples of property tests. `make test` has a part.
 	$(BIN)/python tests/fuzz/run.py --seconds $(FUZZ) --count $(INPUTS)
-	EXAMPLES=all $(PYTEST) -m 'not long' $(shell grep -rl 'properties import' tests)
+	EXAMPLES=all $(PYTEST) -m 'not long' $(shell grep -rlE --include='test_*.py' 'properties import|[^_]ways\(\)' tests)
 
 matrix: $(STAMP) ## Kill every process at every moment of a request's life, ROUNDS=30 times each.
 	$(BIN)/python tests/e2e/kill_matrix.py --rounds $(ROUNDS)

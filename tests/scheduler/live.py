@@ -13,7 +13,7 @@ import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -177,7 +177,14 @@ class World:
                     stderr=log,
                 )
         assert process.stdout is not None
-        hello = json.loads(await asyncio.wait_for(process.stdout.readline(), 60))
+        try:
+            async with asyncio.timeout(60):
+                hello = json.loads(await process.stdout.readline())
+        except BaseException:  # it is in no list yet: nothing else would end it, and close its standard input
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+            raise
         return Process(process, hello, folder)
 
     async def _fork(self, program: Program, variables: Mapping[str, str], log: int) -> ForkedService:
