@@ -131,8 +131,8 @@ stacks: $(STAMP) ## Run whole stacks: tokens of every tp x pp, SAMPLE=48 of them
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --tp 1 --pp 2 --dtype bfloat16
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --run-ahead 1 --kernels device-loop
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --forms --policy drafts=ngram
-	$(BIN)/python tests/e2e/role_rounds.py --rounds 6 --tp 2
-	$(BIN)/python tests/e2e/role_rounds.py --rounds 6 --pp 2 --seed 2
+	$(BIN)/python tests/e2e/role_rounds.py --rounds $(ROUNDS) --tp 2
+	$(BIN)/python tests/e2e/role_rounds.py --rounds $(ROUNDS) --pp 2 --skip $(ROUNDS)
 
 simulate: $(STAMP) ## Simulate endpoints, schedulers and clients on a pool with faults: SEEDS=300, FIRST=0.
 	$(BIN)/python tests/simulator/simulate.py --seeds $(SEEDS) --first $(or $(FIRST),0)
