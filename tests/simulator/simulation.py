@@ -30,7 +30,7 @@ from .workers import Engine, Network
 USUAL = {*vars(logging.makeLogRecord({})), "message", "taskName"}  # of a log record: what it tells is the rest
 BOUND = 150.0  # seconds after the last fault
 ROLES = 0.25  # of all runs have engines with roles
-IDLE = 5.0  # seconds at most for which a row is kept that no engine needs, while all hear of it
+IDLE = 5.0  # seconds at most for which a row is kept that no engine needs, in runs that lose no hint
 
 
 class Simulation:
