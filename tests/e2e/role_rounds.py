@@ -9,8 +9,8 @@ before   a request was handed over, and no engine has claimed it
 in       the engine that decodes pulls: a rank of the other one is stopped before, so that the pull cannot end
 after    the request's keys and values were pulled, and it runs
 
-24 rounds are all of these once, in an order by the seed, from the place --skip on. Each
-stream must have the tokens of transformers. At the end no request is in the pool, no slot is reserved at an engine, and the journals replay.
+24 rounds are all of these once, in an order by the seed, from the place --skip on. Each stream must have the tokens of
+transformers. At the end no request is in the pool, no slot is reserved at an engine, and the journals replay.
 """
 
 import argparse
