@@ -259,6 +259,26 @@ def test_a_pod_says_itself_why_it_is_not_ready() -> None:
     assert finding.found == "orca-worker-1 not Ready: rank 0: not a member yet"
 
 
+def test_a_pod_that_is_being_deleted_is_a_warning() -> None:
+    """An ordinary rollout has some."""
+
+    def leave(pod: dict[str, Any]) -> None:
+        pod["metadata"]["deletionTimestamp"] = "2026-11-28T00:00:00Z"
+        pod["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
+
+    snapshot = edited(healthy(), leave, lambda thing: thing["kind"] == "Pod" and name_of(thing) == "orca-worker-1")
+    [finding] = found(snapshot, "pods")
+    assert (finding.level, finding.found) == (Level.WARNING, "orca-worker-1 not Ready: it is being deleted")
+
+
+def test_pods_are_counted_without_the_right_to_run_something_in_them() -> None:
+    snapshot = healthy()
+    assert isinstance(snapshot.pods, tuple)
+    [finding] = found(replace(snapshot, inside=Unknown("forbidden"), pods=snapshot.pods[:-1]), "pods")
+    assert finding.level is Level.FAULT
+    assert " pods" in finding.found
+
+
 def test_the_format_of_the_weights_is_named() -> None:
     def level_and_words(snapshot: Snapshot) -> tuple[Level, str]:
         [finding] = found(snapshot, "weights")

@@ -1,6 +1,6 @@
 """Kills and freezes ranks and schedulers before, in and after a pull: no request's tokens change, and nothing is left.
 
-    python tests/e2e/role_rounds.py --rounds 24 [--seed 1] [--tp 2] [--pp 2]
+    python tests/e2e/role_rounds.py --rounds 24 [--skip 0] [--seed 1] [--tp 2] [--pp 2]
 
 One engine prefills, one decodes, and two schedulers drive them. A round streams requests until one of them stands at
 its moment, and then sends SIGKILL or SIGSTOP to a rank of either engine, or to the scheduler that drives it:
@@ -9,8 +9,8 @@ before   a request was handed over, and no engine has claimed it
 in       the engine that decodes pulls: a rank of the other one is stopped before, so that the pull cannot end
 after    the request's keys and values were pulled, and it runs
 
-24 rounds are all of these once, in an order by the seed. Each stream must have the tokens of transformers. At the end
-no request is in the pool, no slot is reserved at an engine, and the journals replay.
+24 rounds are all of these once, in an order by the seed, from the place --skip on. Each stream must have the tokens of
+transformers. At the end no request is in the pool, no slot is reserved at an engine, and the journals replay.
 """
 
 import argparse
@@ -188,19 +188,20 @@ async def play(folder: Path, harms: Sequence[Harm], seed: int, tp: int = 1, pp: 
     print(f"{len(harms)} rounds passed with tp {tp}, pp {pp}: tokens equal, nothing left, journals replay")
 
 
-def drawn(count: int, seed: int) -> list[Harm]:
-    """All harms in an order by the seed, and again where more are wanted."""
+def drawn(count: int, seed: int, skip: int = 0) -> list[Harm]:
+    """All harms in an order by the seed, from the place `skip` on, and again where more are wanted."""
     order: Iterator[Harm] = cycle(random.Random(seed).sample(HARMS, len(HARMS)))
-    return list(islice(order, count))
+    return list(islice(order, skip, skip + count))
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=len(HARMS))
+    parser.add_argument("--skip", type=int, default=0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--tp", type=int, default=1)
     parser.add_argument("--pp", type=int, default=1)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="orca-role-rounds-") as temporary:
-        harms = drawn(given.rounds, given.seed)
+        harms = drawn(given.rounds, given.seed, given.skip)
         asyncio.run(play(Path(temporary), harms, given.seed, given.tp, given.pp))

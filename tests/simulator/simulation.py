@@ -30,7 +30,7 @@ from .workers import Engine, Network
 USUAL = {*vars(logging.makeLogRecord({})), "message", "taskName"}  # of a log record: what it tells is the rest
 BOUND = 150.0  # seconds after the last fault
 ROLES = 0.25  # of all runs have engines with roles
-IDLE = 5.0  # seconds at most for which a row is kept that no engine needs, while all hear of it
+IDLE = 5.0  # seconds at most for which a row is kept that no engine needs, in runs that lose no hint
 
 
 class Simulation:
@@ -214,8 +214,11 @@ class Simulation:
         them, and when it has ended."""
         masters, now = self._masters(), self.world.now
         runs = {(master.engine, one.claim) for master in masters for one in master.core.requests if not one.elsewhere}
-        handed = [one for one in self.server.model.live() if one.handed_at is not None]
-        needed = {(one.handed_at[0], one.handed_claim) for one in handed if (one.engine, one.claim) not in runs}
+        needed = {
+            (one.handed_at[0], one.handed_claim)
+            for one in self.server.model.live()
+            if one.handed_at is not None and (one.engine, one.claim) not in runs
+        }
         kept = {(master.engine, request.claim) for master in masters for request in master.core.kept}
         self._idle = {row: self._idle.get(row, now) for row in kept - needed}
         for (engine, claim), since in self._idle.items():

@@ -37,7 +37,7 @@ BROKEN: dict[str, tuple[type, str, Callable[..., Any], tuple[str, ...] | None]] 
     "rows whose commit was not answered are sent again": (Outputs, "unanswered", lambda self, rows: None, FAILOVER),
     "a lease is taken only after it stood still": (Scheduler, "_free", lambda self, engine, state, now: True, ()),
     "who kept a request's blocks lets go of them": (Core, "_let_go", lambda self, claims: None, ()),
-    "who kept the blocks of a pull that has failed hears of it": (
+    "the blocks of a pull that has failed are let go": (
         EngineMaster,
         "_begin_here",
         says_nothing,

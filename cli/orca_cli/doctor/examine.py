@@ -36,7 +36,7 @@ CHECKS = (
     Check("granted", access.granted, kinds=("Role", "RoleBinding")),
     Check("allowed", access.allowed, ("allowed",)),
     Check("budgets", engines.budgets, kinds=("PodDisruptionBudget",)),
-    Check("pods", pods.ready, ("pods", "inside")),
+    Check("pods", pods.ready, ("pods",)),
     Check("weights", engines.weights, ("inside",)),
     Check("limits", pods.limits, ("pods",)),
     Check("apart", redis_server.apart, ("pods",)),

@@ -26,9 +26,9 @@ def ready(snapshot: Snapshot) -> list[Finding]:
 
     Left out are workers that make no whole engine, which are not ready by design: the check `engines` counts them.
     """
-    assert not isinstance(snapshot.inside, Unknown)
     release, found = snapshot.release, by_component(known(snapshot))
-    told = {seen.pod: seen.unready for seen in snapshot.inside}
+    inside = () if isinstance(snapshot.inside, Unknown) else snapshot.inside
+    told = {seen.pod: seen.unready for seen in inside}
     findings, fine = [], []
     for component, workload in release.workloads().items():
         wanted, pods, name = replicas(workload), found.get(component, []), name_of(workload)
@@ -36,9 +36,17 @@ def ready(snapshot: Snapshot) -> list[Finding]:
             wanted -= wanted % release.pods_per_engine
             pods = [pod for pod in pods if ordinal(pod) < wanted]
         reasons: dict[str, list[str]] = {}
+        leaving = list[str]()
         for pod in pods:
-            if not is_ready(pod):
+            if is_ready(pod):
+                continue
+            if at(pod, "metadata", "deletionTimestamp"):
+                leaving.append(name_of(pod))
+            else:
                 reasons.setdefault(told.get(name_of(pod), ""), []).append(name_of(pod))
+        if leaving:
+            advice = "look again when the rollout is over"
+            findings.append(warning("pods", f"{listing(leaving)} not Ready: it is being deleted", advice))
         for why, unready in reasons.items():
             said = f"{listing(unready)} not Ready: {why or 'no service in it says why'}"
             findings.append(fault("pods", said, f"look at `kubectl describe pod {unready[0]}` and its logs"))

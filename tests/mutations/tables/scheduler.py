@@ -680,7 +680,7 @@ MUTATIONS = [
         "tests/scheduler/test_ranks.py::test_a_master_that_was_late_itself_judges_nobody",
     ),
     Mutation(
-        "who had begun a request hears nothing of a pull that was in vain",
+        "rows are kept for pulls that were in vain",
         f"{SERVICE}/master/master.py",
         "EngineMaster._begin_here",
         drop("pulled"),
