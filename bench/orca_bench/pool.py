@@ -207,7 +207,7 @@ class Drive:
             wire.close()
 
     def measure(self, seconds: float) -> Spent:
-        """Drives whole renewal periods for about so many seconds, and a shorter time before."""
+        """Drives whole renewal periods for about this many seconds, after a shorter run that does not count."""
         self._rounds(4, seconds / 3)
         self.probe.ask("CONFIG", "RESETSTAT")
         spent, began = self.probe.cpu(), time.monotonic()

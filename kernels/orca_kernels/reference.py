@@ -29,6 +29,22 @@ from .transfer import to_device
 PIECE = {"cpu": 2**18, "cuda": 2**25}
 
 
+ZERO = 1e-30  # numbers of which the largest is below it are zeros: 127 / largest would not be finite
+
+
+def eight_bits(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x [.., n] float32 -> codes like x, float32, and scales [.., 1], one for n numbers.
+
+    A code is the integer that is nearest to x * (127 / largest), half to even; the scale is largest / 127. A NaN makes
+    both NaN.
+    """
+    largest = x.abs().amax(-1, keepdim=True)  # NaN where one is
+    is_zero = largest < ZERO
+    codes = (x * (127 / largest).masked_fill_(is_zero, 0)).round_()
+    scales = largest / torch.full_like(largest, 127)  # by a number of the host a GPU multiplies with 1 / 127
+    return codes, scales.masked_fill_(is_zero, 0)
+
+
 class Codes(NamedTuple):
     """Keys or values of a layer in eight bits: a number is code * scale, with one scale for a token and head."""
 
@@ -44,14 +60,10 @@ class Codes(NamedTuple):
         return cls(codes.unflatten(2, (block_size, -1)), scales.unflatten(2, (block_size, -1)))
 
     def put(self, block: Tensor, offset: Tensor, x: Tensor) -> None:
-        """Makes the codes of x [T, heads, D]: the integer that is nearest to x * 127 / largest, half to even."""
-        x = x.float()
-        largest = x.abs().amax(2, keepdim=True)  # NaN where one is
-        is_zero = largest < 1e-30
-        codes = (x * (127 / largest).masked_fill_(is_zero, 0)).round_().nan_to_num_(127)
-        self.codes[block, :, offset] = codes.to(torch.int8)
-        scales = (largest / 127).masked_fill_(is_zero, 0).flatten().view(torch.int8)
-        self.scales[block, :, offset] = scales.view(*x.shape[:2], 4)
+        """Makes the codes of x [T, heads, D]."""
+        codes, scales = eight_bits(x.float())
+        self.codes[block, :, offset] = codes.nan_to_num_(127).to(torch.int8)
+        self.scales[block, :, offset] = scales.flatten().view(torch.int8).view(*x.shape[:2], 4)
 
     def pages(self, at: Tensor) -> Tensor:
         """The numbers [len(at), block_size, D] float32 of blocks' heads, seen as [n_blocks * heads, ..]."""

@@ -187,9 +187,8 @@ class Simulation:
         self._order = 0
         # Heaps: microseconds of arrival and class, number in the workload.
         self._queue, self._handed = list[tuple[int, int]](), list[tuple[int, int]]()
-        self._begun: dict[
-            int, tuple[int, int]
-        ] = {}  # handed over, by claim: its order, and the engine that has its row
+        # Handed over, by claim: its order, and the number of the engine that has its row.
+        self._begun = dict[int, tuple[int, int]]()
         self._stops = set[int]()  # claims whose next token is their last, below their limit
         self._aging = aging
         self._served: list[Served] = []

@@ -16,6 +16,11 @@ ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "auto": 2}  # auto: flo
 SCALE_BYTES = 4  # of keys and values in codes: a float32 for each token and head
 
 
+def head_bytes(head_size: int, item: int) -> int:
+    """Bytes of a head's keys, or values, of one token. Items of one byte are codes, which have a scale."""
+    return head_size * item + (SCALE_BYTES if item == 1 else 0)
+
+
 @dataclass(frozen=True)
 class Types:
     """Of a rank's numbers, by name. `weights`: of all that `quantize` leaves; `kv`: of keys and values, also int8;
@@ -32,7 +37,7 @@ class Types:
 
     def kv_bytes(self, head_size: int) -> int:
         """Of a head's keys, or values, of one token."""
-        return head_size + SCALE_BYTES if self.kv == "int8" else head_size * ITEM_BYTES[self.kv]
+        return head_bytes(head_size, 1 if self.kv == "int8" else ITEM_BYTES[self.kv])
 
 
 def share(n: int, parts: int, index: int) -> range:

@@ -18,7 +18,7 @@ import numpy as np
 from orca.v1 import worker_pb2
 from orca_common.errors import FailedPrecondition
 
-from ..partition import SCALE_BYTES
+from ..partition import head_bytes
 from .rows import MAX_ROWS
 from .tags import Tags
 
@@ -44,8 +44,7 @@ class KVShape:
 
     @property
     def slot_bytes(self) -> int:
-        of_head = self.head_size * self.dtype.itemsize + (SCALE_BYTES if self.is_coded else 0)
-        return 2 * self.layers * self.heads * of_head
+        return 2 * self.layers * self.heads * head_bytes(self.head_size, self.dtype.itemsize)
 
 
 def untouched(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -115,9 +114,8 @@ class KVManager:
         if shape is not None:
             import torch
 
-            of_head = (
-                (block_size * (shape.head_size + SCALE_BYTES),) if shape.is_coded else (block_size, shape.head_size)
-            )
+            size_of_codes = block_size * head_bytes(shape.head_size, 1)
+            of_head = (size_of_codes,) if shape.is_coded else (block_size, shape.head_size)
             size = (shape.layers, self.n_blocks, shape.heads, *of_head)
             if shape.device.type == "cpu":
                 self.keys, self.values = (untouched(size, shape.dtype) for _ in range(2))

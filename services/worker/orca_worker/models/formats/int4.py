@@ -16,11 +16,12 @@ from torch.nn import functional
 
 from orca_kernels.cpu.program import CODES as GROUP
 from orca_kernels.cpu.program import PART, Packed, Program
+from orca_kernels.reference import ZERO
 from orca_kernels.triton.codes import Coded, coded
 
 from ..recording import Matrix
 from ..weights import WeightSource
-from .int8 import ZERO, Codes, operand
+from .int8 import Codes, operand
 
 __all__ = ["load", "operand"]
 

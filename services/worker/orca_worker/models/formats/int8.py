@@ -15,12 +15,11 @@ from torch import Tensor
 
 from orca_kernels.cpu.program import CODES as GROUP
 from orca_kernels.cpu.program import Operand, Packed, Program
+from orca_kernels.reference import eight_bits
 from orca_kernels.triton.codes import Coded, coded
 
 from ..recording import Matrix
 from ..weights import WeightSource
-
-ZERO = 1e-30  # a group whose largest number is below it is zeros: 127 / largest would not be finite
 
 
 class Codes(NamedTuple):
@@ -35,11 +34,8 @@ class Codes(NamedTuple):
         n, k = x.shape
         groups = -(-k // GROUP)
         parts = torch.nn.functional.pad(x, (0, groups * GROUP - k)).view(n, groups, GROUP)
-        largest = parts.abs().amax(2, keepdim=True)  # NaN where one is
-        is_zero = largest < ZERO
-        codes = (parts * (127 / largest).masked_fill_(is_zero, 0)).round_().view(n, -1)[:, :k]
-        scales = largest / torch.full_like(largest, 127)  # by a number of the host a GPU multiplies with 1 / 127
-        return cls(codes, scales.masked_fill_(is_zero, 0).view(n, groups))
+        codes, scales = eight_bits(parts)
+        return cls(codes.view(n, -1)[:, :k], scales.view(n, groups))
 
     def joined(self, other: Codes, join: Callable[[Tensor, Tensor], Tensor]) -> Codes:
         return Codes(*map(join, self, other))
