@@ -69,7 +69,7 @@ class Log:
     """What an endpoint wrote to standard error."""
 
     events: Counter[str] = field(default_factory=Counter)
-    """Lines of JSON of the level WARNING and above, by their event."""
+    """Lines of JSON by their event: of the level WARNING and above, and of limits that no longer refuse."""
     plain: list[str] = field(default_factory=list)
     """Lines that are no JSON."""
 
@@ -77,7 +77,7 @@ class Log:
         """Counts a line."""
         try:
             said = json.loads(line)
-            if said["level"] != "INFO":
+            if said["level"] != "INFO" or said["event"].startswith("no longer refusing"):
                 self.events[said["event"]] += 1
         except (ValueError, TypeError, KeyError):  # Python's own or C-core's, not of our logging
             self.plain.append(line.rstrip())

@@ -58,7 +58,9 @@ def check(outcome: Outcome, but: str = "nothing") -> None:
     assert outcome.peak - outcome.before < GROWTH
     assert not outcome.log.plain, outcome.log.plain[:5]
     assert not [event for event in outcome.log.events if DEAD in event]
-    assert all(count == 1 for event, count in outcome.log.events.items() if event.startswith("refusing"))
+    begun = {event: count for event, count in outcome.log.events.items() if event.startswith("refusing")}
+    # An attack whose connections end and begin again may leave a state and enter it again: a line for each time.
+    assert all(count <= outcome.log.events[f"no longer {event}"] + 1 for event, count in begun.items()), outcome.log.events
 
 
 @pytest.mark.parametrize("name", [name for name in ATTACKS if name not in BEHIND_PROXY])
@@ -67,8 +69,8 @@ async def test_another_host_is_served(started: Endpoint, name: str) -> None:
     outcome = await attacked(started, name, SECONDS, deadline=DEADLINE, after=0)
     check(outcome, "CANCELLED" if name in CROWDED else "nothing")
     SEEN.update(outcome.log.events)
-    if state := STATES.get(name):  # it may go on from an attack before, and has one line then
-        assert state in outcome.log.events or SEEN[state] > SEEN[f"no longer {state}"], outcome.log.events
+    if state := STATES.get(name):  # it may go on from an attack before: its line stands there, and its end perhaps here
+        assert {state, f"no longer {state}"} & outcome.log.events.keys() or SEEN[state] > SEEN[f"no longer {state}"]
 
 
 async def test_one_host_takes_all_connections_without_a_proxy(started: Endpoint) -> None:
