@@ -75,10 +75,13 @@ def read_line() -> str | None:
     """The user's next line; None at the end. A line that is no UTF-8 ends the conversation, too."""
     try:
         return input(PROMPT if sys.stdin.isatty() else "")
-    except (EOFError, KeyboardInterrupt):
-        if sys.stdin.isatty():
-            print()
-        return None
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # another one, while the client closes, would end in a traceback
+    except EOFError:
+        pass
+    if sys.stdin.isatty():
+        print()
+    return None
 
 
 def answer(client: OrcaClient, messages: Sequence[Message], arguments: dict[str, Any]) -> str:

@@ -29,55 +29,62 @@ from stacks import Running, running  # noqa: E402
 from orca_client import Accepted, Token  # noqa: E402
 from orca_client.errors import Aborted  # noqa: E402
 
-VOCAB, NEW_TOKENS, MAX_BS = 211, 40, 2
-REQUESTS = {1: 10, 2: 40}  # by engines: so many that some run when the last engine changes
+VOCAB, MAX_BS = 211, 2
+# By engines: so many that some run when the last engine changes, and so long that one engine is hit amid two of them.
+REQUESTS, TOKENS = {1: 10, 2: 40}, {1: 120, 2: 40}
 WEIGHTS = "model.safetensors"
 
 
 class Rounds:
     """One stack, and two models of the same configuration that it serves by turns."""
 
-    def __init__(self, folder: Path, draw: random.Random) -> None:
-        self._draw = draw
-        self._kept = [make_gpt2(folder / name, heads=4, layers=2, hidden=24, vocab=VOCAB, positions=96, seed=seed)
+    def __init__(self, folder: Path, draw: random.Random, engines: int) -> None:
+        self._draw, self._engines = draw, engines
+        self._requests, self._tokens = REQUESTS[engines], TOKENS[engines]
+        self._kept = [make_gpt2(folder / name, heads=4, layers=2, hidden=24, vocab=VOCAB, positions=160, seed=seed)
                       for seed, name in enumerate("ab")]  # fmt: skip
         self._references = [Reference(kept) for kept in self._kept]
         self._now = 0  # which of the two is served
         self.served = folder / "served"
         shutil.copytree(self._kept[0], self.served)
         self.ends: Counter[str] = Counter()
+        self._news = asyncio.Event()  # a token has come, or a stream has ended
 
-    async def round(self, stack: Running, engines: int) -> None:
+    async def round(self, stack: Running) -> None:
         """Changes the weights once, on all engines."""
         old, new = self._references[self._now], self._references[1 - self._now]
-        requests = REQUESTS[engines]
-        asked = list(islice(old.random(self._draw, (1, 20), (NEW_TOKENS, NEW_TOKENS)), requests))
+        asked = list(islice(old.random(self._draw, (1, 20), (self._tokens, self._tokens)), self._requests))
         before = {engine.weights for engine in (await stack.client.get_model()).engines}
         assert len(before) == 1
         came: list[int] = []
         streams = [asyncio.create_task(self._stream(stack, known.prompt, came)) for known in asked]
+        for task in streams:
+            task.add_done_callback(lambda _: self._news.set())
         other = self._kept[1 - self._now] / WEIGHTS
         shutil.copy(other, self.served / "part")
-        for engine in range(engines):
-            moment = len(came) + self._draw.randint(1, NEW_TOKENS if engine else requests * NEW_TOKENS // 8)
-            await stack.until(lambda moment=moment: len(came) >= moment or all(task.done() for task in streams))
+        for engine in range(self._engines):
+            moment = len(came) + self._draw.randint(1, self._tokens if engine else self._requests * self._tokens // 8)
+            name = f"engine-{engine}"
+            ranks = [one["pid"] for one in stack.processes() if one["role"] == "rank" and one["engine"] == name]
+            while len(came) < moment and not all(task.done() for task in streams):
+                self._news.clear()
+                await self._news.wait()  # at once: a stream of this model lasts some dozens of milliseconds
             if engine == 0:
                 os.replace(self.served / "part", self.served / WEIGHTS)
             assert not any(end is not None for end in ended(streams)), "an engine has the old weights"
-            for process in stack.processes():
-                if process["role"] == "rank" and process["engine"] == f"engine-{engine}":
-                    os.kill(process["pid"], signal.SIGKILL)
-            await self._formed(stack, f"engine-{engine}", before)
+            for rank in ranks:
+                os.kill(rank, signal.SIGKILL)
+            await self._formed(stack, name, before)
         results = await asyncio.wait_for(asyncio.gather(*streams), 120)
         for (prompt, olds), (tokens, told, error) in zip(asked, results, strict=True):
             assert told <= before, "a stream that has tokens tells the weights that made them"
             if error is not None:
                 assert tokens == olds[: len(tokens)]
-                assert 0 < len(tokens) < NEW_TOKENS
+                assert 0 < len(tokens) < self._tokens
                 self.ends["MODEL_CHANGED"] += 1
             else:
                 made_by = "old" if tokens == olds else "new"
-                assert made_by == "old" or tokens == new.greedy(prompt, NEW_TOKENS), f"{tokens} are of neither model"
+                assert made_by == "old" or tokens == new.greedy(prompt, self._tokens), f"{tokens} are of neither model"
                 self.ends[made_by] += 1
         self._now = 1 - self._now
         assert before.isdisjoint(engine.weights for engine in (await stack.client.get_model()).engines)
@@ -88,12 +95,13 @@ class Rounds:
         """A stream's tokens, the weights that it was told, and why it ended before its end."""
         tokens, told = list[int](), set[str]()
         try:
-            async for event in stack.client.generate(prompt, max_new_tokens=NEW_TOKENS, ignore_eos=True):
+            async for event in stack.client.generate(prompt, max_new_tokens=self._tokens, ignore_eos=True):
                 if isinstance(event, Accepted) and event.weights:
                     told.add(event.weights)
                 elif isinstance(event, Token):
                     tokens.append(event.token_id)
                     came.append(event.token_id)
+                    self._news.set()
         except Aborted as error:
             if error.reason != "MODEL_CHANGED":
                 raise
@@ -116,10 +124,10 @@ def ended(streams: list[asyncio.Task[tuple[list[int], set[str], Aborted | None]]
 
 async def rounds_of(folder: Path, rounds: int, seed: int, engines: int, pp: int) -> Counter[str]:
     """Runs rounds on one stack. Returns how many streams ended with which model's tokens, or MODEL_CHANGED."""
-    lab = Rounds(folder, random.Random(seed))
+    lab = Rounds(folder, random.Random(seed), engines)
     async with running(folder / "run", lab.served, engines=engines, pp=pp, max_batch_size=MAX_BS) as stack:
         for n in range(rounds):
-            await lab.round(stack, engines)
+            await lab.round(stack)
             print(f"round {n + 1}: {dict(lab.ends)}", flush=True)
     return lab.ends
 
