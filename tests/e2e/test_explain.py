@@ -120,7 +120,7 @@ async def test_explanations(tmp_path: Path) -> None:
         assert (told["request"], told["state"], told["tokens"]) == (name, "finished", TOKENS)
 
         long = asyncio.ensure_future(stream(stack, "long", LONG))
-        # An iteration in flight is a part "run", too, and a part "lost" once its rank is killed: until one has returned.
+        # Until an iteration has returned: one in flight is a part "run", too, which a killed rank makes a part "lost".
         while not (told := await until(stack, "long", "run"))["tokens"]:
             pass
         assert told["state"] == "running"
