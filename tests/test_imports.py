@@ -355,6 +355,7 @@ SLOW = {
     "triton",
     "huggingface_hub",
     "kubernetes_asyncio",
+    "llguidance",
     "orca_client",
     "orca_bench",
 }

@@ -6,10 +6,14 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from cli.installation import CHART, GPUS, chart_text
+from typer.testing import CliRunner
+
+from orca_cli.main import app
 
 ORCA = str(Path(sys.executable).parent / "orca")
 
@@ -22,13 +26,18 @@ def doctor(*arguments: str, stdin: str = "", kubeconfig: Path = Path("/nowhere")
     )  # fmt: skip
 
 
+def doctor_here(file: Path, text: str, *arguments: str) -> Any:
+    """In this process, where no cluster is asked: about a file with this text."""
+    file.write_text(text)
+    return CliRunner().invoke(app, ["doctor", "--rendered", str(file), *arguments], env={"COLUMNS": "80"})
+
+
 @pytest.mark.parametrize("jaeger", [False, True])
 def test_the_chart_is_in_order(jaeger: bool, tmp_path: Path) -> None:
-    file = tmp_path / "orca.yaml"
     cpu = yaml.safe_load((CHART / "values-cpu.yaml").read_text())
-    file.write_text(chart_text(cpu | {"image": {"tag": "1.2.3"}, "jaeger": {"enabled": jaeger}}))
-    ended = doctor("--rendered", str(file))
-    assert (ended.returncode, ended.stderr) == (0, "")
+    text = chart_text(cpu | {"image": {"tag": "1.2.3"}, "jaeger": {"enabled": jaeger}})
+    ended = doctor_here(tmp_path / "orca.yaml", text)
+    assert (ended.exit_code, ended.stderr) == (0, "")
     lines = ended.stdout.splitlines()
     assert lines[-1] == f"{len([line for line in lines if line.startswith('ok ')])} ok"
     assert max(map(len, lines)) <= 80
@@ -43,23 +52,23 @@ def test_a_fault_is_the_exit_status() -> None:
     assert fault["advice"].startswith("set podManagementPolicy Parallel")
 
 
-def test_several_releases() -> None:
-    text = f"{chart_text(GPUS, 'orca')}\n---\n{chart_text(GPUS, 'second')}"
-    ended = doctor("--rendered", "-", stdin=text)
-    assert (ended.returncode, ended.stderr) == (
-        1, "--rendered: - holds the releases orca, second; name one by --release\n"
+def test_several_releases(tmp_path: Path) -> None:
+    file, text = tmp_path / "both.yaml", f"{chart_text(GPUS, 'orca')}\n---\n{chart_text(GPUS, 'second')}"
+    ended = doctor_here(file, text)
+    assert (ended.exit_code, ended.stderr) == (
+        1, f"--rendered: {file} holds the releases orca, second; name one by --release\n"
     )  # fmt: skip
-    assert doctor("--rendered", "-", "--release", "second", stdin=text).returncode == 0
+    assert doctor_here(file, text, "--release", "second").exit_code == 0
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("", "--rendered: - is empty"), ("{", "cannot be read as YAML"), ("a: 1", "holds no workload of a release")],
+    [("", "is empty"), ("{", "cannot be read as YAML"), ("a: 1", "holds no workload of a release")],
 )
-def test_no_rendered_chart(text: str, says: str) -> None:
-    ended = doctor("--rendered", "-", stdin=text)
-    assert ended.returncode == 1
-    assert says in ended.stdout + ended.stderr
+def test_no_rendered_chart(tmp_path: Path, text: str, says: str) -> None:
+    ended = doctor_here(tmp_path / "orca.yaml", text)
+    assert ended.exit_code == 1
+    assert says in " ".join((ended.stdout + ended.stderr).split())
 
 
 def test_no_cluster() -> None:

@@ -1,11 +1,12 @@
 """Fixtures of the endpoint's tests: a model for all of them, and a pool for each one."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import httpx2 as httpx
 import pytest
-from endpoint.harness import World, make_model, world
+import pytest_asyncio
+from endpoint.harness import SLOTS, World, make_model, world
 from openai import AsyncOpenAI
 
 
@@ -20,13 +21,15 @@ def punctual(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orca_endpoint.calls.delivery.GAP_SECONDS", 600.0)
 
 
-@pytest.fixture
-def one_helper(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def one_helper() -> Iterator[None]:
     """An endpoint starts one process that renders chats, and one that compiles forms, instead of two. Each imports for
     0.2 s of processor time, the most of such a test. That callers have one each, `test_chat_renderer.py` and
     `test_forms.py` say."""
-    for module in ("chats", "forms"):
-        monkeypatch.setattr(f"orca_endpoint.requests.{module}.COUNT", 1)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("chats", "forms"):
+            patch.setattr(f"orca_endpoint.requests.{module}.COUNT", 1)
+        yield
 
 
 @pytest.fixture
@@ -46,4 +49,33 @@ async def http(orca: World) -> AsyncIterator[httpx.AsyncClient]:
 async def client(orca: World) -> AsyncIterator[AsyncOpenAI]:
     """OpenAI's client, which tries nothing again."""
     async with AsyncOpenAI(base_url=f"{orca.serving.http}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+# For the tests of a file that disturb nothing: they run in one event loop, and share what is started in it.
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if isinstance(item, pytest.Function) and "shared" in item.fixturenames:
+            item.add_marker(pytest.mark.asyncio(loop_scope="module"), append=False)
+
+
+@pytest.fixture(scope="module")
+def slots() -> int:
+    """Of the engine; a file may have others."""
+    return SLOTS
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(redis_url: str, model: Path, slots: int, one_helper: None) -> AsyncIterator[World]:
+    """One endpoint, with one helper of each kind."""
+    async with world(redis_url, model, slots=slots) as started:
+        yield started
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_client(shared: World) -> AsyncIterator[AsyncOpenAI]:
+    """OpenAI's client of the shared endpoint, which tries nothing again."""
+    async with AsyncOpenAI(base_url=f"{shared.serving.http}/v1", api_key="none", max_retries=0) as client:
         yield client

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import ANY
@@ -10,6 +10,7 @@ from unittest.mock import ANY
 import grpc
 import httpx2 as httpx
 import pytest
+import pytest_asyncio
 from endpoint.harness import POSITIONS, World, field_of, generation, make_model, serving, until, world
 from endpoint.test_openai_resume import Events, check_ids
 from google.protobuf.message import Message
@@ -67,6 +68,22 @@ def make_chat_model(
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_chat_model(tmp_path_factory.mktemp("chat") / "tiny")
+
+
+@pytest.fixture
+def orca(shared: World) -> World:
+    return shared
+
+
+@pytest.fixture
+def client(shared_client: AsyncOpenAI) -> AsyncOpenAI:
+    return shared_client
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def http(orca: World) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=orca.serving.http) as client:
+        yield client
 
 
 def encode(orca: World, text: str, special: bool = False) -> list[int]:

@@ -2,13 +2,13 @@
 
 import json
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
 import pytest
-from endpoint.harness import World, serving, until, world
+from endpoint.harness import World, serving, until
 from endpoint.test_chat import Recorder, encode
 from endpoint.test_tool_chats import ARGUMENTS, CALLS, NAMES, PATIENCE, SCHEMA, make_tool_model, rendered
 from hypothesis import given
@@ -46,10 +46,19 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tool_model(tmp_path_factory.mktemp("responses") / "tiny", TEMPLATES["hermes"], marks)
 
 
+@pytest.fixture(scope="module")
+def slots() -> int:
+    return 1024
+
+
 @pytest.fixture
-async def orca(redis_url: str, model: Path) -> AsyncIterator[World]:
-    async with world(redis_url, model, slots=1024) as started:
-        yield started
+def orca(shared: World) -> World:
+    return shared
+
+
+@pytest.fixture
+def client(shared_client: AsyncOpenAI) -> AsyncOpenAI:
+    return shared_client
 
 
 # Open Responses requires these members: openresponses/openresponses, ResponseResource.json at 3452c01.

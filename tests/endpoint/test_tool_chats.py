@@ -1,7 +1,6 @@
 """Chats with tools over HTTP and gRPC: by the template, held to a grammar, answered as OpenAI's client reads it."""
 
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +54,19 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tool_model(tmp_path_factory.mktemp("tools") / "tiny", TEMPLATES["hermes"], marks)
 
 
+@pytest.fixture(scope="module")
+def slots() -> int:
+    return 1024
+
+
 @pytest.fixture
-async def orca(redis_url: str, model: Path) -> AsyncIterator[World]:
-    async with world(redis_url, model, slots=1024) as started:
-        yield started
+def orca(shared: World) -> World:
+    return shared
+
+
+@pytest.fixture
+def client(shared_client: AsyncOpenAI) -> AsyncOpenAI:
+    return shared_client
 
 
 def rendered(name: str, messages: list[Any], **variables: Any) -> str:

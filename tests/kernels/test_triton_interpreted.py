@@ -15,8 +15,9 @@ import pytest
 from properties import PART
 
 FOLDER = Path(__file__).parent / "triton_kernels"
-# Families whose operations are those of Llama and Gemma 3, or of `test_write_kv.py`. `make fuzz` runs them too.
-ALIKE = ("qwen2", "qwen3", "neox", "gptj")
+# Families whose operations are those of Llama and Gemma 3, or of `test_write_kv.py`, and codes whose products
+# `test_linear.py` has. `make fuzz` runs them too, and all cases of a test: see `conftest.py` there.
+ALIKE = ("qwen2", "qwen3", "neox", "gptj", "gptq")
 
 
 @pytest.mark.timeout(900)  # a process with many tests, each with its own bound

@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +169,9 @@ def test_real_figures_and_their_claims(tmp_path: Path, monkeypatch: pytest.Monke
     panels = {point.panel for point in found.points}
     assert panels == {"demo_model tp 1 pp 1", "demo_model tp 1 pp 1, simulated"}
     assert len(found.points) == 2 * 2 * len(SHARES)
-    assert {name.split(" ")[-1] for name in found.numbers if "over" in name} == {"ft"}
+    # Whether a system ever stays below twice the unloaded latency, and so has a ratio, is a matter of times.
+    for panel, system in product(panels, ("orca(4)", "ft(2,1)")):
+        assert any(name.startswith(f"{panel} {system} at ") for name in found.numbers)
     table = (tmp_path / "figure-10-real" / "table.md").read_text()
     assert "Guard: off." in table
     assert said("9a", "on 13B, Orca's", report.real_figures_in(tmp_path)).startswith("Orca's engine takes ")

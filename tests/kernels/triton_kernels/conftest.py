@@ -3,11 +3,13 @@
 import os
 import warnings
 from collections.abc import Iterator
+from itertools import groupby
 from typing import Any
 
 import pytest
 import torch
 from kernels.triton_device import INTERPRETED
+from properties import PART
 from triton.runtime import interpreter
 
 if not INTERPRETED and not torch.cuda.is_available():
@@ -30,6 +32,29 @@ if INTERPRETED:
     interpreter.InterpreterBuilder.create_dot = product_by_rows
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what torch wants for its deterministic mode
+
+
+def values_of(item: pytest.Item) -> set[Any]:
+    """The names and values of a case; the test itself where it has no parameters."""
+    assert isinstance(item, pytest.Function)
+    return {*item.callspec.params.items()} if hasattr(item, "callspec") else {item}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The interpreter is slow: of a test's cases `make test` takes some in which each value comes once at least, and
+    `make fuzz` all."""
+    if not INTERPRETED or PART == 1:
+        return
+    kept = set[pytest.Item]()
+    for _, cases in groupby(items, lambda item: item.nodeid.partition("[")[0]):
+        values = {one: values_of(one) for one in cases}
+        missing = set[Any]().union(*values.values())
+        while missing:
+            most = max(values, key=lambda one: len(values[one] & missing))
+            missing -= values.pop(most)
+            kept.add(most)
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = [item for item in items if item in kept]
 
 
 @pytest.fixture(autouse=True)
