@@ -5,6 +5,7 @@ calibrated by its own journal, and simulated on the same requests.
 """
 
 import statistics
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -229,6 +230,7 @@ def curves(
             found.real.setdefault("no memory", []).append(setting.label)
             continue
         say(f"figure {found.figure}: {panel} {setting.label}")
+        began = time.monotonic()
         with Live(real.layout, setting) as live:
             system, ways = real.system(live, say), live.ways()
             try:
@@ -238,6 +240,7 @@ def curves(
                 continue
             calibration = Calibration.of(live.recording(), ways, about_of(real, setting, {}))
         found.real.setdefault("calibrations", {})[setting.label] = calibration.errors
+        found.real.setdefault("seconds", {})[setting.label] = round(time.monotonic() - began)
         model = simulated(setting, calibration)
         said = curve(found, f"{panel}, simulated", model, lengths, scale, normalized)
         found.numbers[f"{panel} {setting.label} sustained, req/s"] = Number.of(rates)

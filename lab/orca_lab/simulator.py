@@ -312,6 +312,8 @@ class Simulation:
         if taken:
             engine.live += len(taken)
             self._step(engine, Arrived(self._now, tuple(taken)))
+            if not self._delays.ahead:
+                self._claim(engine)  # some of them may be in their last iteration
 
     # -- engines
 
