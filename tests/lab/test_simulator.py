@@ -161,8 +161,8 @@ def test_a_claim_by_room_fills_a_place_in_time_where_it_knows_of_the_end() -> No
 
 
 def test_equal_requests_with_a_full_queue_fill_every_iteration() -> None:
-    """Figure 11 live: six requests are claimed, and two more while they run. So their ends lie apart, and each iteration
-    still has max_bs rows until the queue is empty."""
+    """Figure 11 live: six requests are claimed, and two more while they run. So their ends lie apart, and still each
+    iteration has max_bs rows until the queue is empty."""
     workload = [Asked(0.0, 8, 8)] * 6 + [Asked(0.3, 8, 8)] * 74
     sizes = list[int]()
     engine = Engine(Constant(1.0), 4000, 8)
