@@ -53,7 +53,7 @@ LAB = "orca_lab.baseline.app"  # the scheduler's program for selections of the l
 
 @dataclass(frozen=True)
 class Layout:
-    """The model that is served, and its number of ranks.
+    """The model that is served, its number of engines, and that of the ranks of each.
 
     `memory`: bytes of a rank for weights, keys and values; None: all that is free on this machine, divided by the
     ranks.
@@ -64,6 +64,10 @@ class Layout:
     tp: int = 1
     pp: int = 1
     memory: int | None = None
+    engines: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.engines} x (tp {self.tp}, pp {self.pp})"
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -73,7 +77,7 @@ class Layout:
     def check_memory(self, max_bs: int) -> None:
         """Raises FailedPrecondition where keys and values of `max_bs` longest sequences do not fit beside the weights
         of a rank."""
-        checkpoint, ranks = self.checkpoint, self.tp * self.pp
+        checkpoint, ranks = self.checkpoint, self.tp * self.pp * self.engines
         dtype = choose_dtype(self.dtype, open_device("cpu", 0), Compute(1))
         there = self.memory if self.memory is not None else available_bytes() // ranks
         slots = slots_for(max_bs, checkpoint.max_positions, BLOCK_SIZE)
@@ -121,7 +125,8 @@ def stack_of(layout: Layout, setting: Setting, **more: object) -> tuple[StackSet
     Raises FailedPrecondition where a request-level engine's memory does not fit.
     """
     values: dict[str, Any] = {"model": layout.model, "dtype": layout.dtype, "device": "cpu", **more}
-    values |= {"tp": layout.tp, "pp": layout.pp, "max_batch_size": setting.max_bs, "block_size": BLOCK_SIZE}
+    values |= {"tp": layout.tp, "pp": layout.pp, "engines": layout.engines}
+    values |= {"max_batch_size": setting.max_bs, "block_size": BLOCK_SIZE}
     if setting.mbs:
         layout.check_memory(setting.max_bs)
         longest = layout.checkpoint.max_positions
@@ -184,14 +189,19 @@ class Live:
 
     @property
     def journal(self) -> Path:
-        """The engine's. It has all iterations that have returned, and the reports that have come."""
-        return next(self._run_dir.glob("journal-engine-0-*.jsonl"))
+        """The first engine's: engines are alike. It has all iterations that have returned, and the reports that have
+        come."""
+        return self._journals()[0]
+
+    def _journals(self) -> list[Path]:
+        """Those of all engines."""
+        return [next(self._run_dir.glob(f"journal-engine-{n}-*.jsonl")) for n in range(self.layout.engines)]
 
     def ways(self) -> tuple[float, float]:
         """Seconds from a client to the scheduler, and from the last stage's tokens to the client: medians of requests
         that find the system empty."""
         spans = [self._runner.run(self._one_alone()) for _ in range(ALONE)]
-        moments = Recording.of(self.journal).moments[-ALONE:]
+        moments = sorted(moment for path in self._journals() for moment in Recording.of(path).moments)[-ALONE:]
         pairs = list(zip(spans, moments, strict=True))
         way_in = statistics.median(claimed - sent for (sent, _), (claimed, _) in pairs)
         way_out = statistics.median(ended - returned for (_, ended), (_, returned) in pairs)
@@ -216,15 +226,20 @@ class Live:
     async def _serve(self, workload: Workload) -> Result:
         self._served += 1
         planned = with_prompts(workload, f"{self._seed} of {self._served}", self._vocabulary)
-        first = 1 + max((batch.iteration for batch in scheduled(read(self.journal))), default=0)
+        before = [len(self._sizes(path)) for path in self._journals()]
         answers = await open_loop(self._door, planned, patience=PATIENCE)
         complain(answers)
-        sizes = [len(b.members) for b in scheduled(read(self.journal)) if b.iteration >= first]
+        sizes = [size for path, ran in zip(self._journals(), before, strict=True) for size in self._sizes(path)[ran:]]
         served = [
             Served(asked, first=answer.came[0], ended=answer.ended, came=answer.came)
             for asked, answer in zip(workload, answers, strict=True)
         ]
         return Result(served, max(one.ended for one in served), len(sizes), sum(sizes), [])
+
+    @staticmethod
+    def _sizes(journal: Path) -> list[int]:
+        """Requests of each iteration."""
+        return [len(batch.members) for batch in scheduled(read(journal))]
 
     async def _reported(self) -> None:
         """Returns when the journal has the reports of all iterations, or REPORTS seconds have passed.

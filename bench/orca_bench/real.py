@@ -5,6 +5,7 @@ calibrated by its own journal, and simulated on the same requests.
 """
 
 import statistics
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -34,7 +35,7 @@ from orca_lab.experiments import (
     sustained,
 )
 from orca_lab.sequence import Compared, compare
-from orca_lab.simulator import Delays, Engine, Result, simulate
+from orca_lab.simulator import Delays, Engine, Result, Simulation
 from orca_lab.timeline import percentile
 from orca_lab.workload import AT_ONCE, PAPER, POISSON, Lengths, Seeds, Workload, drawn
 
@@ -63,7 +64,8 @@ class Real:
     @property
     def panel(self) -> str:
         layout = self.layout
-        return f"{layout.checkpoint.name} tp {layout.tp} pp {layout.pp}"
+        several = f" engines {layout.engines}" if layout.engines > 1 else ""
+        return f"{layout.checkpoint.name} tp {layout.tp} pp {layout.pp}{several}"
 
     @property
     def about(self) -> dict[str, Any]:
@@ -71,18 +73,23 @@ class Real:
         layout = self.layout
         return {
             "model": layout.checkpoint.name,
-            **{"dtype": layout.dtype, "tp": layout.tp, "pp": layout.pp, "memory": layout.memory},
+            **{"dtype": layout.dtype, "tp": layout.tp, "pp": layout.pp, "engines": layout.engines},
+            "memory": layout.memory,
             **{"machine": processor(), "isa": isa()},
             "guard": f"a run counts if one of {self.attempts} was not disturbed" if self.attempts else "off",
         }
 
-    def serve(self, live: Live, say: Say, workload: Workload) -> Result:
+    def system(self, live: Live, say: Say) -> System:
+        """A live system with the guard."""
+        return System(live.setting.label, partial(self._serve, live, say))
+
+    def _serve(self, live: Live, say: Say, workload: Workload) -> Result:
         """Raises Disturbed."""
         if not self.attempts:
             return live.serve(workload)
         result = live.guarded(workload, self.calibration, self.attempts, say)
         if result is None:
-            raise Disturbed(f"{live.setting.label}, {self.attempts} times")
+            raise Disturbed(f"{live.setting.label} was disturbed {self.attempts} times")
         return result
 
 
@@ -111,14 +118,14 @@ def about_of(real: Real, setting: Setting, about: Mapping[str, Any]) -> dict[str
 
 def simulated(setting: Setting, calibration: Calibration) -> System:
     """A system in virtual time, by a calibration of it."""
-    cost = calibration.cost
     if setting.mbs:
-        serve: Callable[[Workload], Result] = partial(of_request_level, setting, calibration)
-    else:
-        policy = any_policy(setting.selection)
-        engine = Engine(cost, calibration.slots, setting.max_bs, policy, BLOCK_SIZE)
-        delays = Delays(calibration.way_in, calibration.way_out, ahead=False)
-        serve = partial(simulate, engine, delays=delays, tokens=True)
+        return System(setting.label, partial(of_request_level, setting, calibration))
+    engine = Engine(calibration.cost, calibration.slots, setting.max_bs, any_policy(setting.selection), BLOCK_SIZE)
+    delays = Delays(calibration.way_in, calibration.way_out, ahead=False)
+
+    def serve(workload: Workload) -> Result:
+        return Simulation([engine] * calibration.engines, delays, tokens=True).run(workload)
+
     return System(setting.label, serve)
 
 
@@ -194,7 +201,16 @@ def figure_11(scale: Scale, real: Real, say: Say, settings: Sequence[Setting] = 
     found = Found(11, real=real.about)
     inputs, outputs = HOMOGENEOUS[0]
     lengths = scale.lengths(Lengths((inputs, inputs), (outputs, outputs)))
-    curves(found, f"({inputs},{outputs})", settings or OF_11, lengths, scale, real, say, normalized=False)
+    curves(
+        found,
+        f"({lengths.inputs[0]},{lengths.outputs[0]})",
+        settings or OF_11,
+        lengths,
+        scale,
+        real,
+        say,
+        normalized=False,
+    )
     return found
 
 
@@ -214,8 +230,9 @@ def curves(
             found.real.setdefault("no memory", []).append(setting.label)
             continue
         say(f"figure {found.figure}: {panel} {setting.label}")
+        began = time.monotonic()
         with Live(real.layout, setting) as live:
-            system, ways = System(setting.label, partial(real.serve, live, say)), live.ways()
+            system, ways = real.system(live, say), live.ways()
             try:
                 rates = curve(found, panel, system, lengths, scale, normalized)
             except Disturbed as disturbed:
@@ -223,6 +240,7 @@ def curves(
                 continue
             calibration = Calibration.of(live.recording(), ways, about_of(real, setting, {}))
         found.real.setdefault("calibrations", {})[setting.label] = calibration.errors
+        found.real.setdefault("seconds", {})[setting.label] = round(time.monotonic() - began)
         model = simulated(setting, calibration)
         said = curve(found, f"{panel}, simulated", model, lengths, scale, normalized)
         found.numbers[f"{panel} {setting.label} sustained, req/s"] = Number.of(rates)
@@ -307,16 +325,23 @@ class Validation(NamedTuple):
 
 
 def validate(
-    real: Real, setting: Setting, calibration: Calibration, lengths: Lengths, requests: int, runs: int, say: Say
+    real: Real,
+    setting: Setting,
+    calibration: Calibration,
+    lengths: Lengths,
+    requests: int,
+    runs: int,
+    say: Say,
+    shares: Sequence[float] = SHARES,
 ) -> Validation:
     """Live runs against simulated ones at shares of what is sustained, and whether the iterations are the same."""
     rows, skipped, model = list[Validated](), list[str](), simulated(setting, calibration)
     with TemporaryDirectory() as folder:
         journal = Path(folder, "journal-engine-0-1.jsonl")
         with Live(real.layout, setting, keep=journal) as live:
-            system = System(setting.label, partial(real.serve, live, say))
+            system = real.system(live, say)
             limit = sustained(system, lengths, replace(FULL, queued=requests), 1)
-            for share in SHARES:
+            for share in shares:
                 for run in range(1, runs + 1):
                     workload = drawn(lengths, POISSON, share * limit, requests, Seeds.of(run))
                     say(f"{share:.0%} of {limit:.3g} req/s, run {run}")

@@ -31,6 +31,7 @@ Model = Annotated[str | None, typer.Option(help="Live: checkpoint folder or hub 
 Dtype = Annotated[str, typer.Option(help="Live: type of the weights, and of keys and values.")]
 Tp = Annotated[int, typer.Option(min=1, help="Live: tensor ranks of a stage.")]
 Pp = Annotated[int, typer.Option(min=1, help="Live: pipeline stages.")]
+Engines = Annotated[int, typer.Option(min=1, help="Live: engines, each of tp x pp ranks.")]
 Memory = Annotated[
     float | None, typer.Option(min=0, help="Live: GB of a rank that may be used; what is free if not given.")
 ]
@@ -126,6 +127,7 @@ def calibrate(
     dtype: Dtype = "auto",
     tp: Tp = 1,
     pp: Pp = 1,
+    engines: Engines = 1,
     memory: Memory = None,
     out: Annotated[Path, typer.Option(help="The file.")] = RESULTS / "calibration.json",
 ) -> None:
@@ -136,7 +138,7 @@ def calibrate(
     from orca_lab.workload import PAPER
 
     with sentences():
-        scale, where = QUICK if quick else FULL, real_of(model, dtype, tp, pp, memory, 0, None)
+        scale, where = QUICK if quick else FULL, real_of(model, dtype, tp, pp, memory, 0, None, engines)
         about = {"command": " ".join(["orca", *sys.argv[1:]]), "commit": commit()}
         found = measure(where, Setting(max_bs, mbs), scale.lengths(PAPER), requests or scale.queued, about)
         found.write(out)
@@ -152,6 +154,7 @@ def validate(
     quick: Quick = False,
     requests: Annotated[int, typer.Option(min=5, help="Requests of a run.")] = 200,
     runs: Annotated[int, typer.Option(min=1, help="Runs at each share of what is sustained.")] = 3,
+    shares: Annotated[str, typer.Option(help="Of what is sustained.")] = "0.3,0.5,0.7",
     model: Model = None,
     dtype: Dtype = "auto",
     tp: Tp = 1,
@@ -169,7 +172,8 @@ def validate(
     with sentences():
         where = real_of(model, dtype, tp, pp, memory, attempts, calibration)
         lengths = (QUICK if quick else FULL).lengths(PAPER)
-        found = run(where, Setting(max_bs), Calibration.read(calibration), lengths, requests, runs, say)
+        at = numbers("--shares", shares)
+        found = run(where, Setting(max_bs), Calibration.read(calibration), lengths, requests, runs, say, at)
         rows = Table(box=None, pad_edge=False)
         for name in ("share", "run", *(name.replace("_", " ") for name in Measures._fields), "within bounds"):
             rows.add_column(name, justify="right")
@@ -184,6 +188,55 @@ def validate(
             print(f"disturbed: {skipped}")
         same = found.compared
         print(f"iterations: {same.iterations}, {same.different} of them with another batch than simulated")
+
+
+@app.command("validate-whatif", cls=Command)
+def validate_whatif(
+    calibration: Annotated[Path, typer.Option(help="Of this layout, by `orca lab calibrate`.")],
+    recorded: Annotated[int, typer.Option(min=1, help="max_batch_size of the record.")] = 8,
+    max_bs: Annotated[str, typer.Option(help="Values that are predicted, and run.")] = "4,16,32",
+    quick: Quick = False,
+    requests: Annotated[int, typer.Option(min=5, help="Requests of a run.")] = 200,
+    model: Model = None,
+    dtype: Dtype = "auto",
+    tp: Tp = 1,
+    pp: Pp = 1,
+    memory: Memory = None,
+    attempts: Attempts = 3,
+) -> None:
+    """Records a live run, predicts others from it, and runs them: errors with their signs."""
+    from orca_bench.checks import check_whatif
+    from orca_bench.real import FULL, QUICK
+    from orca_lab.calibration import Calibration
+    from orca_lab.workload import PAPER
+
+    with sentences():
+        where = real_of(model, dtype, tp, pp, memory, attempts, calibration)
+        lengths, others = (QUICK if quick else FULL).lengths(PAPER), whole("--max-bs", max_bs)
+        show_checks(check_whatif(where, Calibration.read(calibration), recorded, others, lengths, requests, say))
+
+
+@app.command("validate-plan", cls=Command)
+def validate_plan(
+    calibration: Annotated[list[Path], typer.Option(help="Of each layout, by `orca lab calibrate`. Repeatable.")],
+    quick: Quick = False,
+    requests: Annotated[int, typer.Option(min=20, help="Requests of a run.")] = 200,
+    model: Model = None,
+    dtype: Dtype = "auto",
+    memory: Memory = None,
+    attempts: Attempts = 3,
+) -> None:
+    """Runs the calibrated layouts of this machine, and simulates them: errors with their signs, and the order."""
+    from orca_bench.checks import check_plan
+    from orca_bench.live import Layout
+    from orca_bench.real import FULL, QUICK
+    from orca_lab.calibration import Calibration
+    from orca_lab.workload import PAPER
+
+    with sentences():
+        lengths, of = (QUICK if quick else FULL).lengths(PAPER), [Calibration.read(path) for path in calibration]
+        layout = Layout(model, dtype, memory=bytes_of(memory))
+        show_checks(check_plan(layout, attempts, of, lengths, requests, say))
 
 
 @app.command(cls=Command)
@@ -302,7 +355,10 @@ def whatif(
 @app.command(cls=Command)
 def plan(
     model: Annotated[str, typer.Option(help="13b, 101b, 175b or 341b, on GPUs.")] = "13b",
-    hardware: Annotated[str, typer.Option(help="a100-40, a100-80, or a calibration's file.")] = "a100-40",
+    hardware: Annotated[
+        list[str] | None,
+        typer.Option(help="a100-40, a100-80, or a calibration's file. Several files: the layouts of one machine."),
+    ] = None,
     rate: Annotated[float, typer.Option(min=1e-6, help="Requests per second, as in a Poisson process.")] = 1.0,
     lengths: Annotated[str, typer.Option(help="paper, or as in 32-512,1-128.")] = "paper",
     trace: Annotated[Path | None, typer.Option(help="Instead of rate and lengths: a recorded trace.")] = None,
@@ -321,7 +377,7 @@ def plan(
     from orca_lab import traces
     from orca_lab.calibration import Calibration
     from orca_lab.cost import HARDWARE, TABLE_1
-    from orca_lab.plan import MAX_BS, POSITIONS, Slo, Way, on_gpus, on_machine, with_other_costs
+    from orca_lab.plan import MAX_BS, POSITIONS, Layout, Slo, Way, calibrated, on_gpus, on_machine, with_other_costs
     from orca_lab.plan import plan as search
     from orca_lab.workload import POISSON, Lengths, Seeds, drawn
 
@@ -335,16 +391,19 @@ def plan(
             workload = traces.read(trace).requests[:requests]
         if not workload:
             raise FailedPrecondition(f"trace: {trace} has no request")
-        if hardware in HARDWARE:
+        names, sizes = hardware or ["a100-40"], whole("--max-bs", max_bs) or MAX_BS
+        among = list[Layout]()
+        if names[0] in HARDWARE and len(names) == 1:
             if model not in TABLE_1:
                 raise InvalidArgument("model", f"is {model!r}; there are {', '.join(TABLE_1)}")
             shape = TABLE_1[model][0]
-            costs, layers = on_gpus(shape, HARDWARE[hardware]), shape.layers
+            costs, layers = on_gpus(shape, HARDWARE[names[0]]), shape.layers
         else:
-            of = Calibration.read(Path(hardware))
-            costs, layers = on_machine(of), of.about["pp"]
+            of = [Calibration.read(Path(name)) for name in names]
+            costs, layers = on_machine(of), of[0].about["pp"]
+            among = calibrated(of, sizes) if len(of) > 1 else among
         cuts = whole("--positions", positions) or POSITIONS
-        found = search(costs, workload, slo, gpus, layers, whole("--max-bs", max_bs) or MAX_BS, say, cuts)
+        found = search(costs, workload, slo, gpus, layers, sizes, say, cuts, among)
         reasons = Counter(why for _, why in found.dropped)
         for why, count in reasons.most_common():
             print(f"dropped {count}: {why}")
@@ -364,7 +423,9 @@ def plan(
         for way in [way for way, one in best.items() if one is None]:
             print(f"{way}: no layout was tried")
         if not found.held:
-            raise FailedPrecondition(f"gpus: no layout of up to {gpus} holds")
+            raise FailedPrecondition(
+                "hardware: none of its layouts holds" if among else f"gpus: no layout of up to {gpus} holds"
+            )
         best = found.held[0][0].layout
         for by, other in with_other_costs(costs, best, workload, slo):
             print(f"with all costs {by - 1:+.0%} it {'holds' if other.worst <= 1 else 'does not hold'}")
@@ -377,6 +438,22 @@ def plan(
 def say(sentence: str) -> None:
     """Progress."""
     typer.echo(sentence, err=True)
+
+
+def show_checks(report: Any) -> None:
+    """Prints predictions beside what was measured."""
+    rows = Table(box=None, pad_edge=False)
+    for name in ("", "measure", "live", "predicted", "error", "bound", "within"):
+        rows.add_column(name, justify="left" if name in ("", "measure") else "right")
+    for row in report.rows:
+        within = "" if row.bound is None else "yes" if abs(row.error) <= row.bound else "no"
+        bound = "" if row.bound is None else f"{row.bound:.0%}"
+        rows.add_row(row.of, row.measure, f"{row.live:.4g}", f"{row.said:.4g}", f"{row.error:+.1%}", bound, within)
+    console.print(rows)
+    for note in report.notes:
+        print(note)
+    for skipped in report.skipped:
+        print(f"disturbed: {skipped}")
 
 
 def sized(scale: Any, requests: int | None) -> Any:
@@ -398,6 +475,7 @@ def real_of(
     memory: float | None,
     attempts: int,
     calibration: Path | None,
+    engines: int = 1,
 ) -> Any:
     """The layout that is measured, and its guard. Raises FailedPrecondition for a file that is no calibration."""
     from orca_bench.live import Layout
@@ -405,7 +483,7 @@ def real_of(
     from orca_lab.calibration import Calibration
 
     of = Calibration.read(calibration) if calibration is not None else None
-    return Real(Layout(model, dtype, tp, pp, bytes_of(memory)), attempts, of)
+    return Real(Layout(model, dtype, tp, pp, bytes_of(memory), engines), attempts, of)
 
 
 def numbers(option: str, text: str, count: int | None = None) -> list[float]:

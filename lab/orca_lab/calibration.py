@@ -60,6 +60,11 @@ class Calibration:
                 f"calibration: {path} cannot be read ({error}); `orca lab calibrate` makes one"
             ) from None
 
+    @property
+    def engines(self) -> int:
+        """Engines of the layout, which ran beside each other."""
+        return self.about.get("engines", 1)
+
     def predicted(self, loads: Iterable[Load]) -> float:
         """Seconds of all stages for these iterations."""
         stages = range(self.cost.stages)

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
+from orca_common.errors import FailedPrecondition
+
 from .baseline.selections import any_policy
 from .baseline.simulated import Batched, simulate_requests
 from .cost import A100, TABLE_1
@@ -54,7 +56,7 @@ class Scale:
 FULL, QUICK = Scale(), Scale(250, 1000, (1,), divide=4)
 
 
-class Disturbed(Exception):
+class Disturbed(FailedPrecondition):
     """A live run does not count: other processes disturbed it, again and again. The message says which one."""
 
 

@@ -8,7 +8,7 @@ own. Where the backlog of the first only grows, the others are not tried: their 
 in smaller batches.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
@@ -141,12 +141,12 @@ class Plan(NamedTuple):
     held: list[tuple[Judged, float]]  # with its headroom: the load times this holds, too
     failed: list[Judged]
     dropped: list[tuple[Layout, str]]
+    last: list[Layout]  # that were tried together: those of the largest number of GPUs
 
     def best(self, way: Way) -> tuple[Judged, float] | None:
         """The best layout of a way among the largest that were tried, with its headroom; 0: it does not hold."""
         tried = [*self.held, *((one, 0.0) for one in self.failed)]
-        gpus = max((one.layout.gpus for one, _ in tried), default=0)
-        return next((one for one in tried if one[0].layout.way is way and one[0].layout.gpus == gpus), None)
+        return next((one for one in tried if one[0].layout.way is way and one[0].layout in self.last), None)
 
 
 # What can be tried: an engine's cost and slots; a sentence: why it cannot be.
@@ -165,20 +165,28 @@ def on_gpus(model: Gpt, hardware: Hardware) -> Costs:
     return costs
 
 
-def on_machine(calibration: Calibration) -> Costs:
-    """Engines of the calibrated layout."""
+def on_machine(calibrations: Sequence[Calibration]) -> Costs:
+    """The layouts that were calibrated. One alone stands for any number of engines like it, each on a machine of its
+    own; of several, each is the whole machine, with as many engines as it had."""
+    of = {(one.about["tp"], one.about["pp"], one.engines): one for one in calibrations}
 
     def costs(layout: Layout) -> tuple[Cost, int] | str:
-        about = calibration.about
-        if (layout.tp, layout.pp) != (about["tp"], about["pp"]):
-            return f"tp {about['tp']} and pp {about['pp']} were calibrated"
-        if layout.max_bs > about["max_bs"]:
-            return f"batches of up to {about['max_bs']} were calibrated"
+        alone = calibrations[0] if len(calibrations) == 1 else None
+        found = of.get((layout.tp, layout.pp, alone.engines if alone else layout.engines))
+        if found is None:
+            return " and ".join(f"tp {tp} and pp {pp}" for tp, pp, _ in of) + " were calibrated"
+        if layout.max_bs > found.about["max_bs"]:
+            return f"batches of up to {found.about['max_bs']} were calibrated"
         if layout.prefill:
             return "no transfer between engines was calibrated"
-        return calibration.cost, calibration.slots
+        return found.cost, found.slots
 
     return costs
+
+
+def calibrated(calibrations: Sequence[Calibration], max_bs: Sequence[int]) -> list[Layout]:
+    """The layouts of one machine, as they were calibrated."""
+    return [Layout(one.about["tp"], one.about["pp"], one.engines, size) for one in calibrations for size in max_bs]
 
 
 def layouts(gpus: int, max_bs: Sequence[int], most: int) -> Iterator[Layout]:
@@ -200,9 +208,11 @@ def plan(
     max_bs: Sequence[int] = MAX_BS,
     say: Callable[[str], None] = lambda sentence: None,
     positions: Sequence[int] = POSITIONS,
+    among: Sequence[Layout] = (),
 ) -> Plan:
-    """Tries 1, 2, 4, .. GPUs up to `limit`, until a layout holds. positions: by which prompts are cut."""
-    found, gpus = Plan([], [], []), 1
+    """Tries 1, 2, 4, .. GPUs up to `limit`, until a layout holds. positions: by which prompts are cut. among: layouts
+    to try instead, all of them."""
+    found, gpus = Plan([], [], [], []), 1
 
     def try_it(layout: Layout) -> Judged | None:
         """None: it was dropped."""
@@ -218,13 +228,19 @@ def plan(
             found.failed.append(judged)
         return judged
 
-    while gpus <= limit and not found.held:
+    def try_all(together: Iterable[Layout]) -> None:
+        tried = list[Judged]()
+        for layout in together:
+            if (mixed := try_it(layout)) is not None:
+                others = () if mixed.why else map(try_it, layout.others(positions))
+                tried += [mixed, *filter(None, others)]
+        if tried:
+            found.last[:] = [one.layout for one in tried]
+
+    try_all(among)
+    while not among and gpus <= limit and not found.held:
         say(f"{gpus} GPU{'s' if gpus > 1 else ''}")
-        for layout in layouts(gpus, max_bs, layers):
-            mixed = try_it(layout)
-            if mixed is not None and not mixed.why:
-                for other in layout.others(positions):
-                    try_it(other)
+        try_all(layouts(gpus, max_bs, layers))
         gpus *= 2
     found.held.sort(key=lambda one: (-one[1], one[0].worst))
     found.failed.sort(key=lambda one: one.worst)

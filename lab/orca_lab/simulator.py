@@ -74,7 +74,8 @@ class Engine:
 @dataclass(frozen=True)
 class Delays:
     """Seconds that the pool takes. `ahead`: the scheduler sees the whole queue when it selects, as in the paper's
-    Algorithm 1; if not, it claims what it has room for, and learns of a free place one iteration later, as live."""
+    Algorithm 1; if not, it claims what it has room for (`Core.room`), and a place that an end-of-sequence token frees
+    stays empty for an iteration, as live."""
 
     claim: float = 0.0
     commit: float = 0.0
@@ -311,6 +312,8 @@ class Simulation:
         if taken:
             engine.live += len(taken)
             self._step(engine, Arrived(self._now, tuple(taken)))
+            if not self._delays.ahead:
+                self._claim(engine)  # some of them may be in their last iteration
 
     # -- engines
 

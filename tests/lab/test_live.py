@@ -4,6 +4,7 @@ import asyncio
 import csv
 import json
 import re
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from stacks import folder_in_memory, running
 from typer.testing import CliRunner
 
 from orca_bench import real
+from orca_bench.checks import Checked, orders
 from orca_bench.live import BLOCK_SIZE, Layout, Live, Setting, Usage, foreign, slots_for, stack_of
 from orca_bench.real import QUICK, Real, add_ratio, figure_10, highest
 from orca_cli.main import app
@@ -197,6 +199,68 @@ def test_calibrate_and_validate(tmp_path: Path) -> None:
     assert [row.split()[0] for row in rows] == ["30%", "50%", "70%"]
     assert bound.split() == ["bound", "2%", "4%", "10%", "8%", "20%"]
     assert same.endswith(", 0 of them with another batch than simulated")
+
+
+def test_the_guard_marks_live_runs(tmp_path: Path) -> None:
+    """Those that are slower than their calibration, which here says that iterations take no time, and those that have a
+    busy process beside them."""
+    cost = Calibrated(((1e-9, 0, 0, 0, 0, 0, 0),), 0.0)
+    calibration = Calibration(cost, ((0.0, 0.0),), 0.0, 0.0, 640, 100, {"tp": 1, "pp": 1, "max_bs": 4})
+    path = tmp_path / "calibration.json"
+    calibration.write(path)
+    given = ("--quick", "--dtype", "float32", "--max-bs", 4, "--requests", 5, "--runs", 1, "--shares", 0.5)
+    done = orca_lab("validate", "--calibration", path, *given, "--attempts", 2)
+    assert done.exit_code == 1
+    marked = [line for line in done.stderr.splitlines() if " run " in line]
+    assert [line.split(" was ")[0] for line in marked] == ["orca(4): run 1 of 2", "orca(4): run 2 of 2"]
+    assert all(re.search(r"its iterations took \+\d+% against the calibration", line) for line in marked)
+    assert done.stderr.endswith("orca(4) was disturbed 2 times\n")
+    said, load = list[str](), drawn(Lengths((4, 40), (1, 20)), AT_ONCE, 1.0, 20, Seeds.of(1))
+    with Live(LAYOUT, Setting(4)) as live:
+        busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        try:
+            assert live.guarded(load, None, 1, said.append) is None
+        finally:
+            busy.kill()
+            busy.wait()
+    [line] = said
+    assert re.fullmatch(r"orca\(4\): run 1 of 1 was disturbed: other processes took \d+% of the cores' time", line)
+
+
+def test_whatif_and_plan_beside_live_runs(tmp_path: Path) -> None:
+    given = ("--quick", "--dtype", "float32")
+    paths = [tmp_path / name for name in ("one.json", "two.json", "pp.json")]
+    for path, layout in zip(paths, ((), ("--engines", 2), ("--pp", 2)), strict=True):
+        done = orca_lab("calibrate", *given, *layout, "--max-bs", 4, "--requests", 10, "--out", path)
+        assert done.exit_code == 0, done.stderr
+    assert [Calibration.read(path).engines for path in paths] == [1, 2, 1]
+    more = ("--requests", 20, "--attempts", 0)
+    done = orca_lab("validate-whatif", "--calibration", paths[0], *given, *more, "--recorded", 2, "--max-bs", "1,4")
+    assert done.exit_code == 0, done.stderr
+    head, *rows = done.stdout.splitlines()
+    assert head.split() == ["measure", "live", "predicted", "error", "bound", "within"]
+    names = [re.split(r"  +", row)[0] for row in rows if "%" in row]
+    assert names == [name for name in ("max_bs 2, the record", "max_bs 1", "max_bs 4") for _ in range(5)]
+    of = [option for path in paths for option in ("--calibration", path)]
+    done = orca_lab("validate-plan", *of, *given, *more)
+    assert done.exit_code == 0, done.stderr
+    _, *rows = done.stdout.splitlines()
+    layouts = ("1 x (tp 1, pp 1)", "2 x (tp 1, pp 1)", "1 x (tp 1, pp 2)")
+    assert [row.split(", max_bs")[0] for row in rows[:6]] == [layout for layout in layouts for _ in range(2)]
+    assert {row.split(":")[0] for row in rows[6:]} == {"sustained, req/s", "normalized, s"}
+    load = ("--lengths", "8-128,1-32", "--requests", 20, "--normalized", 10, "--max-bs", "4", "--rate", 0.5)
+    done = orca_lab("plan", *(option for path in paths for option in ("--hardware", path)), *load)
+    assert done.exit_code == 0, done.stderr
+    for layout in layouts:
+        assert layout in done.stdout
+
+
+def test_the_order_of_a_plan() -> None:
+    """Layouts that were measured within the bound of each other have no order."""
+    rows = [Checked(of, "rate", live, said, 0.05) for of, live, said in (("a", 10, 9), ("b", 10.2, 8), ("c", 20, 30))]
+    assert orders(rows) == ["rate: the order is the measured one (2 of 3 pairs differ by more than the bound)"]
+    rows[2] = rows[2]._replace(said=8.5)
+    assert orders(rows) == ["rate: a and c were predicted in the other order"]
 
 
 async def test_the_baseline_serves_the_same_load_client() -> None:

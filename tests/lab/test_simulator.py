@@ -150,12 +150,25 @@ def test_a_few_requests_ahead_are_as_good_as_the_whole_queue(slots: int, pp: int
         assert max(one.batch.reserved for one in few) <= engine.memory_slots
 
 
-def test_a_claim_by_room_fills_a_place_one_iteration_late() -> None:
-    workload = [Asked(0.0, 4, 1), Asked(0.0, 4, 3), Asked(0.0, 4, 1)]
+def test_a_claim_by_room_fills_a_place_in_time_where_it_knows_of_the_end() -> None:
+    """An end by length costs no place, one by an end-of-sequence token does so for an iteration."""
     engine = Engine(Constant(1.0), 64, 2)
-    assert [one.began for one in simulate(engine, workload).requests] == [0.0, 0.0, 1.0]
-    late = simulate(engine, workload, Delays(ahead=False))
-    assert [one.began for one in late.requests] == [0.0, 0.0, 2.0]
+    for limit, began in ((1, 1.0), (5, 2.0)):
+        workload = [Asked(0.0, 4, 1, limit=limit), Asked(0.0, 4, 3), Asked(0.0, 4, 1)]
+        assert [one.began for one in simulate(engine, workload).requests] == [0.0, 0.0, 1.0]
+        live = simulate(engine, workload, Delays(claim=0.1, ahead=False))
+        assert [one.began for one in live.requests] == pytest.approx([0.1, 0.1, began + 0.1])
+
+
+def test_equal_requests_with_a_full_queue_fill_every_iteration() -> None:
+    """Figure 11 live: six requests are claimed, and two more while they run. So their ends lie apart, and still each
+    iteration has max_bs rows until the queue is empty."""
+    workload = [Asked(0.0, 8, 8)] * 6 + [Asked(0.3, 8, 8)] * 74
+    sizes = list[int]()
+    engine = Engine(Constant(1.0), 4000, 8)
+    Simulation([engine], Delays(claim=0.2, ahead=False), watch=lambda ran: sizes.append(ran.load.rows)).run(workload)
+    assert sizes[:1] + sizes[-1:] == [6, 2]
+    assert set(sizes[1:-1]) == {8}
 
 
 def test_engines_share_one_queue() -> None:

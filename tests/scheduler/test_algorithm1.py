@@ -80,6 +80,39 @@ def test_only_an_engine_that_takes_requests_has_room() -> None:
     assert core.room() == Room(0, 0)
 
 
+def test_room_counts_what_ends_with_the_oldest_batch() -> None:
+    """The paper's scheduler sees its whole pool when a batch returns (line 10), so what follows an end by length is
+    claimed while the last token is made, and no iteration runs with a place less."""
+    core = formed(max_bs=2, n_slots=20)
+    assert arrive(core, ask(1, max_new_tokens=1), ask(2)) == [[1, 2]]
+    assert core.room() == Room(1, 20 - 8)
+    assert arrive(core, ask(3, max_new_tokens=6)) == []
+    assert core.room() == Room(0, 20 - 8 - 9)
+    assert batches(back(core)) == [[3, 2]]
+    assert core.room() == Room(0, 20 - 8 - 9)
+    assert batches(back(core, EOS, WORD)) == [[2]]  # an end that only the token shows is known when it is there
+    assert core.room() == Room(1, 20 - 8)
+    core.step(Cancelled(0.0, (2,)))
+    assert core.room() == Room(2, 20)
+
+
+def test_room_counts_no_slots_that_the_next_batch_may_not_have() -> None:
+    """A batch may be scheduled now, or the end is a batch later: there is a place, and its slots come in time."""
+    core = formed(max_bs=1, n_workers=2, n_slots=20)
+    assert arrive(core, ask(1, max_new_tokens=1)) == [[1]]
+    assert core.room() == Room(2, 20 - 4)
+    assert arrive(core, ask(2, max_new_tokens=2)) == [[2]]
+    assert core.room() == Room(1, 20 - 5)
+    assert batches(back(core)) == []
+    assert core.room() == Room(1, 20 - 5)
+    core = formed(max_bs=1, run_ahead=1, n_slots=20)
+    assert arrive(core, ask(1, max_new_tokens=2)) == [[1], [1]]
+    assert core.room() == Room(1, 20 - 5)
+    assert arrive(core, ask(2)) == []
+    assert batches(back(core)) == [[2]]
+    assert core.room() == Room(0, 20 - 8)
+
+
 def test_figure_8a() -> None:
     """Three workers, max_bs 2: AB, CD, EF, then AB again. No batch waits for n_workers batches to fill."""
     core = formed(max_bs=2, n_workers=3)

@@ -262,7 +262,7 @@ def test_a_request_that_gave_up_its_slots() -> None:
     ]
 
 
-def test_the_room_is_the_cores() -> None:
+def test_the_room_is_the_memorys() -> None:
     """With blocks on demand: without the slots that are kept free, and with what those need that gave theirs up."""
     one = Record(3, "kv=on-demand")
     one.step(EngineReady(0.0, 40, 1))
@@ -273,7 +273,8 @@ def test_the_room_is_the_cores() -> None:
             break
         one.back()
         history = history_of(one, {1: 0, 2: 0, 3: 0})
-        assert history.states[-1].room == one.core.room().slots, n
+        waiting = [request for request in one.core.requests if request.row is None]
+        assert history.states[-1].room == max(0, one.core.memory.room(waiting)), n
         preempted += any(request.preemptions and request.row is None for request in one.core.requests)
     assert preempted
 

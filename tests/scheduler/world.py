@@ -477,11 +477,20 @@ class World:
         room = self.core.room()
         if self.formed and not self.drained:
             taken = sum(self._blocks(life) for life in self.lives.values() if life.row is None) * self.block_size
-            assert room.slots == max(0, self.n_slots - self.reserved - taken)
-            assert room.requests == max(0, self.max_bs * self.n_workers - len(self.lives))
+            gained = sum(self._blocks(life) for life in self._leaving()) * self.block_size
+            assert room.slots == max(0, self.n_slots - self.reserved - taken + gained)
+            staying = sum(not (life.running and life.ends) for life in self.lives.values())
+            assert room.requests == max(0, self.max_bs * self.n_workers - staying)
         else:
             assert room == Room(0, 0)
         assert violations(self.core) == []
+
+    def _leaving(self) -> list[Life]:
+        """Who ends before another batch may be scheduled."""
+        if len(self.in_flight) < self.n_workers + self.run_ahead:
+            return []
+        oldest = (self.lives[claim] for claim in self.in_flight[0][1])
+        return [life for life in oldest if life.in_flight == 1 and life.ends]
 
     def audit(self) -> None:
         """The record alone, from the first event: each claim ends exactly once, its tokens have no hole, and no more

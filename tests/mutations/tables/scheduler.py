@@ -433,6 +433,20 @@ MUTATIONS = [
         without("_draining"),
         f"{CORE_TESTS}::test_only_an_engine_that_takes_requests_has_room",
     ),
+    Mutation(
+        "a place is taken until its request has ended",
+        CORE,
+        "Core.room",
+        instead("r.goes_on", "True"),
+        f"{CORE_TESTS}::test_room_counts_what_ends_with_the_oldest_batch",
+    ),
+    Mutation(
+        "slots of a later batch are free in the next one",
+        CORE,
+        "Core._leaving",
+        instead("r.in_flight == 1", "True"),
+        f"{CORE_TESTS}::test_room_counts_no_slots_that_the_next_batch_may_not_have",
+    ),
     # The memory.
     Mutation(
         "what waits takes no room",

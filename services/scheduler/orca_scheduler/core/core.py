@@ -305,12 +305,25 @@ class Core:
         return tuple(self._kept.values())
 
     def room(self) -> Room:
-        """The number of further requests that could start now, and their slots."""
+        """The number of further requests that may be claimed, and their slots.
+
+        Those in their last iteration, as far as that is known, take no place in another batch. So the next ones are
+        claimed while it runs, and stand in the pool when it returns. Slots count from the next moment at which a batch
+        may be scheduled: now, or when the oldest batch in flight returns.
+        """
         if not self._formed or self._draining:
             return Room(0, 0)
-        slots = self.memory.room(request for request in self._pool if request.row is None)
-        count = self.limits.max_bs * self.n_workers - len(self._pool)
-        return Room(max(0, count), max(0, slots))
+        waiting, staying = [r for r in self._pool if r.row is None], sum(r.goes_on for r in self._pool)
+        slots = self.memory.room(waiting, self._leaving())
+        return Room(max(0, self.limits.max_bs * self.n_workers - staying), max(0, slots))
+
+    def _leaving(self) -> list[int]:
+        """Rows that are free before another batch may be scheduled, as far as is known before the oldest returns."""
+        if self.n_scheduled < self.n_workers + self.run_ahead:
+            return []
+        _, requests, outputs = self.in_flight[0]
+        ends = (r for r, most in zip(requests, outputs, strict=True) if r.in_flight == 1 and most < 2 and not r.goes_on)
+        return [request.row for request in ends if request.row is not None]
 
     def yielding(self) -> list[tuple[int, int]]:
         """Class and order of requests that give way to new ones of a higher class, which come before them: the last one

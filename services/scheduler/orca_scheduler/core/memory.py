@@ -65,8 +65,8 @@ class Memory(Protocol):
         """
         ...
 
-    def room(self, waiting: Iterable[Request]) -> int:
-        """Slots that are left for more requests when these have begun."""
+    def room(self, waiting: Iterable[Request], leaving: Sequence[int] = ()) -> int:
+        """Slots that are left for more requests when these rows are released, and the requests that wait have begun."""
         ...
 
     def match(self, request: Request) -> int:
@@ -174,8 +174,9 @@ class Slots:
         """The blocks of the index behind which a request begins."""
         return self._index.longest(request.keys[: request.computed // self.block_size + 1])
 
-    def room(self, waiting: Iterable[Request]) -> int:
-        return self.free - sum(self.need(request, request.remaining) for request in waiting)
+    def room(self, waiting: Iterable[Request], leaving: Sequence[int] = ()) -> int:
+        free = self.free + sum(self.gains(leaving))
+        return free - sum(self.need(request, request.remaining) for request in waiting)
 
     def victims(
         self, request: Request, lacking: int, live: Sequence[Request], beginning: Sequence[Request]

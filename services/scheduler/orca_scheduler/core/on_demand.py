@@ -34,8 +34,8 @@ class OnDemand(Slots):
             return self.whole(request)
         return self._reservation.upfront(request.known, 0)
 
-    def room(self, waiting: Iterable[Request]) -> int:
-        return super().room(waiting) - (self.spare if self._rows else 0)
+    def room(self, waiting: Iterable[Request], leaving: Sequence[int] = ()) -> int:
+        return super().room(waiting, leaving) - (self.spare if len(self._rows) > len(leaving) else 0)
 
     def victims(
         self, request: Request, lacking: int, live: Sequence[Request], beginning: Sequence[Request]
