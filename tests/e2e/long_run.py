@@ -47,10 +47,11 @@ MARKS = ["</s>", "<tool_call>", "</tool_call>"]
 VOCABULARY = BYTES + len(MARKS)
 ENGINES, STAGES = 2, 2
 SETTINGS = {"engines": ENGINES, "pp": STAGES, "endpoints": 2, "schedulers": 2, "max_batch_size": 4, "threads": 1}
-TOGETHER = 8  # requests at a time
+TOGETHER = 6  # requests at a time
 DISTINCT = 208  # requests of a phase, which come again and again
 FROZEN = 4.0  # seconds
-AIMS = {Kind.KILL: 1.0, Kind.STOP: 3.0}  # seconds: p99 of the pauses
+WAYS = {Kind.KILL: "SIGKILL", Kind.STOP: f"SIGSTOP, {FROZEN:g} s"}
+EACH = (Kind.KILL, Kind.KILL, Kind.STOP)  # of each role in a round: a freeze takes as long as three kills
 
 
 @dataclass
@@ -114,10 +115,10 @@ def row(victim: Victim) -> str:
 
 
 def faults(victims: Sequence[Victim], seed: int, skip: int) -> Iterator[Fault]:
-    """Each role in turn, with SIGKILL and with SIGSTOP, round after round, in orders by the seed. skip: those at the
-    beginning that an earlier run did."""
+    """Each role as often as EACH says, round after round, in orders by the seed. skip: those at the beginning that an
+    earlier run did."""
     roles = sorted({row(victim) for victim in victims})
-    pairs = [(role, kind) for role in roles for kind in AIMS]
+    pairs = [(role, kind) for role in roles for kind in EACH]
     done = skip
     while True:
         draw = random.Random(f"{seed}/{done // len(pairs)}")
@@ -271,13 +272,15 @@ def table(lines: Sequence[Line]) -> str:
         "| --- " * 9 + "|",
     ]
     timed = [line for line in lines if line.role and line.late <= WORTH_TELLING]
-    for kind in AIMS:
+    for kind in WAYS:
         of_kind = [line for line in timed if line.kind == kind]
         for role in sorted({line.role for line in lines if line.kind == kind}):
             times = sum(line.kind == kind and line.role == role for line in lines)
-            said.append(f"| {role} | {kind} | {times} | {_pauses([one for one in of_kind if one.role == role])} |")
+            said.append(
+                f"| {role} | {WAYS[kind]} | {times} | {_pauses([one for one in of_kind if one.role == role])} |"
+            )
         times = sum(line.kind == kind for line in lines)
-        said.append(f"| all | {kind} | {times} | {_pauses(of_kind)} |")
+        said.append(f"| all | {WAYS[kind]} | {times} | {_pauses(of_kind)} |")
     streams, differing, errors = (_sum(vars(line)[name] for line in lines) for name in vars(Ended()))
     said += ["", f"{streams.total()} streams: {_listed(streams)}."]
     said.append(f"{differing.total()} of them differ{_of(differing)}, {errors.total()} ended in an error{_of(errors)}.")

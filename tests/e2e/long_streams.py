@@ -34,6 +34,7 @@ ID = "x-orca-request"  # the header with an answer's id
 ENDS = ("response.completed", "response.incomplete")
 OF_A_RUN = ("iteration", "engine", "timings")  # of a token, or of an end: another one in each run
 TIMES = re.compile(r'(?<=ed_at": )[0-9.]+')  # of a response
+CALL = re.compile(r'(?<="call_id": ")[^"]+')
 GRAMMAR = 'start: N ("+" N){1,9}\nN: /[1-9][0-9]{0,2}/'
 REGEXES = (r"((ab|cd){3} ){6}[0-9]{3}", r"[a-f]{8,40}", r"-?(0|[1-9][0-9]{8})(\.[0-9]{1,30})?", "(é{1,3}x){9}")
 
@@ -400,6 +401,8 @@ class Clients:
                     await asyncio.sleep(PAUSE)
             wait.end()
         whole = json.dumps([event.model_dump(mode="json") for event in events])
+        calls: dict[str, str] = {}  # ids of calls, which are drawn: each by the order in which it came
+        whole = CALL.sub(lambda found: calls.setdefault(found[0], f"call {len(calls)}"), whole)
         return TIMES.sub("0", whole.replace(name.rpartition("_")[2], "ID"))
 
 
