@@ -4,9 +4,9 @@
     python tests/e2e/long_run.py FILE --table
 
 FILE gets a JSON line for each kill with the streams that ended meanwhile, and a run goes on behind the lines that it
-finds there, until it has as many kills and streams of its phase, or for so many seconds. At the end no key and no slot
-may be left. The answers that streams are compared with are in `FILE.PHASE.json`: each was made once, alone, on a stack
-that nothing disturbed.
+finds there, until its phase has this number of kills and of streams, or for a number of seconds. At the end no key and
+no slot may be left. The answers that streams are compared with are in `FILE.PHASE.json`: each was made once, alone, on
+a stack that nothing disturbed. `FILE.wrong` gets a line for each stream that differs or fails.
 
 decoder   two engines of two stages of GPT-2, two endpoints, two schedulers; all features of `long_streams.py`
 encoder   the same with a T5, which has no chats
@@ -185,7 +185,7 @@ async def learned(clients: Clients, asked: Sequence[Ask], path: Path) -> list[tu
 
 
 class Bounds:
-    """Says when a part ends: at so many kills and streams, or at a moment."""
+    """Says when a part ends: at a number of kills and of streams, or at a moment."""
 
     def __init__(self, kills: int, streams: int, seconds: float) -> None:
         self._kills, self._streams, self._until = kills, streams, time.monotonic() + seconds
@@ -272,15 +272,13 @@ def table(lines: Sequence[Line]) -> str:
         "| --- " * 9 + "|",
     ]
     timed = [line for line in lines if line.role and line.late <= WORTH_TELLING]
-    for kind in WAYS:
+    for kind, way in WAYS.items():
         of_kind = [line for line in timed if line.kind == kind]
         for role in sorted({line.role for line in lines if line.kind == kind}):
             times = sum(line.kind == kind and line.role == role for line in lines)
-            said.append(
-                f"| {role} | {WAYS[kind]} | {times} | {_pauses([one for one in of_kind if one.role == role])} |"
-            )
+            said.append(f"| {role} | {way} | {times} | {_pauses([one for one in of_kind if one.role == role])} |")
         times = sum(line.kind == kind for line in lines)
-        said.append(f"| all | {WAYS[kind]} | {times} | {_pauses(of_kind)} |")
+        said.append(f"| all | {way} | {times} | {_pauses(of_kind)} |")
     streams, differing, errors = (_sum(vars(line)[name] for line in lines) for name in vars(Ended()))
     said += ["", f"{streams.total()} streams: {_listed(streams)}."]
     said.append(f"{differing.total()} of them differ{_of(differing)}, {errors.total()} ended in an error{_of(errors)}.")

@@ -40,7 +40,7 @@ REGEXES = (r"((ab|cd){3} ){6}[0-9]{3}", r"[a-f]{8,40}", r"-?(0|[1-9][0-9]{8})(\.
 
 
 class Wrong(Exception):
-    """A stream has ended as it should not. `kind` is counted, the message is told."""
+    """A stream has ended as it should not. `kind` is counted, the message is for a reader."""
 
     def __init__(self, kind: str, sentence: str) -> None:
         super().__init__(sentence)
@@ -271,7 +271,7 @@ class Clients:
             await (client.aclose() if isinstance(client, httpx.AsyncClient) else client.close())
 
     async def answer(self, ask: Ask) -> str:
-        """What a request brings. Raises Wrong."""
+        """Reads a request's stream, and returns all that it has brought. Raises Wrong."""
         ways = {"generate": self._generate, "responses": self._response}
         try:
             async with asyncio.timeout(LONGEST):
