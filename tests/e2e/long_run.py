@@ -13,7 +13,8 @@ encoder   the same with a T5, which has no chats
 
 A kill is SIGKILL; a freeze is SIGSTOP for FROZEN seconds, after which a process that still lives goes on. The next
 victim is hit when all processes run again and each stream has gone on. The pause of a kill is the longest wait
-inside a stream, or for a stream's first token, whatever it waited for.
+inside a stream, or for a stream's first token, whatever it waited for. "nothing" is a freeze of no process: its pauses
+are those that the machine's other load makes.
 """
 
 import argparse
@@ -51,6 +52,7 @@ TOGETHER = 6  # requests at a time
 DISTINCT = 208  # requests of a phase, which come again and again
 FROZEN = 4.0  # seconds
 WAYS = {Kind.KILL: "SIGKILL", Kind.STOP: f"SIGSTOP, {FROZEN:g} s"}
+NOTHING = Victim("nothing", "nothing", ())  # as long as a freeze, for what the machine's other load does to streams
 EACH = (Kind.KILL, Kind.KILL, Kind.STOP)  # of each role in a round: a freeze takes as long as three kills
 
 
@@ -118,11 +120,11 @@ def faults(victims: Sequence[Victim], seed: int, skip: int) -> Iterator[Fault]:
     """Each role as often as EACH says, round after round, in orders by the seed. skip: those at the beginning that an
     earlier run did."""
     roles = sorted({row(victim) for victim in victims})
-    pairs = [(role, kind) for role in roles for kind in EACH]
+    pairs = [(role, kind) for role in roles for kind in EACH] + [(NOTHING.role, Kind.STOP)]
     done = skip
     while True:
         draw = random.Random(f"{seed}/{done // len(pairs)}")
-        order = [(draw.choice([v for v in victims if row(v) == role]), kind) for role, kind in pairs]
+        order = [(draw.choice([v for v in (*victims, NOTHING) if row(v) == role]), kind) for role, kind in pairs]
         draw.shuffle(order)
         for victim, kind in order[done % len(pairs) :]:
             yield Fault(0, kind, victim, FROZEN if kind is Kind.STOP else 0.0)
@@ -235,7 +237,7 @@ async def hit(target: LocalTarget, fault: Fault, waits: Waits, phase: str) -> Li
     waits.start()
     begun = time.monotonic()
     async with watched() as late:
-        while not await target.begin(fault):  # it is being started: as a rank that the last fault has ended
+        while fault.victim is not NOTHING and not await target.begin(fault):  # it is being started, as a fork server
             await asyncio.sleep(0.1)
             waits.start()
         await asyncio.sleep(fault.seconds)
