@@ -73,6 +73,7 @@ class Line(Ended):
     role: str = ""  # of the victim
     name: str = ""
     kind: str = ""
+    of: str = ""  # the feature of the stream that waited longest
     inside: float = 0.0  # the longest wait inside a stream
     first: float = 0.0  # the longest wait for a first token
     late: float = 0.0  # the longest time for which this program itself did not run
@@ -223,8 +224,11 @@ async def play(folder: Path, file: Path, phase: str, seed: int, bounds: Bounds) 
                     break
                 line = await hit(target, fault, waits, phase)
                 streams, kills = streams + load.ended.streams.total(), kills + 1
-                print(f"{kills}: {line.kind} {line.name}: {line.inside:.2f} s inside, first token {line.first:.2f} s, "
-                      f"on after {line.took:.1f} s; {streams} streams", flush=True)  # fmt: skip
+                waited = f"{line.inside:.2f} s inside, first token {line.first:.2f} s ({line.of})"
+                print(
+                    f"{kills}: {line.kind} {line.name}: {waited}, on after {line.took:.1f} s; {streams} streams",
+                    flush=True,
+                )
                 write(line)
             load.end()
         write(Line(phase=phase))
@@ -248,7 +252,7 @@ async def hit(target: LocalTarget, fault: Fault, waits: Waits, phase: str) -> Li
     took = time.monotonic() - begun
     times = {"inside": waits.inside, "first": waits.first, "late": late.seconds, "took": took}
     rounded = {name: round(seconds, 3) for name, seconds in times.items()}
-    return Line(phase=phase, role=row(fault.victim), name=fault.victim.name, kind=fault.kind, **rounded)
+    return Line(phase=phase, role=row(fault.victim), name=fault.victim.name, kind=fault.kind, of=waits.of, **rounded)
 
 
 # -- the table
@@ -279,8 +283,8 @@ def table(lines: Sequence[Line]) -> str:
         for role in sorted({line.role for line in lines if line.kind == kind}):
             times = sum(line.kind == kind and line.role == role for line in lines)
             said.append(f"| {role} | {way} | {times} | {_pauses([one for one in of_kind if one.role == role])} |")
-        times = sum(line.kind == kind for line in lines)
-        said.append(f"| all | {way} | {times} | {_pauses(of_kind)} |")
+        times = sum(line.kind == kind and line.role != NOTHING.role for line in lines)
+        said.append(f"| all | {way} | {times} | {_pauses([one for one in of_kind if one.role != NOTHING.role])} |")
     streams, differing, errors = (_sum(vars(line)[name] for line in lines) for name in vars(Ended()))
     said += ["", f"{streams.total()} streams: {_listed(streams)}."]
     said.append(f"{differing.total()} of them differ{_of(differing)}, {errors.total()} ended in an error{_of(errors)}.")

@@ -59,14 +59,14 @@ class Ask:
 class Wait:
     """A stream that is open: it waits for its next token."""
 
-    def __init__(self, waits: "Waits") -> None:
-        self._waits = waits
+    def __init__(self, waits: "Waits", feature: str) -> None:
+        self._waits, self._feature = waits, feature
         self.since, self.begun = time.monotonic(), False
 
     def came(self) -> None:
         """A token has come, or the end."""
         now = time.monotonic()
-        self._waits.waited(now - max(self.since, self._waits.since), self.begun)
+        self._waits.waited(now - max(self.since, self._waits.since), self.begun, self._feature)
         self.since, self.begun = now, True
 
     def end(self) -> None:
@@ -78,28 +78,32 @@ class Wait:
 class Waits:
     """How long the streams that are open have waited since `start`. Seconds.
 
-    inside: the longest wait for a token that was not a stream's first, or for its end; first: for a first one.
+    inside: the longest wait for a token that was not a stream's first, or for its end; first: for a first one;
+    of: the feature of the stream that waited longest.
     """
 
     def __init__(self) -> None:
+        self.of = ""
         self.since = self.inside = self.first = 0.0
         self.open: set[Wait] = set()
 
     def start(self) -> None:
         """Begins anew: what was waited for until now counts no more."""
-        self.since, self.inside, self.first = time.monotonic(), 0.0, 0.0
+        self.since, self.inside, self.first, self.of = time.monotonic(), 0.0, 0.0, ""
 
-    def waited(self, seconds: float, begun: bool) -> None:
-        """A stream has waited; begun: for another token than its first."""
+    def waited(self, seconds: float, begun: bool, feature: str) -> None:
+        """A stream of a feature has waited; begun: for another token than its first."""
+        if seconds > max(self.inside, self.first):
+            self.of = feature
         if begun:
             self.inside = max(self.inside, seconds)
         else:
             self.first = max(self.first, seconds)
 
     @contextmanager
-    def streams(self, count: int) -> Iterator[list[Wait]]:
+    def streams(self, feature: str, count: int = 1) -> Iterator[list[Wait]]:
         """Some streams, which are open while the block runs and they have not ended."""
-        streams = [Wait(self) for _ in range(count)]
+        streams = [Wait(self, feature) for _ in range(count)]
         self.open.update(streams)
         try:
             yield streams
@@ -276,16 +280,16 @@ class Clients:
         try:
             async with asyncio.timeout(LONGEST):
                 if ask.way in ways:
-                    return await ways[ask.way](ask.body)
-                return await self._choices(ask.way, ask.body)
+                    return await ways[ask.way](ask)
+                return await self._choices(ask)
         except TimeoutError:
             raise Wrong("no end", f"no end within {LONGEST:g} s") from None
 
-    async def _generate(self, body: Mapping[str, Any]) -> str:
+    async def _generate(self, ask: Ask) -> str:
         brought: list[Any] = []
-        with self._waits.streams(1) as (wait,):
+        with self._waits.streams(ask.feature) as (wait,):
             try:
-                async with self._library.generate(**body) as stream:
+                async with self._library.generate(**ask.body) as stream:
                     async for event in stream:
                         if not isinstance(event, Accepted):
                             brought.append({k: v for k, v in asdict(event).items() if k not in OF_A_RUN})
@@ -301,12 +305,12 @@ class Clients:
         doors = [base for base, failed in self._failed.items() if now - failed > AVOIDED] or list(self._failed)
         return doors[turn % len(doors)]
 
-    async def _choices(self, method: str, body: Mapping[str, Any]) -> str:
+    async def _choices(self, ask: Ask) -> str:
         """The choices of a completion or chat: the stream of all, and behind a break one of each that has not ended."""
-        count = body.get("n", 1)
-        with self._waits.streams(count) as waits:
+        method, count = ask.way, ask.body.get("n", 1)
+        with self._waits.streams(ask.feature, count) as waits:
             choices = [Choice(wait, count > 1) for wait in waits]
-            while not (name := await self._all(method, body, choices)):
+            while not (name := await self._all(method, ask.body, choices)):
                 await asyncio.sleep(PAUSE)
             paths = [f"/v1/{method}/{name}-{n}" for n in range(count)] if count > 1 else [f"/v1/{method}/{name}"]
             await asyncio.gather(*(self._rest(*one) for one in zip(paths, choices, strict=True)))
@@ -371,11 +375,11 @@ class Clients:
             self._failed[base] = time.monotonic()
             raise Broken(repr(error)) from None
 
-    async def _response(self, body: Mapping[str, Any]) -> str:
+    async def _response(self, ask: Ask) -> str:
         """The events of a response, which OpenAI's client takes up behind the last one."""
         events: list[Any] = []
         name = ""
-        with self._waits.streams(1) as (wait,):
+        with self._waits.streams(ask.feature) as (wait,):
             while not events or events[-1].type not in ENDS:
                 base = self._door()
                 responses = self._openai[base].responses
@@ -385,7 +389,7 @@ class Clients:
                         last = {"starting_after": len(events) - 1} if events else {}
                         stream: Any = await responses.retrieve(name, stream=True, **last)
                     else:
-                        stream = await responses.create(**body, stream=True)
+                        stream = await responses.create(**ask.body, stream=True)
                         name = stream.response.headers[ID]
                     async for event in stream:
                         if event.sequence_number != len(events):
