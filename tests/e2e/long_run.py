@@ -328,6 +328,7 @@ if __name__ == "__main__":
     parser.add_argument("--table", action="store_true", help="only print the table of the file")
     given = parser.parse_args()
     if not given.table:
+        given.file.parent.mkdir(parents=True, exist_ok=True)
         memory = "/dev/shm" if Path("/dev/shm").is_dir() else None  # a disk that others use stops at times
         with tempfile.TemporaryDirectory(dir=memory, prefix="orca-long-run-", ignore_cleanup_errors=True) as temporary:
             bounds = Bounds(given.kills, given.streams, given.seconds)
