@@ -30,7 +30,7 @@ KERNELS = $(BIN)/python -c 'from orca_kernels.cpu.build import all_built; all_bu
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test again examples page alerts hostile test-kubernetes distributed stacks fuzz matrix takeovers links sentinel restart overload soak lint audit docs
+.PHONY: help setup demo check test again examples page alerts hostile test-kubernetes distributed stacks fuzz matrix takeovers long-run links sentinel restart overload soak lint audit docs
 .PHONY: simulate mutations figures clients schemas load-tools bench bench-pool gpu gpu-node rehearse protos locks images push release package publish
 
 help: ## Show this help.
@@ -149,6 +149,11 @@ matrix: $(STAMP) ## Kill every process at every moment of a request's life, ROUN
 
 takeovers: $(STAMP) ## Stop and kill schedulers and stop Redis under load, ROUNDS=30 times each.
 	$(BIN)/python tests/e2e/takeovers.py --rounds $(ROUNDS)
+
+# It goes on where an earlier run with this FILE has ended.
+long-run: $(STAMP) ## Streams over all features while every role is killed and frozen: 10,000 and 1,000, MINUTES=60 at most for each of two models; FILE=build/long-run.jsonl.
+	for phase in decoder encoder; do $(BIN)/python tests/e2e/long_run.py $(or $(FILE),build/long-run.jsonl) \
+		--phase $$phase --seconds $$(($(or $(MINUTES),60) * 60)) || exit 1; done
 
 sentinel: $(STAMP) ## Kill the primary of a Redis with a replica and Sentinels under load, ROUNDS=30 times, without WAITAOF and with it.
 	$(BIN)/python tests/e2e/failovers.py --rounds $(ROUNDS)

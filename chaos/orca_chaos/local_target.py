@@ -80,6 +80,7 @@ class LocalTarget:
         self._stopped: dict[Fault, int] = {}  # frozen processes, by the fault that froze them
         self._killed: dict[str, int] = {}  # processes that were killed and may not have been missed yet
         self.addresses: Sequence[str] = tuple(stack.grpc_addresses)
+        self.http_addresses: Sequence[str] = tuple(stack.http_addresses)
         self.engines, self.endpoints = settings.engines, settings.endpoints
         self.tp, self.pp = settings.tp, settings.pp
         self.pool: str = settings.model_dump()["pool"]

@@ -3,12 +3,15 @@
 import asyncio
 import json
 import resource
+import signal
 import socket
+import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+from zlib import crc32
 
 from fuzz.doors import Door
 from google.protobuf.message import DecodeError, Message
@@ -18,7 +21,7 @@ from orca.v1 import worker_pb2 as pb_worker
 from orca.v1.pool_pb2 import PoolRequest
 from orca.v1.sampling_pb2 import SamplingParams
 from orca_common.checkpoint import Checkpoint, quantization, read_checkpoint
-from orca_common.errors import Internal, OrcaError
+from orca_common.errors import FailedPrecondition, Internal, OrcaError
 from orca_common.gguf.folder import made
 from orca_common.gguf.header import gguf_header
 from orca_common.lanes.connection import Connection
@@ -49,14 +52,21 @@ from orca_scheduler.master.output import Held
 from orca_scheduler.master.reports import first_tokens, made_of, problem_of
 from orca_scheduler.ranks.answers import problem_of_hello, problem_of_table
 from orca_scheduler.ranks.rank import Listener, Rank, hello_of
+from orca_worker.data_plane.blocks import ANSWER, ASKED, BLOCK, SECRET, SERVED, Block, BlockServer, pull
+from orca_worker.data_plane.blocks import Asked as AskedBlocks
 from orca_worker.data_plane.rendezvous import Rendezvous
 from orca_worker.iteration.model import Compute
 from orca_worker.models.families import check_partition, family_of
 from orca_worker.models.gpt2.configuration import GPT2Config
 from orca_worker.partition import SINGLE, Types
+from orca_worker.pod.supervisor import Supervisor
 from orca_worker.rank.controller import Controller
 from orca_worker.rank.lane import Lane, hearer
+from orca_worker.settings import SupervisorSettings
 from orca_worker.stage.stage import Stage
+
+if TYPE_CHECKING:
+    from orca_worker.processes.forks import Forks
 
 M = TypeVar("M", pb_worker.HelloResponse, pb_worker.RankTable)
 Target = Callable[[bytes], None]
@@ -96,6 +106,9 @@ def targets(folder: Path, runner: asyncio.Runner) -> dict[str, Target]:
         "calls": _calls(folder / "calls", runner),
         "greetings": _answers(pb_worker.HelloResponse, _greeting),
         "tables": _answers(pb_worker.RankTable, _table),
+        "fences": _fences(folder / "fences", runner),
+        "blocks": _blocks,
+        "pulls": _pulls,
     }
 
 
@@ -542,3 +555,133 @@ def _table(lifecycle: Lifecycle, table: pb_worker.RankTable) -> None:
     if problem_of_table(table.ranks) is None:
         entries = tuple(Entry(one.local_rank, one.address, one.pid, 0) for one in table.ranks)
         lifecycle.step(PodSeen(0.1, lifecycle.life, 0, entries))
+
+
+# -- the fence, and blocks of keys and values between engines
+
+
+class Fenced:
+    """The process of a rank, as its supervisor sees it: it notes the signals that it gets."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid, self.signals = pid, list[signal.Signals]()
+        self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.ended.set_result(-signal.SIGKILL)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        self.signals.append(number)
+
+
+def _fences(folder: Path, runner: asyncio.Runner) -> Target:
+    """A master's fence: it ends the process that it names, and no other."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text('{"model_type": "orca_timed", "vocab_size": 256, "n_positions": 96}')
+    settings = SupervisorSettings(model=str(folder), ranks=3)
+
+    async def check(raw: bytes) -> None:
+        with suppress(DecodeError, OrcaError):
+            request = pb_worker.FenceRequest.FromString(raw)
+            supervisor: Any = Supervisor(settings, cast("Forks", None))
+            try:
+                processes = [Fenced(4711), Fenced(1 << 30), None]  # of the third rank none runs
+                for rank, process in zip(supervisor._ranks, processes, strict=True):
+                    rank.process = process
+                meant = next(
+                    (
+                        one
+                        for n, one in enumerate(processes)
+                        if one and (n, one.pid) == (request.local_rank, request.pid)
+                    ),
+                    None,
+                )
+                answer = await supervisor.Fence(request, None)
+                assert answer.killed is (meant is not None)
+                for process in filter(None, processes):
+                    assert process.signals == ([signal.SIGKILL] if process is meant else [])
+            finally:
+                supervisor.close()
+
+    return lambda raw: runner.run(check(raw))
+
+
+ROW = AskedBlocks(7, 1, 3, 8, "float32, 4")  # is what a rank has handed over: two blocks of
+SIZE = 64  # bytes each
+
+
+def two_blocks(asked: AskedBlocks) -> Iterator[Block]:
+    """Reads the row. Raises FailedPrecondition for any other."""
+    if asked != ROW:
+        raise FailedPrecondition(f"row {asked.row} of claim {asked.claim} is not here")
+    for n in range(2):
+        yield Block(bytes([n]) * 16, bytes([n]) * SIZE)
+
+
+def _blocks(raw: bytes) -> None:
+    """The question of a rank that pulls blocks. The first byte says whether it knows the secret, which it never has
+    from the input: without it there is no answer, and with it the row, or a sentence."""
+    knows, question = raw[:1] > b"\x7f", raw[1:]
+    server = BlockServer("127.0.0.1", two_blocks)
+    try:
+        if knows:
+            question = server.secret + question[SECRET:]
+        ours, theirs = socket.socketpair()
+        with ours:
+            ours.sendall(question[: 1 << 12])
+            ours.shutdown(socket.SHUT_WR)
+            server._strangers.acquire()
+            server._serve(theirs)  # what it raises would end the thread of a connection with a trace
+            answer = received(ours)
+    finally:
+        server.close()
+    if not knows:
+        assert not answer
+    elif answer and answer[0] == SERVED:
+        assert ASKED.unpack_from(question)[1:5] == ROW[:4]
+        assert len(answer) == ANSWER.size + 2 * (BLOCK.size + SIZE)
+    elif answer:
+        _, length = ANSWER.unpack_from(answer)
+        assert len(answer) == ANSWER.size + length
+
+
+def received(connection: socket.socket) -> bytes:
+    """All that comes until the other side has ended; nothing where that had not read all."""
+    came = b""
+    with suppress(ConnectionError):
+        while part := connection.recv(1 << 16):
+            came += part
+    return came
+
+
+def _pulls(raw: bytes) -> None:
+    """The answer to a rank that pulls two blocks: it gets blocks that came as they were sent, or an error.
+
+    The first byte says whether checksums are made right, so that inputs come further.
+    """
+    answer = raw[1:] if raw[:1] > b"\x7f" else as_answer(raw[1:])
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        serving = threading.Thread(target=_serve, args=[listening, answer])
+        serving.start()
+        with suppress(OrcaError, OSError):
+            found = list(pull(f"127.0.0.1:{listening.getsockname()[1]}", bytes(SECRET), ROW, 2, SIZE))
+            assert [len(block.payload) for block in found] == [SIZE, SIZE]
+        serving.join()
+
+
+def _serve(listening: socket.socket, answer: bytes) -> None:
+    """Sends it to the next connection, and ends that."""
+    connection, _ = listening.accept()
+    with connection, suppress(OSError):
+        connection.sendall(answer)
+        connection.shutdown(socket.SHUT_WR)
+        received(connection)
+
+
+def as_answer(raw: bytes) -> bytes:
+    """The same as served blocks of at most 127 bytes, with checksums that are right."""
+    made, at = bytearray(ANSWER.pack(SERVED, 0)), ANSWER.size
+    while len(raw) >= at + BLOCK.size:
+        key, length, _ = BLOCK.unpack_from(raw, at)
+        payload = raw[at + BLOCK.size :][: length % 128]
+        made += BLOCK.pack(key, len(payload), crc32(payload, crc32(key))) + payload
+        at += BLOCK.size + len(payload)
+    return bytes(made)

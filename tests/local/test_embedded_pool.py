@@ -1,5 +1,6 @@
 """The embedded Redis keeps what it has acknowledged, and is for this machine alone."""
 
+import time
 from pathlib import Path
 
 import redis
@@ -17,3 +18,20 @@ def test_what_is_acknowledged_is_on_disk(tmp_path: Path) -> None:
         process.terminate()
         process.wait(20)
     assert (tmp_path / "redis").stat().st_mode & 0o777 == 0o700
+
+
+def test_its_file_does_not_grow_beyond_what_a_start_reads_quickly(tmp_path: Path) -> None:
+    """The file is rewritten at 16 MB: the pause of a server's death is the reading of all that was ever written."""
+    process, url = embedded_pool.start(tmp_path / "redis", None)
+    try:
+        with redis.Redis.from_url(url) as client:
+            for _ in range(24):
+                client.set("key", bytes(1_000_000))
+            until = time.monotonic() + 20
+            while client.info("persistence")["aof_current_size"] > 16_000_000:
+                assert time.monotonic() < until, client.info("persistence")
+                time.sleep(0.02)
+            assert client.strlen("key") == 1_000_000
+    finally:
+        process.terminate()
+        process.wait(20)

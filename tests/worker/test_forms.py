@@ -30,7 +30,7 @@ from orca_scheduler.core.core import Member
 from orca_scheduler.ranks.members import increment, initiation, put_members
 from orca_worker.iteration.model import Output
 from orca_worker.sampling import follower
-from orca_worker.sampling.follower import LENGTH, QUICK, SAID, Question, place_of
+from orca_worker.sampling.follower import ASK, LENGTH, QUICK, SAID, Question, mask_bytes, place_of
 from orca_worker.sampling.forms import Answer, Form
 
 SLOTS, BLOCK = 2048, 4
@@ -509,3 +509,31 @@ def test_a_form_begins_again_where_its_processes_were_killed(tmp_path: Path) -> 
         engine.step([], [killed])
     assert killed.made == alone.made
     assert not killed.stuck
+
+
+def test_the_processes_of_forms_end_at_once_with_their_rank(tmp_path: Path) -> None:
+    """Up to 16 are idle beside those of answers. When they took their interpreters apart, a rank that was killed was
+    followed by a new one a second later."""
+    folder, ends = json_model(tmp_path / "model"), tmp_path / "ends"
+    ends.mkdir()
+    hook = "import atexit, os, pathlib\natexit.register(lambda: (pathlib.Path({!r}) / str(os.getpid())).touch())\n"
+    (tmp_path / "sitecustomize.py").write_text(hook.format(str(ends)))
+    control, its_control = socket.socketpair()
+    form, its_form = socket.socketpair()
+    memory = os.memfd_create("masks")
+    os.ftruncate(memory, place_of(1, 0, mask_bytes(259)))
+    command = [sys.executable, "-m", follower.__name__, str(folder)]
+    with subprocess.Popen(command, stdin=its_control, env=os.environ | {"PYTHONPATH": str(tmp_path)}) as process:
+        socket.send_fds(control, [b"."], [its_form.fileno(), memory])
+        grammar = as_grammar("regex", "[abc]{30}").encode()
+        form.sendall(LENGTH.pack(len(grammar)) + grammar + ASK.pack(0, 0, 0, 0, 0))
+        for theirs in (its_control, its_form):
+            theirs.close()
+        os.close(memory)
+        assert SAID.unpack(form.recv(SAID.size)) == (0, QUICK, 0)
+        of_form = psutil.Process(process.pid).children()
+        for ours in (form, control):
+            ours.close()
+        assert not psutil.wait_procs(of_form, 10)[1]
+    assert len(of_form) == 1
+    assert [path.name for path in ends.iterdir()] == [str(process.pid)]

@@ -169,7 +169,9 @@ def main(folder: str) -> None:
         if not os.fork():
             control.close()
             follow(socket.socket(fileno=descriptors[0]), descriptors[1], mask_bytes(checkpoint.vocab_size), forms)
-            return
+            # Many end with their rank, whose successor wants the cores. Beside a load of 18 twelve of them took 1.9 to
+            # 3.7 s to take their interpreters apart, and end in 0.1 s without that.
+            os._exit(0)
         for descriptor in descriptors:
             os.close(descriptor)
 

@@ -1,0 +1,87 @@
+"""The long run's own parts: whom it hits, where it goes on, what its table says, and how a choice is read on."""
+
+import json
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from e2e.long_run import NOTHING, Ended, Line, faults, read, row, table
+from e2e.long_streams import Choice, Event, Waits
+
+from orca_chaos.faults import Kind
+from orca_chaos.local_target import victims_of
+from orca_local.settings import ServeSettings
+
+VICTIMS = victims_of(ServeSettings.load(engines=2, pp=2, endpoints=2, schedulers=2), links=False)
+ROLES = {"endpoint", "scheduler", "supervisor", "rank of stage 0", "rank of stage 1", "redis", "fork server"}
+ROUND = 3 * len(ROLES) + 1
+
+
+def test_each_role_is_killed_twice_and_frozen_once_in_a_round() -> None:
+    drawn = list(islice(faults(VICTIMS, 1, 0), 2 * ROUND))
+    for one in (drawn[:ROUND], drawn[ROUND:]):
+        counts = Counter((row(fault.victim), fault.kind) for fault in one)
+        kills, freezes = {(role, Kind.KILL): 2 for role in ROLES}, {(role, Kind.STOP): 1 for role in ROLES}
+        assert counts == {**kills, **freezes, (NOTHING.role, Kind.STOP): 1}
+
+
+@pytest.mark.parametrize("skip", [1, ROUND - 1, ROUND, ROUND + 5])
+def test_a_run_goes_on_with_the_fault_behind_those_of_its_file(skip: int) -> None:
+    whole = list(islice(faults(VICTIMS, 1, 0), 3 * ROUND))
+    assert list(islice(faults(VICTIMS, 1, skip), 10)) == whole[skip : skip + 10]
+
+
+def line(role: str, kind: Kind, inside: float, first: float = 0.1, late: float = 0.0) -> Line:
+    ended = Counter({"greedy": 3}), Counter({"greedy": 1}), Counter({"no end": 2})
+    return Line(*ended, phase="decoder", role=role, name=role, kind=kind, inside=inside, first=first, late=late)
+
+
+LINES = [
+    *(line("redis", Kind.KILL, seconds / 100) for seconds in range(1, 101)),
+    line("redis", Kind.KILL, 30.0, late=20.0),
+    line("rank of stage 0", Kind.KILL, 0.5, 2.0),
+    line(NOTHING.role, Kind.STOP, 1.5),
+    Line(Counter({"chat": 4}), phase="decoder"),
+]
+
+
+def test_pauses_count_where_the_program_itself_was_not_late() -> None:
+    rows = table(LINES).splitlines()[2:]
+    assert rows[0] == "| rank of stage 0 | SIGKILL | 1 | 1 | 2.00 s | 2.00 s | 2.00 s | 0.50 s | 2.00 s |"
+    assert rows[1] == "| redis | SIGKILL | 101 | 100 | 0.50 s | 0.99 s | 1.00 s | 1.00 s | 0.10 s |"
+    assert rows[2] == "| all | SIGKILL | 102 | 101 | 0.51 s | 1.00 s | 2.00 s | 1.00 s | 2.00 s |"
+    assert rows[3] == "| nothing | SIGSTOP, 4 s | 1 | 1 | 1.50 s | 1.50 s | 1.50 s | 1.50 s | 0.10 s |"
+    assert rows[4] == "| all | SIGSTOP, 4 s | 0 | 0 |  |  |  |  |  |"
+
+
+def test_all_streams_are_counted() -> None:
+    told = table(LINES).splitlines()
+    assert told[-2] == "313 streams: 4 chat, 309 greedy."
+    assert told[-1] == "103 of them differ (103 greedy), 206 ended in an error (206 no end)."
+
+
+def test_a_line_that_was_cut_off_does_not_count(tmp_path: Path) -> None:
+    file = tmp_path / "lines"
+    file.write_text("".join(json.dumps(vars(one)) + "\n" for one in LINES) + '{"phase": "deco')
+    assert read(file) == LINES
+    assert Ended() == Ended(*read(tmp_path / "none"))
+
+
+def of_chat(text: str, scores: int | None, finish: str | None = None) -> Event:
+    logprobs = None if scores is None else {"content": [{}] * scores, "refusal": None}
+    delta = {"content": text} if text else {}
+    return Event("", {"choices": [{"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish}]})
+
+
+def test_one_of_several_choices_goes_on_behind_its_tokens_and_its_text() -> None:
+    """Its events have no ids: the client counts tokens, and a text without one comes behind the last of them."""
+    waits = Waits()
+    with waits.streams("chat, n") as (wait,):
+        choice = Choice(wait, True)
+        for event, seen in ((of_chat("a", 2), "2"), (of_chat("", 1), "3"), (of_chat("b", None), "3.1")):
+            choice.take(event)
+            assert (choice.seen, choice.ended) == (seen, False)
+        choice.take(of_chat("", None, "stop"))
+        assert choice.ended
+        assert not waits.open
