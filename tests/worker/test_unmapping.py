@@ -1,4 +1,4 @@
-"""What a process gives back of the files that it has mapped."""
+"""Pages of files that a process gives back."""
 
 import ctypes
 import json

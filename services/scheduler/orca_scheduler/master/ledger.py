@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 RESERVE = 1 << 17  # iteration numbers reserved ahead: more than a minute of the fastest model
 MAX_BEHIND = 256  # iterations without an answered commit: then the engine waits for the pool
 TOGETHER = 0.005  # seconds: tokens that follow one commit of an engine so soon share the next one
-HINT_WAIT = 5.0  # that one read of the hints waits: an idle engine asks no more than its renewals
+HINT_WAIT = 5.0  # seconds that a read of the hints waits: an idle engine asks no more than its renewals
 
 
 class Deposed(Exception):
