@@ -46,6 +46,15 @@ async def test_torch_is_imported_once_on_a_machine(stack: Running) -> None:
         assert all(process.cmdline() == imported for process in (supervisor, *below))
 
 
+async def test_fork_servers_at_rest_map_little_of_libraries(stack: Running) -> None:
+    """Those of torch's were mapped as they were relocated: 200 MB. What is forked after this begins as ever."""
+    pods = [psutil.Process(child.pid) for child in supervisors(stack)]
+    forks = [one for pod in pods for one in pod.children() if one.name() == "orca-forks"]
+    assert len(forks) == 2
+    for process in (psutil.Process(stack.stack.fork_server), *forks):
+        await stack.until(lambda process=process: process.memory_info().shared < 64 << 20)
+
+
 async def test_a_forked_rank_keeps_keys_and_values_as_the_setting_says(stack: Running) -> None:
     assert stack.stack.computed_by.startswith("float32, keys and values in int8, kernels ")
 

@@ -23,7 +23,7 @@ from orca_common.telemetry import Telemetry
 from orca_common.tls import Plaintext
 from orca_pool.keys import Keys
 from orca_pool.pool import LET_GO, Pool
-from orca_pool.records import NO_LOAD, Attached, CommitRow, EngineInfo, EngineState, Finish, Reason
+from orca_pool.records import NO_LOAD, Attached, ClaimAnswer, CommitRow, EngineInfo, EngineState, Finish, Reason
 from orca_pool.wire import TOKEN
 from orca_scheduler import timers
 from orca_scheduler.core import core
@@ -419,6 +419,43 @@ async def test_the_claimer_hears_of_room_at_once(monkeypatch: pytest.MonkeyPatch
             while not rooms:
                 await asyncio.sleep(0.01)
         assert rooms[0] == 1
+
+
+async def test_an_idle_engine_claims_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each renewal tells what waits. A read of the hints that ends without one is no reason to ask once more."""
+    monkeypatch.setattr("orca_scheduler.master.ledger.HINT_WAIT", 0.01)
+    claims, reads = list[str](), list[int]()
+    rank = Rank()
+    async with bench(rank) as this:
+        await this.submit("r", [1], 1)
+        rank.report(await this.iteration())
+        assert await this.finished("r") == [7]
+        claim, hints = this.pool.claim, this.pool.hints
+
+        async def claimed(engine: str, *args: Any, **named: Any) -> ClaimAnswer | None:
+            claims.append(engine)
+            return await claim(engine, *args, **named)
+
+        async def read(engine: str, cursor: bytes | None, *, wait: float) -> tuple[bytes, list[str]]:
+            found = await hints(engine, cursor, wait=wait)
+            reads.append(len(found[1]))
+            return found
+
+        monkeypatch.setattr(this.pool, "hints", read)
+        async with asyncio.timeout(5):
+            while 0 not in reads:  # what was hinted before has been read
+                await asyncio.sleep(0.01)
+        monkeypatch.setattr(this.pool, "claim", claimed)
+        before = len(reads)
+        async with asyncio.timeout(5):
+            while len(reads) < before + 20:
+                await asyncio.sleep(0.01)
+        assert sum(reads[before:]) == 0
+        assert claims == []
+        await this.submit("s", [1], 1)
+        rank.report(await this.iteration())
+        assert await this.finished("s") == [7]
+        assert claims
 
 
 @pytest.mark.usefixtures("sure")

@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 RESERVE = 1 << 17  # iteration numbers reserved ahead: more than a minute of the fastest model
 MAX_BEHIND = 256  # iterations without an answered commit: then the engine waits for the pool
 TOGETHER = 0.005  # seconds: tokens that follow one commit of an engine so soon share the next one
+HINT_WAIT = 5.0  # seconds that a read of the hints waits: an idle engine asks no more than its renewals
 
 
 class Deposed(Exception):
@@ -314,6 +315,8 @@ class Ledger:
                 if set(renewed.claims.values()) <= self.outputs.held.keys() | self._orphans.keys():  # else look again
                     self._claims_version, self._claims_generation = renewed.version, generation
             self._hear_needs(renewed.needs)
+            if self._finishing and not self.nothing_left:
+                self._claimer.set()  # what it alone could go on with may have ended, of which no hint tells
             if renewed.needs and any(priority != Priority.URGENT for priority, _ in self._yielding()):
                 self._claimer.set()  # it may come before those, and a hint may have been lost
             if renewed.last_claim > self._last_claim and not self._claim_sent:
@@ -441,10 +444,12 @@ class Ledger:
         cursor: bytes | None = None
         while True:
             try:
-                cursor, hints = await self._pool.hints(self._engine, cursor, wait=1.0)
+                cursor, hints = await self._pool.hints(self._engine, cursor, wait=HINT_WAIT)
             except Unavailable:
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
+            if not hints:
+                continue  # a hint that was lost comes with the next renewal
             ended = {hint for hint in hints if hint}
             unneeded = tuple(int(hint.removeprefix(LET_GO)) for hint in ended if hint.startswith(LET_GO))
             if unneeded:

@@ -104,7 +104,7 @@ def _problem_of_tops(
         scores, size = found.get(place, b""), held[claim].top_size
         if len(scores) != size:
             return f"has {len(scores)} bytes of top logprobs where {size} were asked for"
-        if any(token >= vocabulary for token, _ in TOP.iter_unpack(scores)):
+        if scores and any(token >= vocabulary for token, _ in TOP.iter_unpack(scores)):
             return f"has top logprobs of a token beyond {vocabulary}"
     return None
 

@@ -28,6 +28,7 @@ if __name__ == "__main__":
 import json
 import logging
 import os
+import select
 import signal
 import socket
 import sys
@@ -39,12 +40,13 @@ import uvloop  # noqa: F401  # `service.run` of each rank would import it
 
 from orca_common import logs
 
-from .process import die_with_parent, name_process, threads
+from .process import die_with_parent, name_process, threads, unmap_files
 
 log = logging.getLogger(__name__)
 
 NAME = "orca-forks"
 MESSAGE = 65536  # bytes
+REST = 2.0  # seconds without a question after which the start of its parent is over
 
 
 def fork_orphan() -> int:
@@ -96,7 +98,12 @@ def serve(connection: socket.socket) -> list[int] | None:
     said = json.loads(told)
     logs.configure("orca-worker", said["log_level"])
     connection.send(json.dumps({"warm": warm(said)}).encode())
+    rests = False
     while True:
+        if not rests and not select.select([connection], [], [], REST)[0]:
+            # Of torch's libraries 200 MB were mapped as they were relocated. No process that is forked inherits that.
+            rests = True
+            unmap_files()
         asked, streams, *_ = socket.recv_fds(connection, MESSAGE, 3)
         if not asked:
             return None
