@@ -168,7 +168,7 @@ def check_answers(requests: Sequence[Sampled]) -> None:
 def keeping(
     engine: TinyEngine | Master, held: Mapping[int, tuple[int, list[int]]], stages: Sequence[Stage], tp: int = 1
 ) -> dict[int, tuple[Kept, Kept]]:
-    """Keys and values of requests that end from now on, by their ids. held: the engine's rows and blocks of those that run."""
+    """Keys and values of requests that end from now on, by their ids. held: rows and blocks of those that run."""
     kept, free = dict[int, tuple[Kept, Kept]](), engine.free
 
     def keep(request: Sampled) -> None:
