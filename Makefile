@@ -124,13 +124,14 @@ distributed: stacks ## Run all of what `make test` samples: those of `make stack
 	$(BIN)/pytest -n 3 --dist worksteal -m long tests/worker tests/kernels tests/helm tests/lab \
 		tests/e2e/test_sweep.py tests/e2e/test_roles.py tests/endpoint/test_schemas.py
 
-stacks: $(STAMP) ## Run whole stacks: tokens of every tp x pp, SAMPLE=48 of them; ROUNDS=30 of killed and frozen ranks in each of five layouts, and of engines with roles in two.
+stacks: $(STAMP) ## Run whole stacks: tokens of every tp x pp, SAMPLE=48 of them; ROUNDS=30 of killed and frozen ranks in each of six layouts, and of engines with roles in two.
 	$(BIN)/python tests/e2e/token_grid.py $(if $(SAMPLE),--sample $(SAMPLE))
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS)
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --tp 1 --pp 3 --run-ahead 1 --policy balanced,positions=9,prefix=tenant --slots 112
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --tp 1 --pp 2 --dtype bfloat16
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --run-ahead 1 --kernels device-loop
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --forms --policy drafts=ngram
+	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --pp 1 --family llama --kv-dtype int8 --policy balanced,positions=9,prefix=tenant --slots 112
 	$(BIN)/python tests/e2e/role_rounds.py --rounds $(ROUNDS) --tp 2
 	$(BIN)/python tests/e2e/role_rounds.py --rounds $(ROUNDS) --pp 2 --skip $(ROUNDS)
 

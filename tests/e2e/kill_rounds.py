@@ -2,11 +2,12 @@
 
     python tests/e2e/kill_rounds.py --rounds 30 [--seed 1] [--tp 2] [--pp 2] [--run-ahead 1] [--dtype bfloat16]
                                     [--family llama] [--policy balanced,positions=9 --slots 160]
-                                    [--forms --policy drafts=ngram]
+                                    [--forms --policy drafts=ngram] [--kv-dtype int8]
 
 A round streams requests, sends SIGKILL or SIGSTOP to one rank or to two at once at a random moment, and waits until all
-streams have ended. In float32 the tokens must be those of transformers, in bfloat16, and of answers with forms, those
-that the stack itself makes of each prompt alone before. It prints the parts of the recovery's time:
+streams have ended. In float32 the tokens must be those of transformers; in bfloat16, with keys and values in eight
+bits, and of answers with forms, those that the stack itself makes of each prompt alone before. It prints the parts of
+the recovery's time:
 
 verdict         from the signal to the master's verdict
 re-formation    from the verdict to the engine's next formation. The rank is forked again and its groups form
@@ -77,12 +78,13 @@ class Rounds:
         stack: Running,
         model: Path,
         draw: random.Random,
-        dtype: str = "float32",
         of: type[Reference] = Reference,
+        of_stack: bool = False,
         forms: Sequence[Mapping[str, str]] = ({},),
     ) -> None:
-        """forms: of the requests, in turn."""
-        self._stack, self._draw, self._dtype, self._forms = stack, draw, dtype, forms
+        """of_stack: the tokens must be those of the stack itself, not of the reference. forms: of the requests, in
+        turn."""
+        self._stack, self._draw, self._of_stack, self._forms = stack, draw, of_stack, forms
         self._reference = of(model)
 
     async def round(self, victims: Mapping[int, signal.Signals]) -> Recovery:
@@ -113,7 +115,7 @@ class Rounds:
         asked = list(islice(self._reference.random(draw, (1, 20), (NEW_TOKENS, NEW_TOKENS)), REQUESTS))
         prompts, wanted = [prompt for prompt, _ in asked], [tokens for _, tokens in asked]
         ways = [{**form, "ignore_eos": not form} for _, form in zip(prompts, cycle(self._forms), strict=False)]
-        if self._dtype != "float32" or any(self._forms):
+        if self._of_stack:
             wanted = [await stack.tokens(prompt, NEW_TOKENS, **way) for prompt, way in zip(prompts, ways, strict=True)]
         seen: list[int] = []
         moment = draw.randint(1, REQUESTS * NEW_TOKENS // 3)
@@ -180,7 +182,7 @@ def check_journals(run_dir: Path) -> None:
 
 async def main(
     rounds: int, seed: int, tp: int, pp: int, run_ahead: int, dtype: str, kernels: str, family: str, device: str,
-    graphs_tp: bool, policy: str, slots: int | None, forms: bool,
+    graphs_tp: bool, policy: str, slots: int | None, forms: bool, kv_dtype: str | None,
 ) -> None:  # fmt: skip
     draw = random.Random(seed)
     done: list[Recovery] = []
@@ -198,8 +200,10 @@ async def main(
             make_model(model)
         numbers: dict[str, Any] = {"tp": tp, "pp": pp, "max_batch_size": MAX_BS, "run_ahead": run_ahead}
         numbers |= {"cuda_graphs_tp": graphs_tp, "policy": policy, "slots": slots}
-        async with running(run, model, **numbers, dtype=dtype, kernels=kernels, device=device) as stack:
-            lab = Rounds(stack, model, draw, dtype, of, FORMS if forms else ({},))
+        numbers |= {"dtype": dtype, "kv_dtype": kv_dtype, "kernels": kernels, "device": device}
+        of_stack = forms or dtype != "float32" or kv_dtype is not None
+        async with running(run, model, **numbers) as stack:
+            lab = Rounds(stack, model, draw, of, of_stack, FORMS if forms else ({},))
             for n in range(rounds):
                 # Each rank in turn, with SIGKILL and with SIGSTOP; every eighth round hits another rank too.
                 ranks = tp * pp
@@ -239,8 +243,9 @@ if __name__ == "__main__":
     parser.add_argument("--graphs-tp", action="store_true", help="graphs have the all-reduces of tensor ranks, too")
     parser.add_argument("--policy", default="paper")
     parser.add_argument("--forms", action="store_true", help="two of three requests ask for a form")
+    parser.add_argument("--kv-dtype", choices=("int8",), help="of keys and values; the default: --dtype")
     parser.add_argument("--slots", type=int, help="few, so that requests give theirs up")
     given = parser.parse_args()
     numbers = given.rounds, given.seed, given.tp, given.pp, given.run_ahead
     kind = given.dtype, given.kernels, given.family, given.device, given.graphs_tp
-    asyncio.run(main(*numbers, *kind, given.policy, given.slots, given.forms))
+    asyncio.run(main(*numbers, *kind, given.policy, given.slots, given.forms, given.kv_dtype))
