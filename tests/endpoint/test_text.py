@@ -76,6 +76,11 @@ def test_a_sentencepiece_vocabulary(tmp_path: Path) -> None:
     pieces = [stream.push(i)[0] for i in ids]
     assert pieces == ["Hello", " world", "", "é", "", "", "", "😀", "!"]
     assert stream.flush() == ""
+    stream = TextStream(vocabulary, ())
+    ids = [1, *(5 + byte for byte in "😀".encode() + b"\xc3"), 3, *(5 + byte for byte in "😺".encode() + b"\xf0")]
+    pieces = [stream.push(i)[0] for i in ids]  # the decoder makes a run of bytes text as a whole, or all of it U+FFFD
+    assert "".join(pieces) == "Hello😀\ufffd!😺"
+    assert stream.flush() == "\ufffd"
 
 
 def test_the_first_space_of_a_text_that_follows_another(tmp_path: Path) -> None:

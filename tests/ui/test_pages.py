@@ -13,6 +13,7 @@ from ui.feeds import ENGINE, START, Feed, arrived, asked
 
 from orca_common.api_keys import line_of
 from orca_common.service import Answer, Query, StatusPort
+from orca_scheduler.master.journal import ENCODER
 from orca_ui.app import UiApp
 from orca_ui.pages import STATIC
 from orca_ui.settings import UiSettings
@@ -61,6 +62,15 @@ async def first_with(answer: httpx2.Response, condition: Callable[[dict[str, Any
             if line.startswith("data: ") and condition(message := json.loads(line[6:])):
                 return message
     raise AssertionError("the stream ended")
+
+
+async def test_a_feed_may_hold_every_character_that_json_does_not_escape() -> None:
+    why = "cannot form: a\u2028b\x85c"
+    line = ENCODER.encode(Feed(why=why).line(held={})) + b"\n"
+    lines = [line]
+    async with page(lambda: lines.pop() if lines else line) as client, client.stream("GET", "/live") as answer:
+        message = await first_with(answer, lambda m: bool(m.get("engines")))
+        assert message["engines"][ENGINE]["why"] == why
 
 
 async def test_a_browser_gets_the_picture_and_its_files() -> None:

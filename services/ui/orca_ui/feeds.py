@@ -86,8 +86,11 @@ class Feeds:
             async with client.stream("GET", url) as answer:
                 if answer.status_code != httpx2.codes.OK:
                     return f"answers {answer.status_code}"
-                async for line in answer.aiter_lines():
-                    self._picture.line(address, json.loads(line), time.time())
+                rest = b""
+                async for piece in answer.aiter_bytes():  # `aiter_lines` would end a line at U+2028, too
+                    *lines, rest = (rest + piece).split(b"\n")
+                    for line in lines:
+                        self._picture.line(address, json.loads(line), time.time())
                 return "has ended"
         except httpx2.TimeoutException:
             return "is silent"

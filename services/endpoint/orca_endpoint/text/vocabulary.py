@@ -228,7 +228,9 @@ class WindowDetokenizer:
         return self._give(self._decode(self._window)) if self._window else ""
 
     def _give(self, text: str) -> str:
-        piece = text[len(self._prefix) :]
+        # Where bytes of an unfinished character follow the bytes of others, a decoder may make all of them U+FFFD.
+        joined = text.startswith(self._prefix)
+        piece = text[len(self._prefix) :] if joined else self._decode(self._window[self._read :])
         del self._window[: self._read]
         self._read, self._prefix = len(self._window), self._decode(self._window)
         return piece
