@@ -116,7 +116,7 @@ alerts: $(STAMP) ## See each alert of the chart fire and clear on a stack, where
 hostile: $(STAMP) ## Attack an endpoint from one host, at its door and through nginx and HAProxy where they are installed.
 	$(BIN)/pytest tests/hostile
 
-# Run it where the cluster's Services can be reached, as on a node. PART=ci is a part of some minutes.
+# Run it where the cluster's Services can be reached, as on a node. PART=ci is a part of some minutes, PART=pauses the table at two engines.
 test-kubernetes: $(STAMP) ## Run the tests on KUBECONFIG's cluster, with the images REGISTRY/orca-*:TAG.
 	IMAGE_REGISTRY=$(REGISTRY) IMAGE_TAG=$(TAG) $(BIN)/pytest -m '$(PART)'
 

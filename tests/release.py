@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[1]
 CHART, VALUES = ROOT / "helm", ROOT / "helm/values-cpu.yaml"
 REGISTRY = os.environ.get("IMAGE_REGISTRY") or "localhost:5000"
 TAG = os.environ.get("IMAGE_TAG") or "dev"
+NEXT = os.environ.get("IMAGE_NEXT", "next")  # of the same images with another protocol number, by images.sh
 IMAGES = {
     "image.registry": REGISTRY,
     "image.tag": TAG,
@@ -43,6 +44,9 @@ TWO_PODS: dict[str, object] = {
     "scheduler.settings.max_batch_size": 20,
     "jaeger.enabled": os.environ.get("JAEGER", "true") == "true",
 }
+# Made by tests/kubernetes/images.sh: its Redis is older than WAITAOF.
+VALKEY = {"redis.image": f"{REGISTRY}/valkey:8", "redis.program": "valkey"}
+SENTINELS = TWO_PODS | VALKEY | {"redis.mode": "sentinel", "redis.password.generate": True}
 
 
 class Release:

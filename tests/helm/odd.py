@@ -5,6 +5,8 @@ Fields that go into pods as they are get pieces of valid manifests: what stands 
 
 import json
 import random
+from collections.abc import Iterator
+from itertools import takewhile
 from typing import Any
 
 from helm.chart import FOLDER, OPTIONS, PROXY, Object, merged
@@ -62,6 +64,36 @@ def resolved(node: Any) -> Object:
     return node if isinstance(node, dict) else {}
 
 
+def places(node: Object = SCHEMA, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Paths of all values that have a name, blocks too. The blocks `pod` are alike: two of them are enough."""
+    for name, below in node.get("properties", {}).items():
+        if below != MOVED and (name != "pod" or above in ((), ("worker",))):
+            yield (*above, name)
+            yield from places(resolved(below), (*above, name))
+
+
+def a_file_with(path: tuple[str, ...], value: Any) -> Object:
+    """A value in its place, on top of that of OPTIONS which sets most of the path already."""
+
+    def known(values: Any) -> int:
+        def below(name: str) -> bool:
+            nonlocal values
+            values = values.get(name) if isinstance(values, dict) else None
+            return values is not None
+
+        return len(list(takewhile(below, path)))
+
+    base = max((option.values for option in OPTIONS.values()), key=known)
+    return merged(base, nested(path, value))
+
+
+def nested(path: tuple[str, ...], value: Any) -> Object:
+    """The values file that sets this alone."""
+    for name in reversed(path):
+        value = {name: value}
+    return value
+
+
 def a_place(draw: random.Random) -> tuple[tuple[str, ...], Object]:
     """Some value that has a name, with its schema: blocks as well as what stands in them."""
     path: tuple[str, ...] = ()
@@ -81,9 +113,7 @@ def a_values_file(draw: random.Random) -> tuple[str, Object]:
         path, schema = a_place(draw)
         free = path[-1] in PIECES or any(name in AS_IT_IS for name in path)
         value: Any = a_value(draw, path[-1], schema) if free or draw.random() > ODDITY else draw.choice(ODD)
-        for name in reversed(path):
-            value = {name: value}
-        values = merged(values, value)
+        values = merged(values, nested(path, value))
     return draw.choice(NAMES) if draw.random() < ODDITY / 2 else "orca", values
 
 

@@ -48,6 +48,7 @@ ORDER = [
     "values",
     "certificates",
     "sentinel",
+    "pauses",
 ]
 PREFIX = "orca-test-"  # of the namespace
 CLUSTER = pytest.StashKey[Cluster]()

@@ -3,14 +3,23 @@
 With one engine a rollout that stops is the end of serving until the rollback; with two, one serves on.
 """
 
+import asyncio
+import itertools
+import os
 import re
+import time
+from dataclasses import dataclass
+from statistics import median
 
 import pytest
 from cluster import Failed
 from pauses import Pauses
 from traffic import Under
 
-from release import REGISTRY, TWO_PODS, Release, Releases
+from release import REGISTRY, ROOT, TWO_PODS, Release, Releases
+
+ROUNDS = int(os.environ.get("ROUNDS", "1"))  # of good installs: 5 for numbers to keep
+COSTS = ROOT / "build/kubernetes/gate.md"
 
 CHECKED = TWO_PODS | {"check.timeoutSeconds": 60}
 GATED = CHECKED | {"check.enabled": False, "wait.enabled": True, "wait.patienceSeconds": 15}
@@ -119,3 +128,65 @@ async def test_helm_test_fails_when_one_of_two_engines_is_dead(releases: Release
     finally:
         await gated.rollback()
     await gated.healed(600)
+
+
+@dataclass(frozen=True)
+class Install:
+    """A good installation without --wait: seconds from its beginning until each of these."""
+
+    objects: float  # the StatefulSet of workers is there
+    ready: float  # all workers are Ready
+    returned: float  # Helm has returned
+
+
+async def timed(orca: Release) -> Install:
+    began = time.monotonic()
+
+    async def when(condition: str) -> float:
+        workers = f"statefulset/{orca.name}-worker"
+        await orca.cluster.kubectl("wait", workers, f"--for={condition}", "--timeout=300s", seconds=330)
+        return time.monotonic() - began
+
+    async def workers() -> tuple[float, float]:
+        return await when("create"), await when(f"jsonpath={{.status.readyReplicas}}={orca.pods_per_engine}")
+
+    async with asyncio.TaskGroup() as group:
+        watched = group.create_task(workers())
+        await orca.install(wait=False)
+        returned = time.monotonic() - began
+    return Install(*watched.result(), returned)
+
+
+async def test_what_a_good_install_waits_for(releases: Releases) -> None:
+    """With the gate Helm returns when the engine is ready, without it before. Writes build/kubernetes/gate.md."""
+    await releases.remove()
+    seen: dict[tuple[bool, bool], list[Install]] = {
+        ways: [] for ways in itertools.product((False, True), (False, True))
+    }
+    for (check, wait), installs in ROUNDS * list(seen.items()):
+        ways = {"check.enabled": check, "wait.enabled": wait, "image.pullPolicy": "IfNotPresent"}
+        orca = Release(releases.cluster, TWO_PODS | ways, "timed")
+        try:
+            installs.append(await timed(orca))
+        finally:
+            await orca.uninstall()
+        assert wait == (installs[-1].returned > installs[-1].ready)
+    COSTS.parent.mkdir(parents=True, exist_ok=True)
+    COSTS.write_text("\n".join(costs(seen)) + "\n")
+    print(COSTS.read_text())
+
+
+def costs(seen: dict[tuple[bool, bool], list[Install]]) -> list[str]:
+    """The lines of a table, with medians, and the range of the time from the workers' readiness to Helm's return."""
+    lines = [
+        "| check | wait | installs | objects there, s | workers Ready, s | Helm returned, s | after the workers, s |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for (check, wait), installs in seen.items():
+        after = sorted(install.returned - install.ready for install in installs)
+        moments = zip(*((i.objects, i.ready, i.returned) for i in installs), strict=True)
+        medians = " | ".join(f"{median(moment):.1f}" for moment in moments)
+        ways = " | ".join("on" if way else "off" for way in (check, wait))
+        spread = f"{median(after):.1f} ({after[0]:.1f} to {after[-1]:.1f})"
+        lines.append(f"| {ways} | {len(installs)} | {medians} | {spread if wait else 'before them'} |")
+    return lines

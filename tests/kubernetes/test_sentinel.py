@@ -3,16 +3,13 @@
 import os
 
 import pytest
-from cluster import until
+from faults import followed, primary_killed
 from pauses import Pauses
 from traffic import Under
 
-from release import REGISTRY, TWO_PODS, Release, Releases
+from release import SENTINELS, TWO_PODS, VALKEY, Release, Releases
 
 ROUNDS = int(os.environ.get("ROUNDS", "10"))
-# Made by tests/kubernetes/images.sh: its Redis is older than WAITAOF.
-VALKEY = {"redis.image": f"{REGISTRY}/valkey:8", "redis.program": "valkey"}
-SENTINELS = TWO_PODS | VALKEY | {"redis.mode": "sentinel", "redis.password.generate": True}
 
 
 @pytest.fixture
@@ -20,35 +17,13 @@ async def watched(releases: Releases) -> Release:
     return await releases.get(SENTINELS)
 
 
-async def followed(orca: Release, replicas: int = 2) -> None:
-    """Waits until all replicas follow the primary."""
-
-    async def missing() -> str | None:
-        said = await orca.redis("info", "replication")
-        found = said.count("state=online")
-        return None if found == replicas else f"{found} of {replicas} replicas follow: {said}"
-
-    await until(missing)
-
-
-async def another(orca: Release, before: str) -> None:
-    """Waits until another pod is the primary."""
-
-    async def same() -> str | None:
-        return None if await orca.primary() != before else f"{before} is still the primary"
-
-    await until(same)
-
-
 async def test_the_primary_is_killed(watched: Release, traffic: Under, pauses: Pauses) -> None:
     orca = watched
     async with traffic(orca) as load:
         for number in range(1, ROUNDS + 1):
             await followed(orca)
-            primary = await orca.primary()
             async with load.disturbed(f"the primary of Redis killed, round {number}") as seen:
-                await orca.cluster.kubectl("delete", "pod", primary, "--grace-period=0", "--force")
-                await another(orca, primary)
+                await primary_killed(orca)
                 await orca.healed()
                 await load.flows()
             pauses(seen)

@@ -1,7 +1,6 @@
 """`helm upgrade` and `helm rollback` under load: one engine after the other, and never a failed stream."""
 
 import asyncio
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
@@ -9,10 +8,8 @@ from cluster import Failed, until
 from pauses import Pauses
 from traffic import Under
 
-from release import REGISTRY, TAG, TWO_PODS, Release, Releases, run_pod
+from release import NEXT, REGISTRY, TAG, TWO_PODS, Release, Releases, run_pod
 
-# Made of the other images by tests/kubernetes/images.sh.
-NEXT = os.environ.get("IMAGE_NEXT", "next")  # tag of the same images with another protocol number
 SERVED = 8080
 # Runs in a pod with the worker's image: serves its demo model as an archive.
 SERVE = f"""
@@ -22,7 +19,7 @@ with tarfile.open("/tmp/demo_model.tar.gz", "w:gz") as archive:
 handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory="/tmp")
 http.server.ThreadingHTTPServer(("", {SERVED}), handler).serve_forever()
 """
-BROKEN = f"{REGISTRY}/orca-worker:broken"  # its ranks end as they start
+BROKEN = f"{REGISTRY}/orca-worker:broken"  # by images.sh: its ranks end as they start
 
 
 @asynccontextmanager

@@ -5,6 +5,7 @@ from mutations.mutation import Mutation
 
 TEMPLATES = "helm/templates"
 OBJECTS = "tests/helm/test_objects.py"
+ODD = "tests/helm/test_odd_values.py"
 
 MUTATIONS = [
     Mutation(
@@ -41,5 +42,36 @@ MUTATIONS = [
         "",
         Text('default "4317"', 'default "4318"'),
         "tests/helm/test_network.py::test_what_is_outside_is_reached_at_its_port",
+    ),
+    Mutation(
+        "a drain of 0 seconds is no setting",
+        f"{TEMPLATES}/_helpers.tpl",
+        "",
+        Text('if hasKey $workload "drainSeconds"', "with $workload.drainSeconds"),
+        f"{ODD}::test_the_oddest_values_in_each_place[scheduler]",
+    ),
+    Mutation(
+        "a block that is null ends in a template",
+        "helm/values.schema.json",
+        "",
+        Text('    "check",\n', ""),
+        f"{ODD}::test_the_oddest_values_in_each_place[check]",
+    ),
+    Mutation(
+        "a folder of a volume may be a number",
+        f"{TEMPLATES}/_model.tpl",
+        "",
+        Text(
+            "mountPath: /models, readOnly: true",
+            "mountPath: /models, {{ with $volume }}subPath: {{ .path }}, {{ end }}readOnly: true",
+        ),
+        f"{ODD}::test_the_oddest_values_in_each_place[model]",
+    ),
+    Mutation(
+        "Services may have any name",
+        f"{TEMPLATES}/_checks.tpl",
+        "",
+        Text('regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name', 'regexMatch "." $name'),
+        f"{ODD}::test_odd_names_of_releases",
     ),
 ]
