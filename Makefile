@@ -15,22 +15,19 @@ TREE ?= .
 PART ?= kubernetes
 # Seconds between two lines about the installation.
 TELL ?= 10
-# Most tests wait for processes that they have started: three at a time on two cores. A process takes a whole file, so that
-# what a file's tests share is started once, and files in the order of tests/conftest.py: the longest first.
-WORKERS ?= 3
+# Tests wait for processes half of their time: four at a time on two cores. (Three used 70 % of these.) A process takes a
+# whole file, so that what a file's tests share is started once, and files in the order of tests/conftest.py.
+WORKERS ?= 4
 PYTEST = $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # Where a process of the tests crashes, as in a thread of a library, pytest-xdist waits for ever for what it had left.
 BOUNDED = timeout --foreground --signal=INT --kill-after=60 40m
 
-# Tests run all instruction sets of the machine. On a fresh one each process would compile the kernels for itself.
-KERNELS = $(BIN)/python -c 'from orca_kernels.cpu.build import all_built; all_built(print)'
-
 # Bytecode is kept, whatever the shell says: hundreds of processes of the tests import the same modules.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test again examples page alerts hostile test-kubernetes distributed stacks fuzz matrix takeovers long-run links sentinel restart overload soak lint audit docs
+.PHONY: help setup demo check kernels test again examples page alerts hostile test-kubernetes distributed stacks fuzz matrix takeovers long-run links sentinel restart overload soak lint audit docs
 .PHONY: simulate mutations figures clients schemas load-tools bench bench-pool gpu gpu-node rehearse protos locks images push release package publish
 
 help: ## Show this help.
@@ -90,12 +87,14 @@ part = $(if $(wildcard $(STAMP)),$(STAMP),$(VENV)/$(1))
 demo: $(call part,$(if $(shell command -v nvidia-smi),.serves,.serves-on-cpus)) ## Serve the demo model, and show four requests that share iterations.
 	$(BIN)/orca demo
 
-check: lint ## Lint, and run the tests of about a minute: all but those marked slow.
-	$(KERNELS)
+check: lint kernels ## Lint, and run the tests of about a minute: all but those marked slow.
 	$(PYTEST) -m 'not slow and not long and not kubernetes'
 
-test: $(STAMP) ## Run all tests but those that need a cluster, and the long ones of the other targets.
-	$(KERNELS)
+# Tests run all instruction sets of the machine. On a fresh one each process would compile the kernels for itself.
+kernels: $(STAMP) ## Compile the kernels of all instruction sets of this machine, where they are not yet.
+	$(BIN)/python -c 'from orca_kernels.cpu.build import all_built; all_built(print)'
+
+test: kernels ## Run all tests but those that need a cluster, and the long ones of the other targets.
 	$(BOUNDED) $(PYTEST) -m 'not long and not kubernetes'
 
 again: $(STAMP) ## Run the tests that have just failed once more, alone, where they are three at most.

@@ -16,7 +16,7 @@ from loops import OwnThreadLoop
 
 from orca_common import service
 from orca_common.errors import Unavailable
-from orca_common.listening import cannot_listen, reserve_port
+from orca_common.listening import cannot_listen, listen, reserve_port
 
 
 def test_the_pulse_is_asked_from_another_thread() -> None:
@@ -117,3 +117,17 @@ def test_a_reserved_port_is_for_children_alone() -> None:
         with pytest.raises(OSError, match="in use"):
             socket.create_server(address)
         socket.create_server(address, reuse_port=True).close()
+
+
+async def test_an_accepted_connection_sends_without_delay() -> None:
+    """On any event loop: an answer of two segments would wait 40 ms for the client's delayed acknowledgement."""
+    accepted = asyncio.get_running_loop().create_future()
+    listening = listen("port", "127.0.0.1", 0)
+    server = await asyncio.start_server(lambda _, writer: accepted.set_result(writer), sock=listening)
+    async with server:
+        _, client = await asyncio.open_connection(*listening.getsockname())
+        writer = await accepted
+        assert writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        for one in (writer, client):
+            one.close()
+            await one.wait_closed()

@@ -18,6 +18,7 @@ from checkpoints import make_gpt2
 from endpoint.any_schemas import a_schema as any_schema
 from endpoint.any_schemas import number, validator
 from openai import APIConnectionError, AsyncOpenAI
+from properties import examples
 from schemas import a_schema
 from stacks import Running, running
 from tool_templates import HERMES, some_tools
@@ -72,11 +73,11 @@ async def answer(stack: Running, seed: int, **form: Any) -> str:
 
 async def test_answers_of_random_schemas_are_valid(stack: Running) -> None:
     draw = random.Random(5)
-    schemas = [a_schema(draw) for _ in range(30)]
+    schemas = [a_schema(draw) for _ in range(examples(60))]
     answers = await asyncio.gather(*(answer(stack, n, json_schema=one) for n, one in enumerate(schemas)))
     for schema, text in zip(schemas, answers, strict=True):
         jsonschema.Draft202012Validator(schema).validate(json.loads(text))
-    assert len(set(answers)) > 20, "the judge sees many answers"
+    assert len(set(answers)) > len(answers) * 2 // 3, "the judge sees many answers"
 
 
 async def test_schemas_over_all_keywords(stack: Running) -> None:
@@ -153,7 +154,7 @@ def judge(tools: list[Any], found: list[tuple[str, str]]) -> None:
 async def test_forced_calls_of_random_tools_are_valid(stack: Running) -> None:
     """Streamed and not they are the same."""
     draw = random.Random(6)
-    tools = [some_tools(draw) for _ in range(4)]
+    tools = [some_tools(draw) for _ in range(examples(8))]  # with one call alone, and with several
     async with AsyncOpenAI(base_url=f"http://{stack.http}/v1", api_key="none", max_retries=0) as client:
         whole = await asyncio.gather(*(calls(client, n, one, False) for n, one in enumerate(tools)))
         streamed = await asyncio.gather(*(calls(client, n, one, True) for n, one in enumerate(tools)))

@@ -29,9 +29,13 @@ def listen(setting: str, host: str, port: int, *, shared: bool = False) -> socke
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=BACKLOG, reuse_port=shared)
+        listening = socket.create_server((host, port), family=family, backlog=BACKLOG, reuse_port=shared)
     except OSError as error:
         raise cannot_listen(setting, host, port, error) from None
+    # Connections inherit it. Asyncio sets it only where a socket names its protocol, and an answer of two segments then
+    # waits 40 ms for a client's delayed acknowledgement. (uvloop sets it always.)
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listening
 
 
 def check_port(setting: str, host: str, port: int, shared: bool = False) -> None:
