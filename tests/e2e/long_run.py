@@ -63,6 +63,7 @@ class Ended:
     streams: Counter[str] = field(default_factory=Counter)  # by feature
     differing: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)  # by kind
+    resumed: Counter[str] = field(default_factory=Counter)  # taken up again over HTTP, by their path
 
 
 @dataclass
@@ -215,6 +216,7 @@ async def play(folder: Path, file: Path, phase: str, seed: int, bounds: Bounds) 
 
         def write(line: Line) -> None:
             ended, load.ended = load.ended, Ended()
+            ended.resumed, clients.resumed = clients.resumed, Counter()
             with file.open("a") as lines:
                 lines.write(json.dumps({**vars(line), **vars(ended)}) + "\n")
 
@@ -267,7 +269,7 @@ def read(file: Path) -> list[Line]:
     for text in file.read_text().splitlines(keepends=True):
         if text.endswith("\n"):
             line = json.loads(text)
-            counts = {name: Counter(line[name]) for name in vars(Ended())}
+            counts = {name: Counter(line.get(name, {})) for name in vars(Ended())}
             lines.append(Line(**{**line, **counts}))
     return lines
 
@@ -286,9 +288,10 @@ def table(lines: Sequence[Line]) -> str:
             said.append(f"| {role} | {way} | {times} | {_pauses([one for one in of_kind if one.role == role])} |")
         times = sum(line.kind == kind and line.role != NOTHING.role for line in lines)
         said.append(f"| all | {way} | {times} | {_pauses([one for one in of_kind if one.role != NOTHING.role])} |")
-    streams, differing, errors = (_sum(vars(line)[name] for line in lines) for name in vars(Ended()))
+    streams, differing, errors, resumed = (_sum(vars(line)[name] for line in lines) for name in vars(Ended()))
     said += ["", f"{streams.total()} streams: {_listed(streams)}."]
     said.append(f"{differing.total()} of them differ{_of(differing)}, {errors.total()} ended in an error{_of(errors)}.")
+    said.append(f"Over HTTP streams were taken up again {resumed.total()} times{_of(resumed)}.")
     return "\n".join(said)
 
 

@@ -10,6 +10,7 @@ import json
 import random
 import re
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -267,7 +268,7 @@ class Clients:
         }
         self._turn = itertools.count()
         self._failed = dict.fromkeys(self._http, 0.0)  # when
-        self.calls = 0  # over HTTP, those that went on included
+        self.resumed = Counter[str]()  # streams over HTTP that were taken up again, by their path
 
     async def close(self) -> None:
         await self._library.close()
@@ -313,6 +314,7 @@ class Clients:
             while not (name := await self._all(method, ask.body, choices)):
                 await asyncio.sleep(PAUSE)
             paths = [f"/v1/{method}/{name}-{n}" for n in range(count)] if count > 1 else [f"/v1/{method}/{name}"]
+            self.resumed[method] += sum(not choice.ended for choice in choices)
             await asyncio.gather(*(self._rest(*one) for one in zip(paths, choices, strict=True)))
         return json.dumps([choice.brought() for choice in choices])
 
@@ -345,7 +347,6 @@ class Clients:
     async def _events(self, method: str, path: str, **given: Any) -> AsyncIterator[tuple[str, "Event | None"]]:
         """The id of an answer, and its events but [DONE], with which it ends. Raises Broken, and Wrong."""
         base = self._door()
-        self.calls += 1
         event = Event()
         try:
             async with self._http[base].stream(method, base + path, **given) as answer:
@@ -383,9 +384,9 @@ class Clients:
             while not events or events[-1].type not in ENDS:
                 base = self._door()
                 responses = self._openai[base].responses
-                self.calls += 1
                 try:
                     if name:
+                        self.resumed[ask.way] += 1
                         last = {"starting_after": len(events) - 1} if events else {}
                         stream: Any = await responses.retrieve(name, stream=True, **last)
                     else:
