@@ -309,7 +309,7 @@ def _sum(counts: Iterator[Mapping[str, int]]) -> Counter[str]:
     total = Counter[str]()
     for one in counts:
         total.update(one)
-    return total
+    return +total
 
 
 def _listed(counts: Counter[str]) -> str:
