@@ -31,7 +31,7 @@ SETTLES = 5.0  # seconds from then on until a stack rests
 
 
 class Rest(NamedTuple):
-    """What a stack takes that has nothing to do."""
+    """The cost of a stack that has nothing to do."""
 
     cores: float
     memory: float  # MB of all processes
