@@ -95,7 +95,17 @@ class Simulation:
             self.network.transfers.hung = self._poisoned
         for n, (room, pace) in enumerate(zip(rooms, paces, strict=True)):
             name, transfers, role = f"engine-{n}", self.network.transfers, roles.of(f"engine-{n}") or ""
-            engine = Engine(world, name, transfers, room, (pace, 2 * pace), stages, self._poisoned, role)
+            engine = Engine(
+                world,
+                name,
+                transfers,
+                room,
+                (pace, 2 * pace),
+                stages,
+                self._poisoned,
+                role,
+                lambda: self.server.rollbacks,
+            )
             self.network.add(engine)
         split = roles.prefill
         largest = min(max(side) for side in (rooms[:split], rooms[split:]) if side)

@@ -199,8 +199,10 @@ class Rank:
         if epoch.over:
             self._lost(iteration, "a neighbour is gone")
             return
-        world.need(iteration.number not in engine.numbers, f"{engine.name} used iteration {iteration.number} twice")
-        engine.numbers.add(iteration.number)
+        used = engine.numbers.get(iteration.number)
+        again = used is not None and used[0] != epoch.number and used[1] < engine.rollbacks()  # its reserve was lost
+        world.need(used is None or again, f"{engine.name} used iteration {iteration.number} twice")
+        engine.numbers[iteration.number] = epoch.number, engine.rollbacks()
         world.need(iteration.number > self.iteration, f"{engine.name} went back to iteration {iteration.number}")
         seconds = 0.0 if iteration.HasField("pull") else world.random.uniform(*engine.pace)
         epoch.busy_until = max(epoch.busy_until, world.now) + seconds
@@ -345,10 +347,11 @@ class Engine:
     stages: int = 1
     poisoned: Callable[[], None] = lambda: None  # told when a request has ended a rank
     role: str = ""
+    rollbacks: Callable[[], int] = lambda: 0  # how often a primary of Redis was lost with its last writes
 
     def __post_init__(self) -> None:
         self.epochs: dict[int, Epoch] = {}
-        self.numbers: set[int] = set()
+        self.numbers: dict[int, tuple[int, int]] = {}  # iterations' numbers -> the epoch, and the rollbacks before
         self.pids = 1
         self.deaths = 0
         self.weights = next(iter(MODELS))  # that a rank reads as it begins
