@@ -3,7 +3,7 @@
 #
 # It cuts as `str.splitlines` does. A stream with one JSON text a line, or with events, comes in pieces wherever a model
 # writes such a character: `json.loads` raises, or the rest of an event is lost. The module's own `EventSource` cuts at CR
-# and LF alone, as the standard says, and so does `iter_lines` of requests, which has bytes.
+# and LF alone, as the standard says, and so does `iter_lines` of requests.
 #
 # Seen with: httpx2 2.16.2, requests 2.34.2, Python 3.11. Prints the lines, and fails when that changes.
 set -eu

@@ -3,7 +3,7 @@
 #
 # NumPy puts NaN behind all numbers of its own floats, so the rest is in order. The types of ml_dtypes say that NaN is
 # neither before nor behind anything, and a sort leaves numbers where they are: [3, NaN, 1, 2] comes back as it was.
-# `argsort`, `partition` and `unique` are wrong with it: the ids of the k largest logits are not those. `argmax` is right.
+# `argsort` and `unique` are wrong with it, so the k largest logits by `argsort` are others. `argmax` is right.
 #
 # Seen with: ml_dtypes 0.6.0, numpy 2.4.6, Python 3.11. Prints what is sorted, and fails when that changes.
 set -eu

@@ -2,8 +2,8 @@
 # safetensors 0.8.0: the same tensors and metadata, saved twice, are two different files.
 #
 # The tensors are laid out in a fixed order, but the pairs of `metadata` are written in that of a hash map, which each call
-# draws anew. A second pair is enough. So the digest of a checkpoint changes when nothing in it has, whoever compares
-# files by their bytes sees another one, and a build that writes safetensors cannot be reproduced.
+# draws anew. So the digest of a checkpoint with several pairs changes when nothing in it has, and a build that writes
+# one cannot be reproduced.
 #
 # Seen with: safetensors 0.8.0, numpy 2.4.6, Python 3.11, Linux x86-64: 64 files with 8 pairs, all different. Prints how
 # many differ, and fails when all are one.

@@ -33,7 +33,7 @@ def test_a_run_goes_on_with_the_fault_behind_those_of_its_file(skip: int) -> Non
 
 
 def line(role: str, kind: Kind, inside: float, first: float = 0.1, late: float = 0.0) -> Line:
-    ended = Counter({"greedy": 3}), Counter({"greedy": 1}), Counter({"no end": 2})
+    ended = Counter({"greedy": 3}), Counter({"greedy": 1}), Counter({"no end": 2}), Counter({"responses": 1})
     return Line(*ended, phase="decoder", role=role, name=role, kind=kind, inside=inside, first=first, late=late)
 
 
@@ -57,8 +57,9 @@ def test_pauses_count_where_the_program_itself_was_not_late() -> None:
 
 def test_all_streams_are_counted() -> None:
     told = table(LINES).splitlines()
-    assert told[-2] == "313 streams: 4 chat, 309 greedy."
-    assert told[-1] == "103 of them differ (103 greedy), 206 ended in an error (206 no end)."
+    assert told[-3] == "313 streams: 4 chat, 309 greedy."
+    assert told[-2] == "103 of them differ (103 greedy), 206 ended in an error (206 no end)."
+    assert told[-1] == "Over HTTP streams were taken up again 103 times (103 responses)."
 
 
 def test_a_line_that_was_cut_off_does_not_count(tmp_path: Path) -> None:

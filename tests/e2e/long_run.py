@@ -63,6 +63,7 @@ class Ended:
     streams: Counter[str] = field(default_factory=Counter)  # by feature
     differing: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)  # by kind
+    resumed: Counter[str] = field(default_factory=Counter)  # taken up again over HTTP, by their path
 
 
 @dataclass
@@ -200,7 +201,8 @@ class Bounds:
 async def play(folder: Path, file: Path, phase: str, seed: int, bounds: Bounds) -> None:
     """Runs a part of a phase on a stack of its own."""
     before = [line for line in read(file) if line.phase == phase]
-    kills, streams = sum(bool(line.role) for line in before), sum(line.streams.total() for line in before)
+    number, kills = sum(bool(line.role) for line in before), sum(line.role not in ("", NOTHING.role) for line in before)
+    streams = sum(line.streams.total() for line in before)
     model = PHASES[phase](folder / "model")
     of_stack: dict[str, Any] = {"model": str(model), "device": "cpu", "dtype": "float32", "slots": 65536, **SETTINGS}
     of_stack |= {"port": 0, "http_port": 0, "served_model_name": "model", "comment_seconds": COMMENTS}
@@ -210,20 +212,21 @@ async def play(folder: Path, file: Path, phase: str, seed: int, bounds: Bounds) 
         asked = asks(seed, DISTINCT, VOCABULARY, chats=phase == "decoder", encoder=phase == "encoder")
         known = await learned(clients, asked, file.with_name(f"{file.name}.{phase}.json"))
         print(f"{phase}: {len(known)} requests, {kills} kills and {streams} streams before", flush=True)
-        load = Load(clients, known, kills, file.with_name(f"{file.name}.wrong"))
+        load = Load(clients, known, number, file.with_name(f"{file.name}.wrong"))
 
         def write(line: Line) -> None:
             ended, load.ended = load.ended, Ended()
+            ended.resumed, clients.resumed = clients.resumed, Counter()
             with file.open("a") as lines:
                 lines.write(json.dumps({**vars(line), **vars(ended)}) + "\n")
 
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(load.run())
-            for fault in faults(target.victims(), seed, kills):
+            for fault in faults(target.victims(), seed, number):
                 if bounds.reached(kills, streams):
                     break
                 line = await hit(target, fault, waits, phase)
-                streams, kills = streams + load.ended.streams.total(), kills + 1
+                streams, kills = streams + load.ended.streams.total(), kills + (line.role != NOTHING.role)
                 waited = f"{line.inside:.2f} s inside, first token {line.first:.2f} s ({line.of})"
                 print(
                     f"{kills}: {line.kind} {line.name}: {waited}, on after {line.took:.1f} s; {streams} streams",
@@ -266,7 +269,7 @@ def read(file: Path) -> list[Line]:
     for text in file.read_text().splitlines(keepends=True):
         if text.endswith("\n"):
             line = json.loads(text)
-            counts = {name: Counter(line[name]) for name in vars(Ended())}
+            counts = {name: Counter(line.get(name, {})) for name in vars(Ended())}
             lines.append(Line(**{**line, **counts}))
     return lines
 
@@ -285,9 +288,10 @@ def table(lines: Sequence[Line]) -> str:
             said.append(f"| {role} | {way} | {times} | {_pauses([one for one in of_kind if one.role == role])} |")
         times = sum(line.kind == kind and line.role != NOTHING.role for line in lines)
         said.append(f"| all | {way} | {times} | {_pauses([one for one in of_kind if one.role != NOTHING.role])} |")
-    streams, differing, errors = (_sum(vars(line)[name] for line in lines) for name in vars(Ended()))
+    streams, differing, errors, resumed = (_sum(vars(line)[name] for line in lines) for name in vars(Ended()))
     said += ["", f"{streams.total()} streams: {_listed(streams)}."]
     said.append(f"{differing.total()} of them differ{_of(differing)}, {errors.total()} ended in an error{_of(errors)}.")
+    said.append(f"Over HTTP streams were taken up again {resumed.total()} times{_of(resumed)}.")
     return "\n".join(said)
 
 
@@ -305,7 +309,7 @@ def _sum(counts: Iterator[Mapping[str, int]]) -> Counter[str]:
     total = Counter[str]()
     for one in counts:
         total.update(one)
-    return total
+    return +total
 
 
 def _listed(counts: Counter[str]) -> str:
@@ -320,7 +324,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path, help="gets the lines, and has those of earlier runs")
     parser.add_argument("--phase", choices=sorted(PHASES), default="decoder")
-    parser.add_argument("--kills", type=int, default=500, help="of the phase, those of earlier runs included")
+    parser.add_argument("--kills", type=int, default=500, help="and freezes of the phase, with those of earlier runs")
     parser.add_argument("--streams", type=int, default=5000, help="the same of streams")
     parser.add_argument("--seconds", type=float, default=math.inf, help="after which no other kill begins")
     parser.add_argument("--seed", type=int, default=1)
@@ -333,4 +337,6 @@ if __name__ == "__main__":
         with tempfile.TemporaryDirectory(dir=memory, prefix="orca-long-run-", ignore_cleanup_errors=True) as temporary:
             bounds = Bounds(given.kills, given.streams, given.seconds)
             asyncio.run(play(given.folder or Path(temporary), given.file, given.phase, given.seed, bounds))
-    print(table(read(given.file)))
+    lines = read(given.file)
+    print(table(lines))
+    sys.exit(any(line.differing or line.errors for line in lines))

@@ -10,6 +10,7 @@ import json
 import random
 import re
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -32,6 +33,7 @@ LONGEST = 120.0  # seconds of a stream, all calls together
 AGAIN = (429, 503)  # statuses that are answered with another call
 ID = "x-orca-request"  # the header with an answer's id
 ENDS = ("response.completed", "response.incomplete")
+HELD = ("response, tools",)  # features whose tokens are held back for long, so that their waits tell little
 OF_A_RUN = ("iteration", "engine", "timings")  # of a token, or of an end: another one in each run
 TIMES = re.compile(r'(?<=ed_at": )[0-9.]+')  # of a response
 CALL = re.compile(r'(?<="call_id": ")[^"]+')
@@ -61,12 +63,14 @@ class Wait:
 
     def __init__(self, waits: "Waits", feature: str) -> None:
         self._waits, self._feature = waits, feature
+        self._timed = feature not in HELD
         self.since, self.begun = time.monotonic(), False
 
     def came(self) -> None:
         """A token has come, or the end."""
         now = time.monotonic()
-        self._waits.waited(now - max(self.since, self._waits.since), self.begun, self._feature)
+        if self._timed:
+            self._waits.waited(now - max(self.since, self._waits.since), self.begun, self._feature)
         self.since, self.begun = now, True
 
     def end(self) -> None:
@@ -230,8 +234,13 @@ def _chat_schema(draw: random.Random, vocabulary: int) -> Ask:
 
 def _chat_tools(draw: random.Random, vocabulary: int) -> Ask:
     choice = draw.choice(("required", "required", "auto"))
-    body = _streamed(draw, messages=_messages(draw), max_tokens=100, tools=some_tools(draw, 1), tool_choice=choice)
-    return Ask("chat, tools", "chat/completions", body)
+    tools: dict[str, Any] = {"tools": some_tools(draw, 1), "tool_choice": choice}
+    # With logprobs each token is an event. Without, a call's beginning is held back until its name is whole.
+    return Ask(
+        "chat, tools",
+        "chat/completions",
+        _streamed(draw, messages=_messages(draw), max_tokens=100, logprobs=True, **tools),
+    )
 
 
 def _responded(draw: random.Random, **more: Any) -> dict[str, Any]:
@@ -267,7 +276,7 @@ class Clients:
         }
         self._turn = itertools.count()
         self._failed = dict.fromkeys(self._http, 0.0)  # when
-        self.calls = 0  # over HTTP, those that went on included
+        self.resumed = Counter[str]()  # streams over HTTP that were taken up again, by their path
 
     async def close(self) -> None:
         await self._library.close()
@@ -313,6 +322,7 @@ class Clients:
             while not (name := await self._all(method, ask.body, choices)):
                 await asyncio.sleep(PAUSE)
             paths = [f"/v1/{method}/{name}-{n}" for n in range(count)] if count > 1 else [f"/v1/{method}/{name}"]
+            self.resumed[method] += sum(not choice.ended for choice in choices)
             await asyncio.gather(*(self._rest(*one) for one in zip(paths, choices, strict=True)))
         return json.dumps([choice.brought() for choice in choices])
 
@@ -345,7 +355,6 @@ class Clients:
     async def _events(self, method: str, path: str, **given: Any) -> AsyncIterator[tuple[str, "Event | None"]]:
         """The id of an answer, and its events but [DONE], with which it ends. Raises Broken, and Wrong."""
         base = self._door()
-        self.calls += 1
         event = Event()
         try:
             async with self._http[base].stream(method, base + path, **given) as answer:
@@ -383,9 +392,9 @@ class Clients:
             while not events or events[-1].type not in ENDS:
                 base = self._door()
                 responses = self._openai[base].responses
-                self.calls += 1
                 try:
                     if name:
+                        self.resumed[ask.way] += 1
                         last = {"starting_after": len(events) - 1} if events else {}
                         stream: Any = await responses.retrieve(name, stream=True, **last)
                     else:

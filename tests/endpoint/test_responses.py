@@ -320,9 +320,7 @@ async def test_references_bring_no_more_than_a_chat_may_have(
     assert refused.value.param == "input[1].id"
     often: list[Any] = [{"type": "item_reference", "id": answer.output[0].id}] * 3_000
     with pytest.raises(BadRequestError, match="a chat has at most 1048576 bytes") as refused:
-        await client.responses.create(
-            model="tiny", extra_body={"input": often}
-        )
+        await client.responses.create(model="tiny", extra_body={"input": often})
     assert str(refused.value.param).startswith("input[2")  # where it became too much
 
 

@@ -58,9 +58,10 @@ def check(outcome: Outcome, but: str = "nothing") -> None:
     assert outcome.peak - outcome.before < GROWTH
     assert not outcome.log.plain, outcome.log.plain[:5]
     assert not [event for event in outcome.log.events if DEAD in event]
-    begun = {event: count for event, count in outcome.log.events.items() if event.startswith("refusing")}
+    events = outcome.log.events
+    begun = {event: count for event, count in events.items() if event.startswith("refusing")}
     # An attack whose connections end and begin again may leave a state and enter it again: a line for each time.
-    assert all(count <= outcome.log.events[f"no longer {event}"] + 1 for event, count in begun.items()), outcome.log.events
+    assert all(count <= events[f"no longer {event}"] + 1 for event, count in begun.items()), events
 
 
 @pytest.mark.parametrize("name", [name for name in ATTACKS if name not in BEHIND_PROXY])

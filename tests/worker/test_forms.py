@@ -6,6 +6,8 @@ import os
 import random
 import re
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial

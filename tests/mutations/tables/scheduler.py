@@ -274,6 +274,13 @@ MUTATIONS = [
         f"{MASTER_TESTS}::test_the_next_claim_waits_for_the_last_one_and_for_no_empty_inbox",
     ),
     Mutation(
+        "an idle engine claims after each read of the hints",
+        LEDGER,
+        "_reading_hints",
+        never("hints"),
+        f"{MASTER_TESTS}::test_an_idle_engine_claims_nothing",
+    ),
+    Mutation(
         "a corrected row waits for the next iteration",
         LEDGER,
         "_commit",

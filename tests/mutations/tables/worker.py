@@ -14,6 +14,20 @@ MUTATIONS = [
         "tests/worker/test_adapters.py::test_a_pattern_for_each_of_many_modules",
     ),
     Mutation(
+        "a fork server at rest loses what was relocated",
+        "services/worker/orca_worker/processes/process.py",
+        "unmap_files",
+        Text('first in ("Anonymous:", "Swap:")', 'first == "Swap:"'),
+        "tests/worker/test_unmapping.py::test_pages_of_files_are_unmapped_unless_they_are_its_own",
+    ),
+    Mutation(
+        "a fork server never rests",
+        "services/worker/orca_worker/processes/fork_server.py",
+        "serve",
+        drop("unmap_files"),
+        "tests/e2e/test_fork_servers.py::test_fork_servers_at_rest_map_little_of_libraries",
+    ),
+    Mutation(
         "a block with other keys and values is used",
         "services/worker/orca_worker/iteration/kv.py",
         "KVManager.check",

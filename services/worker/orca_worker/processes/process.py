@@ -4,7 +4,7 @@ import ctypes
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 # Of prctl.
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
@@ -57,11 +57,11 @@ def unmap_files() -> None:
     """Unmaps the pages of files, of libraries above all, that this process does not write to and never has.
 
     A page that is touched again comes from the kernel's cache. For a process of one thread: another one might write
-    between the look and the call. Needs Linux's /proc.
+    between the look and the call. Does nothing where the kernel does not tell the pages of a mapping.
     """
     libc, size = ctypes.CDLL(None), ctypes.c_size_t
     begin = end = 0  # of a mapping that may be unmapped, until one of its lines says that it has pages of its own
-    with open("/proc/self/smaps") as maps:
+    with suppress(OSError), open("/proc/self/smaps") as maps:
         for line in maps:
             first, *words = line.split()
             if not first.endswith(":"):  # `7f12-7f34 r-xp 00001000 fe:00 4711 /usr/lib/libc.so.6`
