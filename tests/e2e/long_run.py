@@ -254,7 +254,7 @@ async def hit(target: LocalTarget, fault: Fault, waits: Waits, phase: str) -> Li
             await waits.settled()
     took = time.monotonic() - begun
     times = {"inside": waits.inside, "first": waits.first, "late": late.seconds, "took": took}
-    rounded = {name: round(seconds, 3) for name, seconds in times.items()}
+    rounded: dict[str, Any] = {name: round(seconds, 3) for name, seconds in times.items()}
     return Line(phase=phase, role=row(fault.victim), name=fault.victim.name, kind=fault.kind, of=waits.of, **rounded)
 
 

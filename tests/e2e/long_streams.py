@@ -395,7 +395,7 @@ class Clients:
                 try:
                     if name:
                         self.resumed[ask.way] += 1
-                        last = {"starting_after": len(events) - 1} if events else {}
+                        last: dict[str, Any] = {"starting_after": len(events) - 1} if events else {}
                         stream: Any = await responses.retrieve(name, stream=True, **last)
                     else:
                         stream = await responses.create(**ask.body, stream=True)

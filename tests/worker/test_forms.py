@@ -525,7 +525,9 @@ def test_the_processes_of_forms_end_at_once_with_their_rank(tmp_path: Path) -> N
     memory = os.memfd_create("masks")
     os.ftruncate(memory, place_of(1, 0, mask_bytes(259)))
     command = [sys.executable, "-m", follower.__name__, str(folder)]
-    with subprocess.Popen(command, stdin=its_control, env=os.environ | {"PYTHONPATH": str(tmp_path)}) as process:
+    with subprocess.Popen(
+        command, stdin=its_control.fileno(), env=os.environ | {"PYTHONPATH": str(tmp_path)}
+    ) as process:
         socket.send_fds(control, [b"."], [its_form.fileno(), memory])
         grammar = as_grammar("regex", "[abc]{30}").encode()
         form.sendall(LENGTH.pack(len(grammar)) + grammar + ASK.pack(0, 0, 0, 0, 0))
