@@ -3,8 +3,8 @@ rounded as docs/weights.md says.
 
 The arithmetic is written here once more. The last bits of an engine's float32 are not those of transformers, which adds
 in another order, so a number in the middle between two codes may become the one or the other: 17 of 604,416 of a
-GPT-2, one in 100,000 elsewhere. A token may be another one for that. So transformers takes the codes that an engine has
-kept, after each was seen to be a right one, and then every token must be the likeliest, without a tolerance.
+GPT-2, 3 of 679,968 of the other models. A token may be another one for that. So transformers takes the codes that an
+engine has kept, after each was seen to be a right one, and then every token must be the likeliest, without a tolerance.
 """
 
 import random
