@@ -4,7 +4,7 @@
 # The format `pack-quantized` has integers in words of 32 bits. Up to 0.17.1 a word holds whole integers: ten of three bits,
 # and two bits stay unused. Since 0.19.0 they are packed without gaps, and one may begin in a word and end in the next.
 # The format's name is the same. A new reader takes old words without an error, and beyond the first word its integers
-# are wrong. One, two, four and eight bits divide 32, and did not change.
+# begin at other bits. One, two, four and eight bits divide 32, and did not change.
 #
 # Seen with: compressed-tensors 0.17.1 and 0.20.1, torch 2.13.0, transformers 5.23.0, Python 3.11. Prints how many of 64
 # integers are read back, and fails when all are.
