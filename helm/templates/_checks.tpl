@@ -115,7 +115,8 @@
 {{- if and $values.jaeger.enabled $values.tracing.otlpEndpoint -}}
 {{- fail "jaeger.enabled, tracing.otlpEndpoint: spans go to one of them, not both" -}}
 {{- end -}}
-{{- if and $values.pod.serviceAccount.create $values.pod.serviceAccount.name -}}
+{{- $account := $values.pod.serviceAccount | default dict -}}
+{{- if and $account.create $account.name -}}
 {{- fail "pod.serviceAccount: create makes an account for each workload; one name for all is for an account that is there (create: false)" -}}
 {{- end -}}
 {{- if and $values.endpoint.service.nodePorts (eq $values.endpoint.service.type "ClusterIP") -}}

@@ -9,6 +9,8 @@
 {{- if and (kindIs "map" $own) (ne $name "affinity") }}{{ $own = include "orca.overlay" (list $common $own) | fromYaml }}{{ end -}}
 {{- $_ := set $all $name $own -}}
 {{- end -}}
+{{- $_ := set $all "probes" ($all.probes | default dict) -}} {{- /* a null gives nothing */ -}}
+{{- $_ := set $all "serviceAccount" ($all.serviceAccount | default (dict "create" true)) -}}
 {{ toYaml $all }}
 {{- end -}}
 

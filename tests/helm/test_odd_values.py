@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from functools import cache
 
 import pytest
-from helm.chart import DEMO, SERVICES, Object, Rendered, render
+from helm.chart import DEMO, SERVICES, Object, Rendered, merged, render
 from helm.odd import NAMES, a_file_with, a_values_file, places
 from helm.strict import faults
 from helm_python import HelmRenderError, HelmValuesError
@@ -61,6 +61,11 @@ def test_random_values(seeds: range) -> None:
         if faults_of := wrong(name, values):
             found[seed] = (faults_of[0], name, values)
     assert not found
+
+
+@pytest.mark.parametrize("block", ["probes", "serviceAccount"])
+def test_a_null_for_all_pods_is_as_if_nothing_were_given(block: str) -> None:
+    assert render(merged(DEMO, {"pod": {block: None}})).objects == render(DEMO).objects
 
 
 def test_odd_names_of_releases() -> None:

@@ -192,7 +192,7 @@ def test_what_is_wrong_by_itself(values: dict[str, Any], complaint: str) -> None
 NULL = ("check", "wait", "ui", "scheduler.settings", "image.digests", "engine.autoscale", "endpoint.autoscale")
 
 
-@pytest.mark.parametrize("path", [*NULL, "redis.externalUrl"])
+@pytest.mark.parametrize("path", [*NULL, "redis.externalUrl", "endpoint.service.nodePorts"])
 def test_a_block_that_is_null_is_named(path: str) -> None:
     """As with --reuse-values from a chart that did not have it: no template can look into it."""
     value: Any = None
