@@ -30,7 +30,7 @@ from orca_client import Accepted, Token  # noqa: E402
 from orca_client.errors import Aborted  # noqa: E402
 
 VOCAB, MAX_BS = 211, 2
-# By engines: so many that some run when the last engine changes, and so long that one engine is hit amid two of them.
+# By engines: enough for some to run when the last engine changes; a single engine is hit amid two long ones.
 REQUESTS, TOKENS = {1: 10, 2: 40}, {1: 120, 2: 40}
 WEIGHTS = "model.safetensors"
 
