@@ -3,11 +3,13 @@
     python tests/clients/load_tools.py URL TOKENIZER [PYTHON]
 
 PYTHON is one that has vLLM's bench; uv installs the other tools. Keeps 4 and then 16 requests of 128 tokens in flight
-that make 64 each. Prints a table: throughput over a run, and medians over its requests. Figures need a quiet machine:
-the tools themselves take CPU time.
+that make 64 each. Prints a table: throughput over a run, medians over its requests, and the processor time that the
+tool itself took, its start included: on a machine that also computes the model it is time of the model. Figures need a
+quiet machine.
 """
 
 import json
+import resource
 import subprocess
 import sys
 import tempfile
@@ -115,12 +117,20 @@ TOOLS: dict[str, Callable[[str, str, int, Path], Figures]] = {
 
 def main(url: str, tokenizer: str, python: str = "") -> None:
     tools = TOOLS | ({"vllm bench serve": partial(vllm, python)} if python else {})
-    print(f"| tool | at once | tokens/s | first token, ms | a token after it, ms |\n| {'--- | ' * 5}".rstrip())
+    columns = ("tool", "at once", "tokens/s", "first token, ms", "a token after it, ms", "s of its own")
+    print(f"| {' | '.join(columns)} |\n| {'--- | ' * len(columns)}".rstrip())
     for streams in (4, 16):
         for name, tool in tools.items():
+            before = own_seconds()
             with tempfile.TemporaryDirectory() as folder:
                 throughput, first, later = tool(url, tokenizer, streams, Path(folder))
-            print(f"| {name} | {streams} | {throughput:.0f} | {first:.0f} | {later:.1f} |", flush=True)
+            own = own_seconds() - before
+            print(f"| {name} | {streams} | {throughput:.0f} | {first:.0f} | {later:.1f} | {own:.1f} |", flush=True)
+
+
+def own_seconds() -> float:
+    """Processor time of all commands so far."""
+    return sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
 
 
 if __name__ == "__main__":
