@@ -443,7 +443,7 @@ MUTATIONS = [
     Mutation(
         "a place is taken until its request has ended",
         CORE,
-        "Core.room",
+        "Core._staying",
         instead("r.goes_on", "True"),
         f"{CORE_TESTS}::test_room_counts_what_ends_with_the_oldest_batch",
     ),
