@@ -227,7 +227,7 @@ def test_a_key_stands_for_all_that_comes_before() -> None:
 
 
 def test_room_is_the_same_before_a_row_is_released_and_after() -> None:
-    """What waits begins behind blocks of the row that leaves: they are no room for others."""
+    """A request that waits begins behind blocks of the row that leaves: they are no room for others."""
     memory = Slots(80, 4)
     one, other = (Request.of(asked(n, "a", range(12), 4, 4), True) for n in range(2))
     one.row = memory.admit([one])[0].row
