@@ -458,7 +458,7 @@ MUTATIONS = [
         "an end that drafts alone would make frees a place",
         CORE,
         "Core._staying",
-        without("drafted"),
+        instead("r in drafted", "False"),
         f"{CORE_TESTS}::test_room_counts_no_end_that_drafts_alone_would_make",
     ),
     Mutation(
