@@ -3,6 +3,7 @@
 Results are on standard output or in files. Progress is on standard error.
 """
 
+import math
 import subprocess
 import sys
 from collections import Counter
@@ -170,9 +171,11 @@ def validate(
     from orca_lab.workload import PAPER
 
     with sentences():
+        at = numbers("--shares", shares)
+        if not all(0 < share < math.inf for share in at):
+            raise typer.BadParameter("must be above 0, as in 0.3,0.5", param_hint="--shares")
         where = real_of(model, dtype, tp, pp, memory, attempts, calibration)
         lengths = (QUICK if quick else FULL).lengths(PAPER)
-        at = numbers("--shares", shares)
         found = run(where, Setting(max_bs), Calibration.read(calibration), lengths, requests, runs, say, at)
         rows = Table(box=None, pad_edge=False)
         for name in ("share", "run", *(name.replace("_", " ") for name in Measures._fields), "within bounds"):
@@ -477,13 +480,17 @@ def real_of(
     calibration: Path | None,
     engines: int = 1,
 ) -> Any:
-    """The layout that is measured, and its guard. Raises FailedPrecondition for a file that is no calibration."""
+    """The layout that is measured, and its guard. Raises FailedPrecondition for a file that is no calibration of it."""
     from orca_bench.live import Layout
     from orca_bench.real import Real
     from orca_lab.calibration import Calibration
 
+    layout = Layout(model, dtype, tp, pp, bytes_of(memory), engines)
     of = Calibration.read(calibration) if calibration is not None else None
-    return Real(Layout(model, dtype, tp, pp, bytes_of(memory), engines), attempts, of)
+    if of is not None and (of.about["tp"], of.about["pp"], of.engines) != (tp, pp, engines):
+        its = replace(layout, tp=of.about["tp"], pp=of.about["pp"], engines=of.engines)
+        raise FailedPrecondition(f"calibration: {calibration} is of {its}, and {layout} runs")
+    return Real(layout, attempts, of)
 
 
 def numbers(option: str, text: str, count: int | None = None) -> list[float]:

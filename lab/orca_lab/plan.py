@@ -14,6 +14,7 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import NamedTuple
 
+from orca_common.errors import FailedPrecondition
 from orca_scheduler.core.roles import Role, Roles
 from orca_scheduler.core.sets import PAPER, policy_named
 
@@ -167,8 +168,13 @@ def on_gpus(model: Gpt, hardware: Hardware) -> Costs:
 
 def on_machine(calibrations: Sequence[Calibration]) -> Costs:
     """The layouts that were calibrated. One alone stands for any number of engines like it, each on a machine of its
-    own; of several, each is the whole machine, with as many engines as it had."""
-    of = {(one.about["tp"], one.about["pp"], one.engines): one for one in calibrations}
+    own; of several, each is the whole machine, with as many engines as it had.
+    Raises FailedPrecondition for two of one layout."""
+    of = dict[tuple[int, int, int], Calibration]()
+    for one in calibrations:
+        tp, pp = one.about["tp"], one.about["pp"]
+        if of.setdefault((tp, pp, one.engines), one) is not one:
+            raise FailedPrecondition(f"hardware: two calibrations are of {one.engines} x (tp {tp}, pp {pp})")
 
     def costs(layout: Layout) -> tuple[Cost, int] | str:
         alone = calibrations[0] if len(calibrations) == 1 else None

@@ -201,6 +201,24 @@ def test_calibrate_and_validate(tmp_path: Path) -> None:
     assert same.endswith(", 0 of them with another batch than simulated")
 
 
+def test_a_calibration_is_of_the_layout_that_runs(tmp_path: Path) -> None:
+    """Two engines by a calibration would be compared with one."""
+    path = tmp_path / "calibration.json"
+    cost = Calibrated(((1e-9, 0, 0, 0, 0, 0, 0),), 0.0)
+    Calibration(cost, ((0.0, 0.0),), 0.0, 0.0, 640, 100, {"tp": 1, "pp": 1, "max_bs": 4, "engines": 2}).write(path)
+    for command in ("validate", "validate-whatif"):
+        done = orca_lab(command, "--calibration", path)
+        assert (done.exit_code, done.stdout) == (1, "")
+        assert done.stderr == f"calibration: {path} is of 2 x (tp 1, pp 1), and 1 x (tp 1, pp 1) runs\n"
+
+
+@pytest.mark.parametrize("shares", ["0", "-1", "0.5,nan", "inf", "half"])
+def test_shares_that_are_none_are_refused_at_once(shares: str, tmp_path: Path) -> None:
+    done = orca_lab("validate", "--calibration", tmp_path / "none.json", "--shares", shares)
+    assert done.exit_code == 2
+    assert "--shares" in done.stderr
+
+
 def test_the_guard_marks_live_runs(tmp_path: Path) -> None:
     """Those that are slower than their calibration, which here says that iterations take no time, and those that have a
     busy process beside them."""

@@ -133,3 +133,15 @@ def test_the_command(tmp_path: Path) -> None:
     done = orca_lab("plan", "--hardware", path, *given, "--normalized", 1e-4, "--gpus", 2)
     assert "no layout of up to 2 holds" in done.stderr
     assert "dropped 1: no transfer between engines was calibrated" in done.stdout
+
+
+def test_two_calibrations_of_one_layout_are_refused(tmp_path: Path) -> None:
+    """The first one was passed over in silence."""
+    options = list[str]()
+    for n, seconds in enumerate((1e-3, 5e-3)):
+        cost = Calibrated(((seconds, 0, 0, 0, 0, 0, 0),), 0.0)
+        path = tmp_path / f"{n}.json"
+        Calibration(cost, ((0.0, 0.0),), 0.0, 0.0, 4000, 100, {"tp": 1, "pp": 1, "max_bs": 4}).write(path)
+        options += ["--hardware", str(path)]
+    done = CliRunner().invoke(app, ["lab", "plan", *options, "--normalized", "1"])
+    assert (done.exit_code, done.stderr) == (1, "hardware: two calibrations are of 1 x (tp 1, pp 1)\n")

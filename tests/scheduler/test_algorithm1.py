@@ -24,6 +24,7 @@ from orca_scheduler.core.core import (
 from orca_scheduler.core.memory import Slots
 from orca_scheduler.core.request import Arrival, Phase, Reason, Request
 from orca_scheduler.core.selection import Limits, Stop, select
+from orca_scheduler.core.sets import policy_named
 
 WORD, EOS = 7, 0
 
@@ -111,6 +112,22 @@ def test_room_counts_no_slots_that_the_next_batch_may_not_have() -> None:
     assert arrive(core, ask(2)) == []
     assert batches(back(core)) == [[2]]
     assert core.room() == Room(0, 20 - 8)
+
+
+def test_room_counts_no_end_that_drafts_alone_would_make() -> None:
+    """They may be wrong. A request that was claimed for its place would wait here, while another engine has one."""
+    core = Core(1, 1, 1, policy=policy_named("drafts=ngram"))
+    core.step(EngineReady(0.0, 100, 1))
+    core.step(Arrived(0.0, (ask(1, max_new_tokens=5),)))
+    (batch, _) = core.step(BatchReturned(0.0, 1, made(WORD), offers=((WORD,) * 4,)))
+    assert isinstance(batch, ScheduleBatch)
+    assert len(batch.members[0].drafts) == 3
+    assert core.room().requests == 0
+    (batch, _) = core.step(BatchReturned(0.0, 2, made(WORD), offers=((),)))
+    assert isinstance(batch, ScheduleBatch)
+    assert core.room().requests == 0
+    core.step(Cancelled(0.0, (1,)))
+    assert core.room().requests == 1
 
 
 def test_figure_8a() -> None:

@@ -71,7 +71,7 @@ class Engine:
                 if outcome.finish is not None:
                     self.done.append(outcome.claim)
         assert violations(self.core) == []
-        assert len(self.core.requests) <= 2 * self.places
+        assert sum(request.goes_on for request in self.core.requests) <= 2 * self.places
 
 
 def test_a_higher_one_runs_at_once_and_the_lower_one_goes_on() -> None:
@@ -87,6 +87,21 @@ def test_a_higher_one_runs_at_once_and_the_lower_one_goes_on() -> None:
     while engine.turn():
         pass
     assert engine.done == [urgent, low[0], low[1]]
+
+
+def test_a_higher_one_comes_before_one_that_was_claimed_while_the_last_token_was_made() -> None:
+    """It joins the next iteration, as beside any full engine."""
+    engine = Engine(1, 1, "paper")
+    first = engine.submit(100, Priority.LOW, 8, 2)
+    engine.turn()
+    low = engine.submit(200, Priority.LOW, 8, 20)
+    assert not engine.queue, "it has the place of one that ends"
+    urgent = engine.submit(50, Priority.URGENT, 8, 2)
+    engine.turn()
+    assert [member[0] for member in engine.flying[0].members] == [urgent]
+    while engine.turn():
+        pass
+    assert engine.done == [first, urgent, low]
 
 
 @pytest.mark.parametrize("policy", [*POLICIES, "stall-free", "split-fuse"])

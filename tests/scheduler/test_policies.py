@@ -519,6 +519,23 @@ def test_its_name_finds_it_again(policy: FirstCome) -> None:
     assert policy_named(policy.name) == policy
 
 
+@pytest.mark.parametrize("fill", sorted(IN_PARTS))
+def test_a_prompt_that_has_the_place_of_one_that_ends_holds_up_no_increment(fill: str) -> None:
+    """Each has a place: that of the one that ends, which is still in flight, is the third one's."""
+    core = Core(1, 2, 1, policy=policy_named(f"fill={fill},positions=8"))
+    core.step(EngineReady(0.0, 1000, 1))
+    core.step(Arrived(0.0, (Arrival(1, 20, 3, 9),)))
+    core.step(Arrived(0.0, (Arrival(2, 10, 3, 1),)))
+    assert core.room().requests == 1
+    core.step(Arrived(0.0, (Arrival(3, 5, 3, 5),)))
+    batch, *_ = core.step(BatchReturned(0.0, 1, ((WORD,),)))
+    assert isinstance(batch, ScheduleBatch)
+    assert [(member.claim, member.count) for member in batch.members] == [(1, 1)]
+    batch, *_ = core.step(BatchReturned(0.0, 2, ((WORD,),)))
+    assert isinstance(batch, ScheduleBatch)
+    assert [(member.claim, member.count) for member in batch.members] == [(3, 3)]
+
+
 def test_measured_positions() -> None:
     """They are the bound of the next iteration, and never of increments alone; the state has them."""
     core = Core(2, 1, 1, policy=policy_named("stall-free,positions=auto:50"))

@@ -10,6 +10,7 @@ import pytest
 
 from orca_common.block_keys import key_of, keys_of, root_of
 from orca_scheduler.core.core import Arrived, BatchReturned, Cancelled, Core, EngineReady, Member, ScheduleBatch
+from orca_scheduler.core.memory import Slots
 from orca_scheduler.core.on_demand import OnDemand
 from orca_scheduler.core.prefix import Index
 from orca_scheduler.core.request import Arrival, Phase, Request
@@ -223,3 +224,17 @@ def test_a_key_stands_for_all_that_comes_before() -> None:
     one = keys_of(root, range(9), 4)
     assert one == (root, key_of(root, range(4)), key_of(one[1], range(4, 8)))
     assert len({*one, *keys_of(root_of("b"), range(9), 4), *keys_of(root, [9, *range(1, 9)], 4)[1:]}) == 8
+
+
+def test_room_is_the_same_before_a_row_is_released_and_after() -> None:
+    """A request that waits begins behind blocks of the row that leaves: they are no room for others."""
+    memory = Slots(80, 4)
+    one, other = (Request.of(asked(n, "a", range(12), 4, 4), True) for n in range(2))
+    one.row = memory.admit([one])[0].row
+    assert one.row is not None
+    one.computed, one.filled = 12, memory.fill(one, 12)
+    other.computed = memory.match(other)
+    assert other.computed == 8
+    before = memory.room([other], [one.row])
+    memory.release(one.row)
+    assert before == memory.room([other]) == 80 - 16

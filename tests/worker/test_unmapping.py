@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from orca_worker.processes.process import unmap_files
+from orca_worker.processes.process import unmap_files, unwritten
 
 SIZE = 64 * mmap.PAGESIZE
 
@@ -50,6 +50,14 @@ def test_pages_of_files_are_unmapped_unless_they_are_its_own(tmp_path: Path) -> 
     said = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     all_of_it = [SIZE >> 10]
     assert said == {"before": [all_of_it, all_of_it], "after": [[0], all_of_it], "same": True}
+
+
+def test_where_the_kernel_does_not_say_whose_pages_they_are_they_stay() -> None:
+    """On other kernels a line may be missing. What was relocated would be lost, and every later process with it."""
+    whole = Path("/proc/self/smaps").read_text().splitlines()
+    assert list(unwritten(whole))
+    for missing in ("Anonymous:", "Swap:"):
+        assert list(unwritten([line for line in whole if not line.startswith(missing)])) == []
 
 
 if __name__ == "__main__":

@@ -443,7 +443,7 @@ MUTATIONS = [
     Mutation(
         "a place is taken until its request has ended",
         CORE,
-        "Core.room",
+        "Core._staying",
         instead("r.goes_on", "True"),
         f"{CORE_TESTS}::test_room_counts_what_ends_with_the_oldest_batch",
     ),
@@ -453,6 +453,27 @@ MUTATIONS = [
         "Core._leaving",
         instead("r.in_flight == 1", "True"),
         f"{CORE_TESTS}::test_room_counts_no_slots_that_the_next_batch_may_not_have",
+    ),
+    Mutation(
+        "an end that drafts alone would make frees a place",
+        CORE,
+        "Core._staying",
+        instead("r in drafted", "False"),
+        f"{CORE_TESTS}::test_room_counts_no_end_that_drafts_alone_would_make",
+    ),
+    Mutation(
+        "blocks behind which others begin are room",
+        MEMORY,
+        "Slots.room",
+        instead("self.gains(leaving, waiting)", "self.gains(leaving)"),
+        f"{PREFIX_TESTS}::test_room_is_the_same_before_a_row_is_released_and_after",
+    ),
+    Mutation(
+        "one that ends keeps its place among increments",
+        FILLS,
+        "_in_parts",
+        drop("request.goes_on"),
+        f"{POLICIES_TESTS}::test_a_prompt_that_has_the_place_of_one_that_ends_holds_up_no_increment",
     ),
     # The memory.
     Mutation(

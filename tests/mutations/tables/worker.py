@@ -16,8 +16,8 @@ MUTATIONS = [
     Mutation(
         "a fork server at rest loses what was relocated",
         "services/worker/orca_worker/processes/process.py",
-        "unmap_files",
-        Text('first in ("Anonymous:", "Swap:")', 'first == "Swap:"'),
+        "unwritten",
+        Text('{"Anonymous:", "Swap:"}', '{"Swap:"}'),
         "tests/worker/test_unmapping.py::test_pages_of_files_are_unmapped_unless_they_are_its_own",
     ),
     Mutation(

@@ -313,9 +313,19 @@ class Core:
         """
         if not self._formed or self._draining:
             return Room(0, 0)
-        waiting, staying = [r for r in self._pool if r.row is None], sum(r.goes_on for r in self._pool)
-        slots = self.memory.room(waiting, self._leaving())
-        return Room(max(0, self.limits.max_bs * self.n_workers - staying), max(0, slots))
+        slots = self.memory.room([r for r in self._pool if r.row is None], self._leaving())
+        return Room(max(0, self._places - len(self._staying())), max(0, slots))
+
+    @property
+    def _places(self) -> int:
+        """Requests that take part in all batches at a time."""
+        return self.limits.max_bs * self.n_workers
+
+    def _staying(self) -> list[Request]:
+        """Live requests, in the policy's order, that may be in a later batch than those in flight: also one that its
+        drafts would end, for they may be wrong."""
+        drafted = {r for flight in self.in_flight for r, most in zip(*flight[1:], strict=True) if most > 1}
+        return [r for r in self._pool if r.goes_on or (r in drafted and not r.ended)]
 
     def _leaving(self) -> list[int]:
         """Rows that are free before another batch may be scheduled, as far as is known before the oldest returns."""
@@ -328,13 +338,12 @@ class Core:
     def yielding(self) -> list[tuple[int, int]]:
         """Class and order of requests that give way to new ones of a higher class, which come before them: the last one
         first. Theirs are the places of an engine that is full; they pause then, and keep their slots. As many requests
-        as there are places may be paused."""
-        places = self.limits.max_bs * self.n_workers
-        if not self._formed or self._draining or self.role or len(self._pool) < places:
+        as there are places may be paused. Those in their last iteration have no place any more."""
+        places, staying = self._places, self._staying()
+        if not self._formed or self._draining or self.role or len(staying) < places:
             return []
-        most = 2 * places - len(self._pool)
-        running = [(r.arrived.priority, r.arrived.arrival) for r in self._pool[:places] if not r.ended]
-        return running[::-1][:most] if most > 0 else []
+        most = max(0, 2 * places - len(staying))
+        return [(r.arrived.priority, r.arrived.arrival) for r in staying[:places]][::-1][:most]
 
     def step(self, event: Event) -> list[Action]:
         """Applies one event and says what is to be done about it, in this order.

@@ -112,6 +112,7 @@ def split_fuse(ready: Iterable[Request], live: Sequence[Request], limits: Limits
 
 def _in_parts(ready: Iterable[Request], live: Sequence[Request], limits: Limits, memory: Memory, in_turn: bool) -> Plan:
     filling, at_hand, places = Filling(live, limits, memory), set(ready), limits.max_bs * limits.n_workers
+    live = [request for request in live if request.goes_on]  # those in their last iteration have no place any more
     behind, begins = False, True  # behind: the initiation of an earlier prompt goes on after this iteration
     for part in (live[:places], live[places:]):  # those without a place gave way, and have what is left
         for request in part:
@@ -126,7 +127,7 @@ def _in_parts(ready: Iterable[Request], live: Sequence[Request], limits: Limits,
                 break  # those behind it would have begun, and go on before it
             runs = filling.offer(request, count) if request in at_hand and count else 0
             has_begun = runs > 0 or request.row is not None
-            if has_begun and not request.ended and runs < request.remaining:
+            if has_begun and runs < request.remaining:
                 behind = True
     return filling.plan()
 

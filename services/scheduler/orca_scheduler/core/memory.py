@@ -65,7 +65,7 @@ class Memory(Protocol):
         """
         ...
 
-    def room(self, waiting: Iterable[Request], leaving: Sequence[int] = ()) -> int:
+    def room(self, waiting: Sequence[Request], leaving: Sequence[int] = ()) -> int:
         """Slots that are left for more requests when these rows are released, and the requests that wait have begun."""
         ...
 
@@ -174,8 +174,8 @@ class Slots:
         """The blocks of the index behind which a request begins."""
         return self._index.longest(request.keys[: request.computed // self.block_size + 1])
 
-    def room(self, waiting: Iterable[Request], leaving: Sequence[int] = ()) -> int:
-        free = self.free + sum(self.gains(leaving))
+    def room(self, waiting: Sequence[Request], leaving: Sequence[int] = ()) -> int:
+        free = self.free + sum(self.gains(leaving, waiting))
         return free - sum(self.need(request, request.remaining) for request in waiting)
 
     def victims(

@@ -5,7 +5,7 @@ with preemption by recomputation alone. Where blocks run out, the youngest reque
 starts again, as the initiation of its prompt and its tokens.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from .memory import Slots
 from .request import Request
@@ -34,7 +34,7 @@ class OnDemand(Slots):
             return self.whole(request)
         return self._reservation.upfront(request.known, 0)
 
-    def room(self, waiting: Iterable[Request], leaving: Sequence[int] = ()) -> int:
+    def room(self, waiting: Sequence[Request], leaving: Sequence[int] = ()) -> int:
         return super().room(waiting, leaving) - (self.spare if len(self._rows) > len(leaving) else 0)
 
     def victims(

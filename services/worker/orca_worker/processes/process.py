@@ -3,7 +3,7 @@
 import ctypes
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
 # Of prctl.
@@ -60,18 +60,25 @@ def unmap_files() -> None:
     between the look and the call. Does nothing where the kernel does not tell the pages of a mapping.
     """
     libc, size = ctypes.CDLL(None), ctypes.c_size_t
-    begin = end = 0  # of a mapping that may be unmapped, until one of its lines says that it has pages of its own
     with suppress(OSError), open("/proc/self/smaps") as maps:
-        for line in maps:
-            first, *words = line.split()
-            if not first.endswith(":"):  # `7f12-7f34 r-xp 00001000 fe:00 4711 /usr/lib/libc.so.6`
-                begin, end = (int(part, 16) for part in first.split("-"))
-                if words[0] not in ("r-xp", "r--p") or words[3] == "0":
-                    end = begin
-            elif first in ("Anonymous:", "Swap:") and words[0] != "0":
-                end = begin  # relocated, and protected then: these pages are nowhere else
-            elif first == "VmFlags:" and end > begin:
-                libc.madvise(size(begin), size(end - begin), MADV_DONTNEED)  # in vain for pages that are locked
+        for begin, end in unwritten(maps):
+            libc.madvise(size(begin), size(end - begin), MADV_DONTNEED)  # in vain for pages that are locked
+
+
+def unwritten(maps: Iterable[str]) -> Iterator[tuple[int, int]]:
+    """Reads lines of /proc/PID/smaps. Yields where files are mapped that the process may not write to, and of whose
+    pages the kernel says that none is its own: what was relocated, and protected then, is nowhere else."""
+    begin, end, of_a_file, unsaid = 0, 0, False, set[str]()  # unsaid: lines of a mapping that would count its own pages
+    for line in maps:
+        first, *words = line.split()
+        if not first.endswith(":"):  # `7f12-7f34 r-xp 00001000 fe:00 4711 /usr/lib/libc.so.6`
+            begin, end = (int(part, 16) for part in first.split("-"))
+            of_a_file = words[0] in ("r-xp", "r--p") and words[3] != "0"
+            unsaid = {"Anonymous:", "Swap:"}
+        elif words[:1] == ["0"]:
+            unsaid.discard(first)
+        elif first == "VmFlags:" and of_a_file and not unsaid:
+            yield begin, end
 
 
 def exit_status(pid: int) -> int:
