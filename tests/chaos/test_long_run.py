@@ -4,12 +4,15 @@ import json
 from collections import Counter
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
-from e2e.long_run import NOTHING, Ended, Line, faults, read, row, table
+from e2e import long_run
+from e2e.long_run import NOTHING, Ended, Line, faults, hit, read, row, table
 from e2e.long_streams import Choice, Event, Waits
 
-from orca_chaos.faults import Kind
+from orca_chaos.client import Violation
+from orca_chaos.faults import Fault, Kind
 from orca_chaos.local_target import victims_of
 from orca_local.settings import ServeSettings
 
@@ -67,6 +70,20 @@ def test_a_line_that_was_cut_off_does_not_count(tmp_path: Path) -> None:
     file.write_text("".join(json.dumps(vars(one)) + "\n" for one in LINES) + '{"phase": "deco')
     assert read(file) == LINES
     assert Ended() == Ended(*read(tmp_path / "none"))
+
+
+class Gone:
+    """A target on which no victim runs."""
+
+    async def begin(self, fault: Fault) -> bool:
+        return False
+
+
+async def test_a_victim_that_does_not_come_back_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_run, "HEALED", 0.2)
+    target: Any = Gone()
+    with pytest.raises(Violation, match=f"^{VICTIMS[0].name} does not run"):
+        await hit(target, Fault(0, Kind.KILL, VICTIMS[0], 0.0), Waits(), "decoder")
 
 
 def of_chat(text: str, scores: int | None, finish: str | None = None) -> Event:
