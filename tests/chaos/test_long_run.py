@@ -1,15 +1,19 @@
 """The long run's own parts: whom it hits, where it goes on, what its table says, and how a choice is read on."""
 
+import asyncio
 import json
 from collections import Counter
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
-from e2e.long_run import NOTHING, Ended, Line, faults, read, row, table
-from e2e.long_streams import Choice, Event, Waits
+from e2e import long_run
+from e2e.long_run import NOTHING, Line, Load, faults, hit, read, row, table
+from e2e.long_streams import Ask, Choice, Event, Waits, Wrong
 
-from orca_chaos.faults import Kind
+from orca_chaos.client import Violation
+from orca_chaos.faults import Fault, Kind
 from orca_chaos.local_target import victims_of
 from orca_local.settings import ServeSettings
 
@@ -66,7 +70,52 @@ def test_a_line_that_was_cut_off_does_not_count(tmp_path: Path) -> None:
     file = tmp_path / "lines"
     file.write_text("".join(json.dumps(vars(one)) + "\n" for one in LINES) + '{"phase": "deco')
     assert read(file) == LINES
-    assert Ended() == Ended(*read(tmp_path / "none"))
+    assert read(tmp_path / "none") == []
+
+
+class Scripted:
+    """Clients whose streams bring these texts, or end so, and then what is right."""
+
+    def __init__(self, *brought: str | Wrong) -> None:
+        self._brought = list(brought)
+        self.all_brought = asyncio.Event()
+
+    async def answer(self, ask: Ask) -> str:
+        await asyncio.sleep(0)
+        if not self._brought:
+            self.all_brought.set()
+            return "right"
+        if isinstance(one := self._brought.pop(), Wrong):
+            raise one
+        return one
+
+
+async def test_a_stream_that_differs_or_fails_is_counted_and_reported(tmp_path: Path) -> None:
+    clients: Any = Scripted("right", "rigHt", Wrong("no end", "no end within 120 s"), "")
+    load = Load(clients, [(Ask("greedy", "generate", {}), "right")], 1, tmp_path / "wrong")
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(load.run())
+        await clients.all_brought.wait()
+        load.end()
+    assert load.ended.differing == {"greedy": 2}
+    assert load.ended.errors == {"no end": 1}
+    assert load.ended.streams["greedy"] > 4
+    said = [json.loads(line)[2:] for line in (tmp_path / "wrong").read_text().splitlines()]
+    assert sorted(said) == [["no end", "no end within 120 s"], ["right", ""], ["right", "rigHt"]]
+
+
+class Gone:
+    """A target on which no victim runs."""
+
+    async def begin(self, fault: Fault) -> bool:
+        return False
+
+
+async def test_a_victim_that_does_not_come_back_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_run, "HEALED", 0.2)
+    target: Any = Gone()
+    with pytest.raises(Violation, match=f"^{VICTIMS[0].name} does not run"):
+        await hit(target, Fault(0, Kind.KILL, VICTIMS[0], 0.0), Waits(), "decoder")
 
 
 def of_chat(text: str, scores: int | None, finish: str | None = None) -> Event:

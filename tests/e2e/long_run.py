@@ -38,10 +38,11 @@ from e2e.long_streams import BYTES, COMMENTS, Ask, Clients, Waits, Wrong, asks  
 from encoder_decoders import make_t5  # noqa: E402
 from tool_templates import HERMES  # noqa: E402
 
+from orca_chaos.client import Violation  # noqa: E402
 from orca_chaos.faults import Fault, Kind, Victim  # noqa: E402
 from orca_chaos.late import WORTH_TELLING, watched  # noqa: E402
 from orca_chaos.local_target import LocalTarget, local_target  # noqa: E402
-from orca_chaos.rounds import healed, nothing_left  # noqa: E402
+from orca_chaos.rounds import HEALED, healed, nothing_left  # noqa: E402
 from orca_local.settings import ServeSettings  # noqa: E402
 
 MARKS = ["</s>", "<tool_call>", "</tool_call>"]
@@ -244,9 +245,14 @@ async def hit(target: LocalTarget, fault: Fault, waits: Waits, phase: str) -> Li
     waits.start()
     begun = time.monotonic()
     async with watched() as late:
-        while fault.victim is not NOTHING and not await target.begin(fault):  # it is being started, as a fork server
-            await asyncio.sleep(0.1)
-            waits.start()
+        try:
+            async with asyncio.timeout(HEALED):
+                # It may be being started, as a fork server.
+                while fault.victim is not NOTHING and not await target.begin(fault):
+                    await asyncio.sleep(0.1)
+                    waits.start()
+        except TimeoutError:
+            raise Violation(f"{fault.victim.name} does not run {HEALED:.0f} s after all was well") from None
         await asyncio.sleep(fault.seconds)
         await target.end(fault)
         await healed(target)

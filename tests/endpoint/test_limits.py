@@ -634,6 +634,23 @@ async def test_a_limit_that_refuses_has_a_line_when_it_begins_and_ends(caplog: p
     assert told == [("refusing: calls of a host", None), ("no longer refusing: calls of a host", 3)] * 2
 
 
+def test_a_limit_that_is_full_again_at_once_has_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    """A host that ends calls and begins others cannot fill the log."""
+    caplog.set_level("INFO", "orca_endpoint.requests.limits")
+    limits = Limits(EndpointSettings.load(model="m", max_peer_calls=8))
+    for _ in range(8):
+        limits.enter("a")
+    for _ in range(100):
+        with pytest.raises(ResourceExhausted):
+            limits.enter("a")
+        limits.leave("a")
+        limits.enter("a")
+    assert caplog.messages == ["refusing: calls of a host"]
+    for _ in range(8):
+        limits.leave("a")
+    assert caplog.messages[1:] == ["no longer refusing: calls of a host"]
+
+
 async def test_rapid_reset_disturbs_nobody(orca: World) -> None:
     """One connection opens and resets streams as fast as it can. The calls of others all succeed."""
     ended = threading.Event()

@@ -157,6 +157,7 @@ async def timed(orca: Release) -> Install:
     return Install(*watched.result(), returned)
 
 
+@pytest.mark.timeout(300 * 4 * ROUNDS)  # four installations have what another test has
 async def test_what_a_good_install_waits_for(releases: Releases) -> None:
     """With the gate Helm returns when the engine is ready, without it before. Writes build/kubernetes/gate.md."""
     await releases.remove()

@@ -3,6 +3,7 @@
 import asyncio
 import csv
 import json
+import os
 import re
 import subprocess
 import sys
@@ -235,12 +236,14 @@ def test_the_guard_marks_live_runs(tmp_path: Path) -> None:
     assert done.stderr.endswith("orca(4) was disturbed 2 times\n")
     said, load = list[str](), drawn(Lengths((4, 40), (1, 20)), AT_ONCE, 1.0, 20, Seeds.of(1))
     with Live(LAYOUT, Setting(4)) as live:
-        busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        loop = [sys.executable, "-c", "while True: pass"]
+        busy = [subprocess.Popen(loop) for _ in range(0, os.cpu_count() or 1, 8)]  # an eighth of the cores at least
         try:
             assert live.guarded(load, None, 1, said.append) is None
         finally:
-            busy.kill()
-            busy.wait()
+            for process in busy:
+                process.kill()
+                process.wait()
     [line] = said
     assert re.fullmatch(r"orca\(4\): run 1 of 1 was disturbed: other processes took \d+% of the cores' time", line)
 

@@ -40,6 +40,7 @@ def values_of(item: pytest.Item) -> set[Any]:
     return {*item.callspec.params.items()} if hasattr(item, "callspec") else {item}
 
 
+@pytest.hookimpl(trylast=True)  # after `-k`, which could drop the only case of a value
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The interpreter is slow: of a test's cases `make test` takes some in which each value comes once at least, and
     `make fuzz` all."""
