@@ -56,8 +56,9 @@ async def client(orca: World) -> AsyncIterator[AsyncOpenAI]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if isinstance(item, pytest.Function) and "shared" in item.fixturenames:
+    for item in items:  # of all folders: others have parameters of that name
+        ours = item.path.is_relative_to(Path(__file__).parent)
+        if ours and isinstance(item, pytest.Function) and "shared" in item.fixturenames:
             item.add_marker(pytest.mark.asyncio(loop_scope="module"), append=False)
 
 
