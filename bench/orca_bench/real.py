@@ -201,16 +201,8 @@ def figure_11(scale: Scale, real: Real, say: Say, settings: Sequence[Setting] = 
     found = Found(11, real=real.about)
     inputs, outputs = HOMOGENEOUS[0]
     lengths = scale.lengths(Lengths((inputs, inputs), (outputs, outputs)))
-    curves(
-        found,
-        f"({lengths.inputs[0]},{lengths.outputs[0]})",
-        settings or OF_11,
-        lengths,
-        scale,
-        real,
-        say,
-        normalized=False,
-    )
+    panel = f"({lengths.inputs[0]},{lengths.outputs[0]})"
+    curves(found, panel, settings or OF_11, lengths, scale, real, say, normalized=False)
     return found
 
 

@@ -8,7 +8,7 @@ others read into the page cache. CPU seconds are those of all processes of the s
 the pods (supervisors, fork servers, ranks): a page that n processes share counts as 1/n in each (PSS).
 
 With --rest, each stack rests for that long, from 5 s after it served on: the CPU time of all its processes meanwhile,
-and the memory of all. What other programs have mapped, as another stack of the same checkout, counts for less in it.
+and their memory. A file that other programs map, too, counts for less in it: rest one stack of a checkout at a time.
 """
 
 import argparse

@@ -165,18 +165,15 @@ def validate(
 ) -> None:
     """Compares live runs with simulated ones: errors with their signs, and whether the iterations are the same."""
     from orca_bench.live import Setting
-    from orca_bench.real import BOUNDS, FULL, QUICK, Measures
+    from orca_bench.real import BOUNDS, Measures
     from orca_bench.real import validate as run
-    from orca_lab.calibration import Calibration
-    from orca_lab.workload import PAPER
 
     with sentences():
         at = numbers("--shares", shares)
         if not all(0 < share < math.inf for share in at):
             raise typer.BadParameter("must be above 0, as in 0.3,0.5", param_hint="--shares")
         where = real_of(model, dtype, tp, pp, memory, attempts, calibration)
-        lengths = (QUICK if quick else FULL).lengths(PAPER)
-        found = run(where, Setting(max_bs), Calibration.read(calibration), lengths, requests, runs, say, at)
+        found = run(where, Setting(max_bs), where.calibration, paper_lengths(quick), requests, runs, say, at)
         rows = Table(box=None, pad_edge=False)
         for name in ("share", "run", *(name.replace("_", " ") for name in Measures._fields), "within bounds"):
             rows.add_column(name, justify="right")
@@ -209,14 +206,11 @@ def validate_whatif(
 ) -> None:
     """Records a live run, predicts others from it, and runs them: errors with their signs."""
     from orca_bench.checks import check_whatif
-    from orca_bench.real import FULL, QUICK
-    from orca_lab.calibration import Calibration
-    from orca_lab.workload import PAPER
 
     with sentences():
         where = real_of(model, dtype, tp, pp, memory, attempts, calibration)
-        lengths, others = (QUICK if quick else FULL).lengths(PAPER), whole("--max-bs", max_bs)
-        show_checks(check_whatif(where, Calibration.read(calibration), recorded, others, lengths, requests, say))
+        lengths, others = paper_lengths(quick), whole("--max-bs", max_bs)
+        show_checks(check_whatif(where, where.calibration, recorded, others, lengths, requests, say))
 
 
 @app.command("validate-plan", cls=Command)
@@ -232,14 +226,11 @@ def validate_plan(
     """Runs the calibrated layouts of this machine, and simulates them: errors with their signs, and the order."""
     from orca_bench.checks import check_plan
     from orca_bench.live import Layout
-    from orca_bench.real import FULL, QUICK
     from orca_lab.calibration import Calibration
-    from orca_lab.workload import PAPER
 
     with sentences():
-        lengths, of = (QUICK if quick else FULL).lengths(PAPER), [Calibration.read(path) for path in calibration]
-        layout = Layout(model, dtype, memory=bytes_of(memory))
-        show_checks(check_plan(layout, attempts, of, lengths, requests, say))
+        layout, of = Layout(model, dtype, memory=bytes_of(memory)), [Calibration.read(path) for path in calibration]
+        show_checks(check_plan(layout, attempts, of, paper_lengths(quick), requests, say))
 
 
 @app.command(cls=Command)
@@ -457,6 +448,14 @@ def show_checks(report: Any) -> None:
         print(note)
     for skipped in report.skipped:
         print(f"disturbed: {skipped}")
+
+
+def paper_lengths(quick: bool) -> Any:
+    """The paper's lengths of requests, or a quarter of them."""
+    from orca_bench.real import FULL, QUICK
+    from orca_lab.workload import PAPER
+
+    return (QUICK if quick else FULL).lengths(PAPER)
 
 
 def sized(scale: Any, requests: int | None) -> Any:

@@ -23,8 +23,6 @@ from .run_folder import open_log
 
 MODULE = (sys.executable, "-P", "-m")  # -P: a redis.py in the current folder is not imported
 LONGEST_SOCKET_PATH = 107  # bytes, on Linux
-# Of the embedded Redis in a second at what is due, as the end of a blocked read. By default 10, and each wakes it.
-LOOKS = "5"
 START_SECONDS = 120.0  # bound until a process listens; importing from a cold disk takes its time
 
 
@@ -285,8 +283,7 @@ class RedisChild(Child):
         """folder: of its append-only file. lock: the descriptor that says that the folder is in use. batch: as for
         every child. Raises FailedPrecondition where there is no place for the socket."""
         self._where = place_of_socket(folder.absolute())
-        command = [*embedded_pool.command(folder, self._where), "--hz", LOOKS]
-        super().__init__("redis", "redis", command, {}, log, [lock], batch)
+        super().__init__("redis", "redis", embedded_pool.command(folder, self._where), {}, log, [lock], batch)
         self.addresses = {"address": f"unix://{self._where}"}
         self.url = f"unix://{quote(str(self._where))}"
 

@@ -43,6 +43,7 @@ from orca_chaos.faults import Fault, Kind, Victim  # noqa: E402
 from orca_chaos.late import WORTH_TELLING, watched  # noqa: E402
 from orca_chaos.local_target import LocalTarget, local_target  # noqa: E402
 from orca_chaos.rounds import HEALED, healed, nothing_left  # noqa: E402
+from orca_lab.timeline import percentile  # noqa: E402
 from orca_local.settings import ServeSettings  # noqa: E402
 
 MARKS = ["</s>", "<tool_call>", "</tool_call>"]
@@ -305,10 +306,10 @@ def _pauses(lines: Sequence[Line]) -> str:
     """Cells: how many, and their p50, p99 and longest; the longest of each kind of wait."""
     if not lines:
         return "0 |  |  |  |  | "
-    pauses = sorted(max(line.inside, line.first) for line in lines)
-    p50, p99 = (pauses[math.ceil(share * len(pauses)) - 1] for share in (0.5, 0.99))
-    longest = pauses[-1], max(line.inside for line in lines), max(line.first for line in lines)
-    return f"{len(lines)} | " + " | ".join(f"{seconds:.2f} s" for seconds in (p50, p99, *longest))
+    pauses = [max(line.inside, line.first) for line in lines]
+    shown = [percentile(pauses, share) for share in (0.5, 0.99, 1)]
+    shown += [max(line.inside for line in lines), max(line.first for line in lines)]
+    return f"{len(lines)} | " + " | ".join(f"{seconds:.2f} s" for seconds in shown)
 
 
 def _sum(counts: Iterator[Mapping[str, int]]) -> Counter[str]:

@@ -1,7 +1,7 @@
 """Streams over all features for `long_run.py`, as their clients read them: exactly on, wherever their endpoint dies.
 
 gRPC is read by our client library, completions and chats as docs/openai.md says (`Last-Event-ID`, `from`), responses by
-OpenAI's library. What a stream has brought is one string, so that two runs of a request can be compared byte for byte.
+OpenAI's library. All that a stream brings becomes one string, so that two runs of a request compare byte for byte.
 """
 
 import asyncio

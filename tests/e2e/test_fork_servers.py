@@ -47,7 +47,7 @@ async def test_torch_is_imported_once_on_a_machine(stack: Running) -> None:
 
 
 async def test_fork_servers_at_rest_map_little_of_libraries(stack: Running) -> None:
-    """Those of torch's were mapped as they were relocated: 200 MB. What is forked after this begins as ever."""
+    """Relocating torch's libraries maps 200 MB of them. Ranks that are forked after the unmapping begin as before."""
     pods = [psutil.Process(child.pid) for child in supervisors(stack)]
     forks = [one for pod in pods for one in pod.children() if one.name() == "orca-forks"]
     assert len(forks) == 2

@@ -53,7 +53,7 @@ def test_pages_of_files_are_unmapped_unless_they_are_its_own(tmp_path: Path) -> 
 
 
 def test_where_the_kernel_does_not_say_whose_pages_they_are_they_stay() -> None:
-    """On other kernels a line may be missing. What was relocated would be lost, and every later process with it."""
+    """Another kernel may not print a line. Relocated pages would be lost then, and every process forked later fail."""
     whole = Path("/proc/self/smaps").read_text().splitlines()
     assert list(unwritten(whole))
     for missing in ("Anonymous:", "Swap:"):

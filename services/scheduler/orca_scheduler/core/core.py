@@ -314,12 +314,7 @@ class Core:
         if not self._formed or self._draining:
             return Room(0, 0)
         slots = self.memory.room([r for r in self._pool if r.row is None], self._leaving())
-        return Room(max(0, self._places - len(self._staying())), max(0, slots))
-
-    @property
-    def _places(self) -> int:
-        """Requests that take part in all batches at a time."""
-        return self.limits.max_bs * self.n_workers
+        return Room(max(0, self.limits.places - len(self._staying())), max(0, slots))
 
     def _staying(self) -> list[Request]:
         """Live requests, in the policy's order, that may be in a later batch than those in flight: also one that its
@@ -339,7 +334,7 @@ class Core:
         """Class and order of requests that give way to new ones of a higher class, which come before them: the last one
         first. Theirs are the places of an engine that is full; they pause then, and keep their slots. As many requests
         as there are places may be paused. Those in their last iteration have no place any more."""
-        places, staying = self._places, self._staying()
+        places, staying = self.limits.places, self._staying()
         if not self._formed or self._draining or self.role or len(staying) < places:
             return []
         most = max(0, 2 * places - len(staying))

@@ -33,6 +33,11 @@ class Limits:
                 "batch computes one, and prompts need some"
             )
 
+    @property
+    def places(self) -> int:
+        """Requests that the batches in flight can hold together."""
+        return self.max_bs * self.n_workers
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:

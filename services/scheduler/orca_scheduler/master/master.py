@@ -273,7 +273,7 @@ class EngineMaster:
             return FINISHING_LOAD
         left = min((r.arrived.max_new_tokens - r.generated for r in core.requests), default=0)
         yields = max((priority for priority, _ in self._yielding()), default=0)
-        return EngineLoad(core.limits.max_bs * core.n_workers, core.room().slots, pace, left * pace, yields=yields)
+        return EngineLoad(core.limits.places, core.room().slots, pace, left * pace, yields=yields)
 
     def _yielding(self) -> list[tuple[int, int]]:
         """(priority, order) for `Pool.claim`. By fair shares a request gives way to each one that comes before it."""
