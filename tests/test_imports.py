@@ -1,4 +1,4 @@
-"""Who may import whom: the rules of docs/design.md, "The house: Figure 4 as folders", checked on every import."""
+"""Who may import whom: the rules of docs/change.md, "Who may import whom", checked on every import."""
 
 import ast
 import subprocess

@@ -1,4 +1,4 @@
-"""Algorithm 1 of the paper and its traps, one by one (docs/design.md, "Traps of Algorithm 1")."""
+"""Algorithm 1 of the paper and its traps, one by one (docs/policies.md, "Traps of Algorithm 1")."""
 
 from dataclasses import replace
 
