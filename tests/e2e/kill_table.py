@@ -1,4 +1,4 @@
-"""What the kill matrix has recorded, as the table of docs/chaos.md.
+"""What the kill matrix has recorded, as a table in Markdown.
 
     python tests/e2e/kill_table.py FILE [FILE ...]
 
