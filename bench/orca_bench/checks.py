@@ -1,15 +1,14 @@
 """Answers of `orca lab whatif` and `orca lab plan` beside live runs of what they answer about."""
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 from typing import NamedTuple
 
 from orca_lab.calibration import Calibration
-from orca_lab.experiments import FULL, Disturbed, Say, sustained
+from orca_lab.experiments import FULL, Disturbed, Say, normalized_of, sustained
 from orca_lab.plan import Layout as Planned
-from orca_lab.plan import Slo, counted, judge
+from orca_lab.plan import Slo, judge
 from orca_lab.recording import Recording
 from orca_lab.whatif import Outcome, WhatIf, settings_of
 from orca_lab.workload import POISSON, Lengths, Seeds, Workload, drawn
@@ -123,7 +122,7 @@ def check_plan(
             with Live(layout, setting) as live:
                 system = real.system(live, say)
                 rate = sustained(system, lengths, scale, 1)
-                normalized = statistics.median(served.normalized for served in counted(system.serve(workload)))
+                normalized = normalized_of(system.serve(workload))
         except Disturbed as disturbed:
             report.skipped.append(f"{planned}: {disturbed}")
             continue

@@ -30,10 +30,10 @@ import uvloop
 
 from orca.v1 import orca_pb2 as pb
 from orca_bench.grpc_door import GENERATE
-from orca_bench.timed_model import make_timed_model
 from orca_common.lanes.client import connect
 from orca_local.settings import ServeSettings
 from orca_local.stack import Stack
+from orca_local.timed_model import make_timed_model
 
 SLOTS = 1 << 20
 FLOOR_ROW, FLOOR_FIXED = 1.5 + 3.0, 2 * 70.0 + 2 * 20.0  # microseconds

@@ -28,7 +28,7 @@ def field(text: str, name: str) -> str:
     return next((value.strip() for key, _, value in lines if key.strip() == name), "")
 
 
-def resident_bytes(pid: int | None = None) -> int:
-    """Memory of a process that is in use; of this one if none is named."""
-    status = Path("/proc", str(pid or "self"), "status").read_text()
+def resident_bytes() -> int:
+    """Memory of this process that is in use."""
+    status = Path("/proc/self/status").read_text()
     return int(field(status, "VmRSS").removesuffix("kB")) * 1024

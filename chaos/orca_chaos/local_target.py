@@ -10,7 +10,7 @@ from pathlib import Path
 from orca_local.child import RedisChild
 from orca_local.settings import StackSettings
 from orca_local.stack import Stack, direct
-from orca_scheduler.master.journal import CoreStep, Heading, read, restored
+from orca_scheduler.master.journal import CoreStep, Heading, files_in, read, restored
 
 from .faults import OF_LINKS, OF_PROCESSES, Fault, Kind, Victim
 from .links import Direction, Link
@@ -208,11 +208,7 @@ class LocalTarget:
 def reserved(run_dir: Path) -> list[str]:
     """Checks the end of each engine's newest journal: it replays, and no slot is reserved."""
     found = []
-    newest: dict[str, Path] = {}
-    for path in run_dir.glob("journal-*.jsonl"):
-        engine, _, term = path.name.removeprefix("journal-").removesuffix(".jsonl").rpartition("-")
-        if "." not in term and (engine not in newest or int(term) > _term(newest[engine])):
-            newest[engine] = path
+    newest = {file.engine: file.path for file in files_in(run_dir) if not file.older}  # the oldest of an engine is first
     for path in newest.values():
         heading, *lines = read(path)
         assert isinstance(heading, Heading)
@@ -223,7 +219,3 @@ def reserved(run_dir: Path) -> list[str]:
         if core.memory.reserved:
             found.append(f"{path.name}: {core.memory.reserved} slots are reserved at the end")
     return found
-
-
-def _term(path: Path) -> int:
-    return int(path.stem.rpartition("-")[2])

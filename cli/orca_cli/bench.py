@@ -16,7 +16,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from orca_common.errors import FailedPrecondition, OrcaError
+from orca_cli import tables
+from orca_cli.sentences import sentences
+from orca_cli.several import numbers
+from orca_common.errors import FailedPrecondition
 from orca_worker.settings import WorkerSettings
 
 app = typer.Typer(no_args_is_help=True, help="Measures the engine, a server, and single kernels, as JSON lines.")
@@ -134,7 +137,7 @@ def serve(
         raise typer.BadParameter("say what to send: one of --rate, --rates, --batch and --case")
     if plot is not None and rate is None and rates is None:
         raise typer.BadParameter("is for --rate and --rates", param_hint="--plot")
-    all_rates = rates_of(rates) if rates is not None else [rate] if rate is not None else []
+    all_rates = numbers("--rates", rates) if rates is not None else [rate] if rate is not None else []
 
     async def run(start: Start) -> AsyncIterator[dict[str, Any]]:
         door = (
@@ -231,17 +234,6 @@ def print_cases() -> None:
     print(dump(own_cases()), end="")
 
 
-def rates_of(text: str) -> list[float]:
-    """Rates as on the command line: numbers and commas."""
-    try:
-        rates = [float(part) for part in text.split(",")]
-    except ValueError:
-        rates = []
-    if not rates or min(rates) <= 0:
-        raise typer.BadParameter("must be numbers above 0 and commas, as in 1,2,4", param_hint="--rates")
-    return rates
-
-
 COLUMNS = {  # of the table of a load: a member of its lines
     "requests": "requests",
     "errors": "errors",
@@ -255,9 +247,7 @@ COLUMNS = {  # of the table of a load: a member of its lines
 
 def load_table(lines: Sequence[Mapping[str, Any]]) -> Table:
     """The lines of a load for people: medians."""
-    table = Table(box=None, pad_edge=False)
-    for name in ("load", *COLUMNS):
-        table.add_column(name, justify="left" if name == "load" else "right")
+    table = tables.plain(("load", *COLUMNS))
     for line in lines:
         load = f"{line['rate']:g} a second" if "rate" in line else f"{line['case']}, run {line['run']}"
         found = [line.get(member) for member in COLUMNS.values()]
@@ -286,18 +276,6 @@ def write_plot(lines: list[dict[str, Any]], path: Path) -> None:
 def _why(error: OSError | ValueError) -> str | None:
     """An error without its number and the path, which the sentence has."""
     return error.strerror if isinstance(error, OSError) else str(error)
-
-
-@contextmanager
-def sentences() -> Iterator[None]:
-    """Ends the command with a sentence for an error that a user can cause, and without one for Ctrl-C."""
-    try:
-        yield
-    except OrcaError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(1) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
 
 
 @contextmanager

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from orca_cli.sentences import sentences
+
 
 def certs(
     folder: Annotated[Path, typer.Argument(help="Folder of the authority, and of a folder for each role.")],
@@ -19,17 +21,14 @@ def certs(
 
     A folder that has a CA keeps it, and gets new certificates: running services take them up without a restart.
     """
-    from orca_common.errors import FailedPrecondition
     from orca_local.authority import HERE, HOLDERS, Authority
 
     try:
-        kept = (folder / "ca.key").exists()
-        authority = Authority(folder)
-        for holder in HOLDERS:
-            typer.echo(authority.issue(holder, [*HERE, *(host or ())], timedelta(days=days)))
-    except FailedPrecondition as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(1) from None
+        with sentences():
+            kept = (folder / "ca.key").exists()
+            authority = Authority(folder)
+            for holder in HOLDERS:
+                typer.echo(authority.issue(holder, [*HERE, *(host or ())], timedelta(days=days)))
     except OSError as error:
         typer.echo(f"folder: {error.filename or folder} cannot be written ({error.strerror})", err=True)
         raise typer.Exit(1) from None
@@ -41,13 +40,9 @@ def certs(
 def key(tenant: Annotated[str, typer.Argument(help="Name of the tenant that will call with the key.")]) -> None:
     """Makes an API key: prints the key, which is kept nowhere, and its line for the endpoint's api_keys_file."""
     from orca_common.api_keys import line_of, new_key
-    from orca_common.errors import FailedPrecondition
 
     made = new_key()
-    try:
+    with sentences():
         line = line_of(tenant, made)
-    except FailedPrecondition as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(1) from None
     typer.echo(f"key:  {made}")
     typer.echo(f"line: {line}")

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import shutil
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,15 +19,6 @@ SECONDS = 0.25  # of an iteration: so slow that a reader can choose a process, a
 TOKENS = 240  # a minute
 LOOK = 0.2  # seconds between looks at the processes
 SENTENCE = "Kill any of them, in another terminal. The stream pauses, and goes on with the next token."
-
-
-def make_slow_model(folder: Path, demo_model: Path) -> Path:
-    """Makes a model that computes nothing and waits SECONDS for each token. It has the tokens of the demo model."""
-    vocab_size = json.loads((demo_model / "config.json").read_text())["vocab_size"]
-    config = {"model_type": "orca_timed", "vocab_size": vocab_size, "n_positions": 2 * TOKENS, "seconds": SECONDS}
-    (folder / "config.json").write_text(json.dumps(config))
-    shutil.copy(demo_model / "tokenizer.json", folder)
-    return folder
 
 
 @dataclass

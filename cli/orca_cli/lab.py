@@ -3,22 +3,21 @@
 Results are on standard output or in files. Progress is on standard error.
 """
 
-import math
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
+from orca_cli import tables
+from orca_cli.sentences import sentences
+from orca_cli.several import numbers, whole
 from orca_cli.suggestions import Command
-from orca_common.errors import FailedPrecondition, InvalidArgument, OrcaError
+from orca_common.errors import FailedPrecondition, InvalidArgument
 
 app = typer.Typer(no_args_is_help=True, help="The paper's experiments, and what another setting would do.")
 console = Console(highlight=False, markup=False)
@@ -69,7 +68,7 @@ def figure(
     from orca_lab import report
     from orca_lab.experiments import FIGURES, FULL, QUICK
 
-    with sentences():
+    with sentences(ValueError):
         if simulated == real:
             raise InvalidArgument("simulated, real", "are two ways to make a figure: name one of them")
         code = commit()  # before it runs: a checkout may change meanwhile
@@ -111,7 +110,7 @@ def baseline(
     from orca_bench.live import Layout, Setting, stack_of
     from orca_cli import serving
 
-    with sentences():
+    with sentences(ValueError):
         layout = Layout(model, dtype, tp, pp, bytes_of(memory))
         setting, folder = Setting(max_bs, min(mbs or max_bs, max_bs)), None if run_dir is None else str(run_dir)
         settings, program = stack_of(layout, setting, port=port, http_port=http_port, run_dir=folder, ui=False)
@@ -138,7 +137,7 @@ def calibrate(
     from orca_bench.real import calibrate as measure
     from orca_lab.workload import PAPER
 
-    with sentences():
+    with sentences(ValueError):
         scale, where = QUICK if quick else FULL, real_of(model, dtype, tp, pp, memory, 0, None, engines)
         about = {"command": " ".join(["orca", *sys.argv[1:]]), "commit": commit()}
         found = measure(where, Setting(max_bs, mbs), scale.lengths(PAPER), requests or scale.queued, about)
@@ -168,15 +167,12 @@ def validate(
     from orca_bench.real import BOUNDS, Measures
     from orca_bench.real import validate as run
 
-    with sentences():
+    with sentences(ValueError):
         at = numbers("--shares", shares)
-        if not all(0 < share < math.inf for share in at):
-            raise typer.BadParameter("must be above 0, as in 0.3,0.5", param_hint="--shares")
         where = real_of(model, dtype, tp, pp, memory, attempts, calibration)
         found = run(where, Setting(max_bs), where.calibration, paper_lengths(quick), requests, runs, say, at)
-        rows = Table(box=None, pad_edge=False)
-        for name in ("share", "run", *(name.replace("_", " ") for name in Measures._fields), "within bounds"):
-            rows.add_column(name, justify="right")
+        measures = (name.replace("_", " ") for name in Measures._fields)
+        rows = tables.plain(("share", "run", *measures, "within bounds"), words=0)
         for row in found.rows:
             errors = list(row.errors)
             within = all(abs(error) <= bound for error, bound in zip(errors, BOUNDS, strict=True))
@@ -207,7 +203,7 @@ def validate_whatif(
     """Records a live run, predicts others from it, and runs them: errors with their signs."""
     from orca_bench.checks import check_whatif
 
-    with sentences():
+    with sentences(ValueError):
         where = real_of(model, dtype, tp, pp, memory, attempts, calibration)
         lengths, others = paper_lengths(quick), whole("--max-bs", max_bs)
         show_checks(check_whatif(where, where.calibration, recorded, others, lengths, requests, say))
@@ -228,7 +224,7 @@ def validate_plan(
     from orca_bench.live import Layout
     from orca_lab.calibration import Calibration
 
-    with sentences():
+    with sentences(ValueError):
         layout, of = Layout(model, dtype, memory=bytes_of(memory)), [Calibration.read(path) for path in calibration]
         show_checks(check_plan(layout, attempts, of, paper_lengths(quick), requests, say))
 
@@ -240,10 +236,8 @@ def table(
     """Prints Table 1 of the paper, with the memory that follows from it."""
     from orca_lab.experiments import table_1
 
-    rows = Table(box=None, pad_edge=False)
     heads = ("model", "parameters, billions", "layers", "hidden", "inter", "intra")
-    for name in (*heads, "weights of a GPU, GB", "a slot, kB", "slots of a GPU"):
-        rows.add_column(name, justify="left" if name == "model" else "right")
+    rows = tables.plain((*heads, "weights of a GPU, GB", "a slot, kB", "slots of a GPU"))
     for row in table_1():
         rows.add_row(*row)
     console.print(rows)
@@ -255,7 +249,7 @@ def claims(out: Results = RESULTS) -> None:
     from orca_lab import report
     from orca_lab.claims import Results, claims, markdown
 
-    with sentences():
+    with sentences(ValueError):
         print(markdown(claims(Results(report.figures_in(out)), report.real_figures_in(out))), end="")
 
 
@@ -273,10 +267,10 @@ def trace(
     """Reads a recorded trace, says what is in it, and changes it: each change with its count."""
     from orca_lab import traces
 
-    with sentences():
+    with sentences(ValueError):
         found = traces.read(source)
         if cut is not None:
-            found = found.cut(*numbers("--cut", cut, 2))
+            found = found.cut(*numbers("--cut", cut, 2, positive=False))
         if thin is not None:
             found = found.thin(thin, seed)
         if faster is not None:
@@ -302,7 +296,7 @@ def replay(
     """Steps the scheduler through a journal again. Ends with status 1 at the first step that comes out otherwise."""
     from orca_lab.replay import Steps
 
-    with sentences():
+    with sentences(ValueError):
         steps = Steps(journal)
         for other in steps:
             print(f"step {other.step}, {other.event}\ngave   {other.recorded}\nand now {other.again}")
@@ -322,7 +316,7 @@ def whatif(
     from orca_lab.recording import Recording
     from orca_lab.whatif import WhatIf, settings_of
 
-    with sentences():
+    with sentences(ValueError):
         what = WhatIf(Recording.read(journal))
         first = what.predict(what.setting)
         wanted = settings_of(what.setting, whole("--max-bs", max_bs), whole("--pp", pp), slots, policy or [])
@@ -334,9 +328,8 @@ def whatif(
         print(
             "errors of the recorded setting: " + ", ".join(f"{name} {error:+.1%}" for name, error in what.errors(first))
         )
-        rows = Table(box=None, pad_edge=False)
-        for name in ("setting", "requests/s", "ms a token", "p99", "first token, ms", "mean batch", ""):
-            rows.add_column(name, justify="left" if name in ("setting", "") else "right")
+        heads = ("setting", "requests/s", "ms a token", "p99", "first token, ms", "mean batch", "")
+        rows = tables.plain(heads)
         measured = ("recorded, as measured", what.recorded, "", "")
         predicted = [(str(a.setting), a.outcome, f"{a.mean_batch:.1f}", a.extrapolated) for a in answers]
         for name, outcome, batch, beyond in (measured, *predicted):
@@ -375,7 +368,7 @@ def plan(
     from orca_lab.plan import plan as search
     from orca_lab.workload import POISSON, Lengths, Seeds, drawn
 
-    with sentences():
+    with sentences(ValueError):
         slo = Slo(first_token, normalized, gap, percentile)
         if not any(slo[:3]):
             raise InvalidArgument("first_token, normalized, gap", "are all 0: give a bound")
@@ -401,9 +394,8 @@ def plan(
         reasons = Counter(why for _, why in found.dropped)
         for why, count in reasons.most_common():
             print(f"dropped {count}: {why}")
-        rows = Table(box=None, pad_edge=False)
-        for name in ("", "layout", "GPUs", "first token, ms", "ms a token", "gap, ms", "inside", "headroom"):
-            rows.add_column(name, justify="left" if name in ("", "layout") else "right")
+        heads = ("", "layout", "GPUs", "first token, ms", "ms a token", "gap, ms", "inside", "headroom")
+        rows = tables.plain(heads, words=2)
         best = {way: found.best(way) for way in Way}
         chosen = [one for one in best.values() if one is not None]
         others = [one for one in (*found.held, *((one, 0.0) for one in found.failed)) if one not in chosen]
@@ -436,9 +428,7 @@ def say(sentence: str) -> None:
 
 def show_checks(report: Any) -> None:
     """Prints predictions beside what was measured."""
-    rows = Table(box=None, pad_edge=False)
-    for name in ("", "measure", "live", "predicted", "error", "bound", "within"):
-        rows.add_column(name, justify="left" if name in ("", "measure") else "right")
+    rows = tables.plain(("", "measure", "live", "predicted", "error", "bound", "within"), words=2)
     for row in report.rows:
         within = "" if row.bound is None else "yes" if abs(row.error) <= row.bound else "no"
         bound = "" if row.bound is None else f"{row.bound:.0%}"
@@ -492,25 +482,6 @@ def real_of(
     return Real(layout, attempts, of)
 
 
-def numbers(option: str, text: str, count: int | None = None) -> list[float]:
-    """Numbers and commas as on the command line: `count` of them, where it is given."""
-    try:
-        found = [float(part) for part in text.split(",")]
-    except ValueError:
-        found = []
-    if not found or count not in (None, len(found)):
-        raise typer.BadParameter("must be numbers and commas, as in 1,2", param_hint=option)
-    return found
-
-
-def whole(option: str, text: str | None) -> list[int]:
-    """Whole numbers above 0, and commas; nothing where nothing was given."""
-    found = numbers(option, text) if text is not None else []
-    if any(one != int(one) or one < 1 for one in found):
-        raise typer.BadParameter("must be whole numbers above 0, as in 8,16", param_hint=option)
-    return [int(one) for one in found]
-
-
 def commit() -> str:
     """The commit of the checkout that runs, with + where files have changed; empty outside of a checkout."""
     command = ["git", "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"]
@@ -520,14 +491,3 @@ def commit() -> str:
     except OSError:
         return ""
 
-
-@contextmanager
-def sentences() -> Iterator[None]:
-    """Ends the command with a sentence for an error that a user can cause, and without one for Ctrl-C."""
-    try:
-        yield
-    except (OrcaError, ValueError) as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(1) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None

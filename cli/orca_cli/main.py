@@ -17,6 +17,7 @@ from orca_cli.chat import chat
 from orca_cli.credentials import certs, key
 from orca_cli.generate import generate
 from orca_cli.reflexes import understood
+from orca_cli.sentences import sentences
 from orca_cli.settings_command import KINDS, SettingsCommand, redis_url_of, settings_of
 from orca_cli.suggestions import Command, Commands
 
@@ -147,18 +148,12 @@ def logs(
 ) -> None:
     """Shows what the processes of a run on this machine said, in the order of time."""
     from orca_cli import runs
-    from orca_common.errors import OrcaError
 
-    try:
+    with sentences(interrupted=0):
         found = runs.logs_of(runs.run_folder(run_dir), service)
         runs.show(runs.last_lines(found, last), as_json)
         if follow:
             runs.show(runs.new_lines(found), as_json)
-    except KeyboardInterrupt:
-        raise typer.Exit(0) from None
-    except OrcaError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(1) from None
 
 
 @app.command(context_settings=SETTINGS, cls=SettingsCommand)
@@ -314,16 +309,10 @@ def top(
     """Shows engines, stages, slots, the queue, rates and the oldest requests, live; enter explains a request."""
     from orca_cli import top as view
     from orca_cli.explaining import run_folder
-    from orca_common.errors import OrcaError
 
-    try:
+    with sentences(interrupted=0):
         given = status or []
         view.run(run_folder(run_dir, given), given, interval)
-    except KeyboardInterrupt:
-        raise typer.Exit(0) from None
-    except OrcaError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(1) from None
 
 
 @app.command(cls=Command)
@@ -340,9 +329,8 @@ def journal(
     """Shows an engine's journals, one line an event: what came, and after an arrow what the scheduler did."""
     from orca_cli import journal as journals
     from orca_cli.runs import run_folder
-    from orca_common.errors import OrcaError
 
-    try:
+    with sentences(interrupted=0):
         place = source or run_folder(None)
         if follow and last is not None:
             raise typer.BadParameter("ends where --follow goes on: give one of the two", param_hint="--last")
@@ -350,11 +338,6 @@ def journal(
         written = ((path, line) for path in files for line in journals.written(path))
         lines = journals.followed(place, engine) if follow else written
         journals.show(journals.described(lines), as_json, last, request)
-    except KeyboardInterrupt:
-        raise typer.Exit(0) from None
-    except OrcaError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(1) from None
 
 
 @app.command(cls=Command)
@@ -507,8 +490,6 @@ def _run(body: Coroutine[None, None, None], same: float = SAME_SECONDS) -> None:
 
     same: seconds within which two signals are one.
     """
-    from orca_common.errors import OrcaError
-
     came: list[int] = []
 
     async def guarded() -> None:
@@ -527,12 +508,10 @@ def _run(body: Coroutine[None, None, None], same: float = SAME_SECONDS) -> None:
         await task
 
     try:
-        asyncio.run(guarded())
+        with sentences():
+            asyncio.run(guarded())
     except asyncio.CancelledError:
         raise Interrupted(came[0]) from None
-    except OrcaError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(1) from None
 
 
 def main() -> None:

@@ -133,9 +133,10 @@ def example(
 async def demo_of_kills(forks: Begun | None = None) -> None:
     """Serves a slow model for one stream, and shows how to kill what serves it. forks: as for `serve`."""
     from orca_cli import killing
+    from orca_local.timed_model import make_timed_model
 
     with tempfile.TemporaryDirectory() as folder:
-        model = killing.make_slow_model(Path(folder), DEMO_MODEL)
+        model = make_timed_model(Path(folder), killing.SECONDS)
         settings = ServeSettings.load(model=str(model), device="cpu", slots=1024, schedulers=2, port=0, http_port=0)
         async with running(settings, forks) as (stack, run_dir):
             watched = await killing.play(stack.grpc_addresses, run_dir, console)

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orca_lab.timeline import Life, Run, blocks, drawable, filled, label, letters, planes, shares
+from orca_scheduler.master.journal import files_in
 
 COLOURS = ("on dark_blue", "on dark_green", "on dark_magenta", "on dark_cyan", "on grey37", "on dark_red")
 LIVES = 10  # shown of an engine at most
@@ -61,7 +62,7 @@ def why_nothing(folder: Path, engine: str) -> str:
     """Returns why no iteration of this engine can be drawn."""
     if not folder.is_dir():
         return f"{folder}: there is no such folder"
-    others = sorted({file.stem.removeprefix("journal-").rpartition("-")[0] for file in folder.glob("journal-*.jsonl")})
+    others = sorted({file.engine for file in files_in(folder)})
     if engine not in others and others:
         return f"--engine: {folder} holds no journal of {engine}; it has {', '.join(others)}"
     return f"{folder} holds no journal with an iteration of {engine}"

@@ -24,7 +24,7 @@ from .transfer import to_device
 # CPU: 2**18 fits in the L2 cache. On a Zen 5 core, 32 increments x 12 heads x 64 x ~240 tokens in float32 take 6.5 ms
 # in such pieces, and 32 ms in one piece.
 # GPU: fewer pieces need fewer launches. 32 increments x 12 heads x 128 x 129 tokens need 26 operations a layer in one
-# piece, and 208 in pieces of the CPU's size (counted, not timed: no GPU was at hand). A piece's copies need memory
+# piece, and 208 in pieces of the CPU's size (counted, not timed). A piece's copies need memory
 # besides the keys and values: 0.75 GiB for 2**25 in bfloat16 at 128 a head.
 PIECE = {"cpu": 2**18, "cuda": 2**25}
 

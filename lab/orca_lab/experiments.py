@@ -93,13 +93,14 @@ def sustained(system: System, lengths: Lengths, scale: Scale, seed: int) -> floa
     return (last - first) / (ends[last] - ends[first])
 
 
-def warm(result: Result) -> Sequence[float]:
-    return [one.normalized for one in result.requests[len(result.requests) // 10 :]]
+def normalized_of(result: Result) -> float:
+    """The median of the seconds per token, without the run's beginning."""
+    return statistics.median(one.normalized for one in result.warm)
 
 
 def median_normalized(system: System, lengths: Lengths, rate: float, requests: int, seed: int) -> float:
     """Median seconds per token of a Poisson trace."""
-    return statistics.median(warm(system.serve(drawn(lengths, POISSON, rate, requests, Seeds.of(seed)))))
+    return normalized_of(system.serve(drawn(lengths, POISSON, rate, requests, Seeds.of(seed))))
 
 
 def highest_rate(system: System, lengths: Lengths, scale: Scale, seed: int, target: float, guess: float) -> float:
@@ -214,8 +215,7 @@ def point_of(
     figure: int, panel: str, system: System, seed: int, rate: float, result: Result, normalized: bool, sustained: bool
 ) -> Point:
     """A run, without its first tenth of requests."""
-    kept = result.requests[len(result.requests) // 10 :]
-    values = sorted((one.normalized if normalized else one.latency) * 1e3 for one in kept)
+    values = sorted((one.normalized if normalized else one.latency) * 1e3 for one in result.warm)
     first, last = result.requests[0].asked.at, max(one.ended for one in result.requests)
     return Point(
         *(figure, panel, system.label, system.phi, seed, rate),
@@ -290,7 +290,7 @@ def of_batchmaker(scale: Scale, say: Say) -> dict[str, Number]:
             ]
             where = f"175b {policy} at {share:g} of orca(1)'s sustained rate"
             numbers[f"{where}, mean batch"] = Number.of([result.mean_batch for result in results])
-            medians = [statistics.median(warm(result)) * 1e3 for result in results]
+            medians = [normalized_of(result) * 1e3 for result in results]
             numbers[f"{where}, ms/token"] = Number.of(medians)
     return numbers
 

@@ -278,13 +278,7 @@ def judge(layout: Layout, cost: Cost, slots: int, workload: Workload, slo: Slo) 
     measures = measured(result, slo.percentile)
     pairs = zip(measures[:3], slo[:3], strict=True)
     worst = max((one / bound for one, bound in pairs if bound), default=0.0)
-    kept = counted(result)
-    return Judged(layout, measures, worst, inside=sum(holds(one, slo) for one in kept) / len(kept))
-
-
-def counted(result: Result) -> list[Served]:
-    """The requests of a run without its first tenth, in which nothing waits yet."""
-    return result.requests[len(result.requests) // 10 :]
+    return Judged(layout, measures, worst, inside=sum(holds(one, slo) for one in result.warm) / len(result.warm))
 
 
 def holds(one: Served, slo: Slo) -> bool:
@@ -296,7 +290,7 @@ def holds(one: Served, slo: Slo) -> bool:
 
 def measured(result: Result, at: float) -> Slo:
     """The measures of a run at a percentile."""
-    kept = counted(result)
+    kept = result.warm
     gaps = [after - before for one in kept for before, after in pairwise(one.came or ())]
     return Slo(
         percentile([one.first_token for one in kept], at),

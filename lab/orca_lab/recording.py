@@ -115,18 +115,18 @@ class Recording:
     # -- what follows
 
     @property
+    def asked(self) -> list[Asked]:
+        """All requests, in the order of their claims, as they were asked for, with the output tokens that they got."""
+        every = self._requests.values()
+        return [Asked(one.submitted, one.input_tokens, one.tokens, limit=one.limit) for one in every]
+
+    @property
     def requests(self) -> list[tuple[Asked, float, float]]:
-        """Each request that got tokens, as it was asked for, with its first and last token; the first arrives at 0."""
-        found = sorted((one for one in self._requests.values() if one.tokens), key=lambda one: one.submitted)
-        start = found[0].submitted if found else 0.0
-        return [
-            (
-                Asked(one.submitted - start, one.input_tokens, one.tokens, limit=one.limit),
-                one.first - start,
-                one.ended - start,
-            )
-            for one in found
-        ]
+        """Each request that got tokens, with the moments of its first and last token; the first arrives at 0."""
+        pairs = zip(self.asked, self._requests.values(), strict=True)
+        found = sorted(((asked, one) for asked, one in pairs if one.tokens), key=lambda pair: pair[0].at)
+        start = found[0][0].at if found else 0.0
+        return [(asked._replace(at=asked.at - start), one.first - start, one.ended - start) for asked, one in found]
 
     @property
     def moments(self) -> list[tuple[float, float]]:

@@ -129,6 +129,11 @@ class Result:
     stopped: bool = False  # before the workload's end, because `give_up` said so
 
     @property
+    def warm(self) -> list[Served]:
+        """The requests without the first tenth, in which nothing waits yet."""
+        return self.requests[len(self.requests) // 10 :]
+
+    @property
     def mean_batch(self) -> float:
         return self.rows / self.iterations if self.iterations else 0.0
 

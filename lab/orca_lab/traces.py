@@ -15,7 +15,6 @@ the recorded system, and is counted and left out.
 import csv
 import json
 import random
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -24,10 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from orca_common.errors import FailedPrecondition, InvalidArgument
-from orca_scheduler.core.core import Arrived, Commit
-from orca_scheduler.master import journal
-from orca_scheduler.master.journal import CoreStep, Heading, Note
 
+from .recording import Recording
 from .workload import Asked
 
 OWN = ("at", "input_tokens", "output_tokens")
@@ -227,28 +224,7 @@ def _counted(rows: Iterable[Asked]) -> Trace:
 def _journal(path: Path) -> Trace:
     """The requests that an engine got, when they were submitted, with as many output tokens as each one was given.
 
-    A request that begins again after a loss is one request. Those that the heading has already began before.
+    A request that begins again after a loss is one request. Those that the heading has already began before. Raises
+    FailedPrecondition for a file that is no journal.
     """
-    try:
-        lines = list(journal.read(path))
-    except (ValueError, KeyError, TypeError) as error:
-        raise InvalidArgument("trace", f"{path}: is no journal that can be read ({error})") from None
-    names, submitted, offset = dict[int, str](), dict[int, float](), 0.0
-    asked, outputs = dict[str, Asked](), Counter[str]()
-    for line in lines:
-        names |= journal.named_in(line)
-        match line:
-            case Heading():
-                offset = line.wall / 1e9 - line.now
-            case Note({"submitted": moments}):
-                submitted |= {int(claim): moment / 1e6 for claim, moment in moments.items()}
-            case CoreStep(Arrived(now, requests)):
-                for one in requests:
-                    at = submitted.get(one.claim, now + offset)
-                    asked.setdefault(names.get(one.claim, str(one.claim)), Asked(at, one.input_tokens, 0))
-        if isinstance(line, CoreStep):
-            for action in line.actions:
-                if isinstance(action, Commit):
-                    made = [outcome for outcome in action.outcomes if outcome.token is not None]
-                    outputs.update(names.get(outcome.claim, str(outcome.claim)) for outcome in made)
-    return _counted(one._replace(output_tokens=outputs[name]) for name, one in asked.items())
+    return _counted(one._replace(limit=0) for one in Recording.of(path).asked)

@@ -192,52 +192,44 @@ class Child:
             log.seek(self._began if os.fstat(log.fileno()).st_size >= self._began else 0)  # it was rotated since
             return log.read().decode(errors="replace").split("\n")
 
+    # -- asking its status port. Each question blocks for at most 5 s
+
     def unready(self) -> str | None:
-        """Asks the status port why the service is not ready. None: it is ready. Blocks for at most 5 s."""
+        """Asks the status port why the service is not ready. None: it is ready."""
         try:
             return self._status()["reason"]
         except OSError as error:
             return f"{self.name}: {error}"
 
     def engines(self) -> dict[str, str | None]:
-        """Asks a scheduler for its engines: why each serves nothing, None: it runs. Blocks for at most 5 s."""
-        try:
-            return self._status()["engines"]
-        except OSError:
-            return {}
+        """Asks a scheduler for its engines: why each serves nothing, None: it runs."""
+        return self._field("engines") or {}
 
     def calls(self) -> int:
-        """Asks an endpoint how many calls are open; 0 where it does not tell. Blocks for at most 5 s."""
-        try:
-            return int(self._status().get("calls", 0))
-        except OSError:
-            return 0
+        """Asks an endpoint how many calls are open; 0 without an answer."""
+        return int(self._field("calls") or 0)
 
     def starting(self) -> str | None:
-        """Asks a supervisor what its ranks still do before they can form an engine. Blocks for at most 5 s."""
-        try:
-            return self._status().get("starting")
-        except OSError:
-            return None
+        """Asks a supervisor what its ranks still do before they can form an engine."""
+        return self._field("starting")
 
     def fork_server(self) -> int | None:
-        """Asks a supervisor for the process that forks its ranks; None where none runs. Blocks for at most 5 s."""
-        try:
-            return self._status().get("fork_server")
-        except OSError:
-            return None
+        """Asks a supervisor for the process that forks its ranks; None where none runs."""
+        return self._field("fork_server")
 
     def refused(self) -> str | None:
-        """Asks why this process or its part of the engines cannot work, ever. Blocks for at most 5 s."""
-        if self.status is None:
-            return None
-        try:
-            refused = self._status().get("refused")
-        except OSError:
-            return None
+        """Asks why this process or its part of the engines cannot work, ever."""
+        refused = self._field("refused") if self.status is not None else None
         if isinstance(refused, dict):
             return next((f"{engine} cannot form: {why}" for engine, why in refused.items()), None)
         return refused
+
+    def _field(self, name: str) -> Any:
+        """A field of the status port's answer; None without it, or without an answer."""
+        try:
+            return self._status().get(name)
+        except OSError:
+            return None
 
     def _status(self) -> dict[str, Any]:
         """Returns the answer of the status port. Raises OSError when it cannot be reached."""

@@ -25,7 +25,7 @@ from orca_cli import killing
 from orca_cli.settings_command import settings_of
 from orca_client import Accepted, OrcaClient
 from orca_common.settings import flag
-from orca_local.stack import DEMO_MODEL
+from orca_local.timed_model import make_timed_model
 
 ORCA = str(Path(sys.executable).parent / "orca")
 WIDE = {**os.environ, "COLUMNS": "160", "NO_COLOR": "1"}
@@ -254,8 +254,7 @@ def test_topology_has_the_settings_of_serve() -> None:
 
 async def test_the_demo_of_kills(tmp_path: Path) -> None:
     """Its commands are those that a reader would paste: each process is killed by one, and the stream is whole."""
-    (tmp_path / "model").mkdir()
-    model = killing.make_slow_model(tmp_path / "model", DEMO_MODEL)
+    model = make_timed_model(tmp_path / "model", killing.SECONDS)
     shown = Console(file=io.StringIO(), width=120, force_terminal=True)
     async with running(tmp_path / "run", model, schedulers=2) as stack:
         playing = asyncio.create_task(killing.play([stack.grpc], stack.run_dir, shown, tokens=40))

@@ -57,7 +57,7 @@ PROGRAMS = 2048
 
 @dataclass(frozen=True)
 class Tiling:
-    """The keys that a program takes at a time, the stages of its loads, its warps. Not tuned: no GPU was at hand."""
+    """The keys that a program takes at a time, the stages of its loads, its warps. Not tuned on a GPU."""
 
     keys: int
     stages: int

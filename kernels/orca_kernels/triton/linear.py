@@ -43,8 +43,7 @@ AS_IT_IS, SUBTRACTED, MULTIPLIED = tl.constexpr(0), tl.constexpr(1), tl.constexp
 
 @dataclass(frozen=True)
 class Tiling:
-    """Rows and outputs of a program, the stages of its loads, its warps. It changes no bits. Not tuned: no GPU was at
-    hand."""
+    """Rows and outputs of a program, the stages of its loads, its warps. It changes no bits. Not tuned on a GPU."""
 
     rows: int
     outputs: int

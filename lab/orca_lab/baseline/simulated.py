@@ -9,10 +9,9 @@ import heapq
 from collections.abc import Callable, Sequence
 from itertools import groupby
 
-from orca_common.errors import FailedPrecondition
 from orca_scheduler.core.request import Arrival
 
-from ..cost import A100, Cost, Load
+from ..cost import Cost, Load
 from ..simulator import Result, Served
 from ..workload import Workload
 from .scheduler import Arrived, BatchReturned, Event, Finished, RequestLevel, RunBatch, Wake, WakeAt
@@ -89,16 +88,6 @@ def _load(rows: int, shortest: int, iteration: int) -> Load:
     if iteration == 0:
         return Load(rows, 0, 0, rows * shortest, rows * shortest**2, rows * shortest, rows)
     return Load(rows, rows, rows * (shortest + iteration), 0, 0, 0, rows)
-
-
-def check_memory(cost: A100, max_bs: int) -> None:
-    """Raises FailedPrecondition where keys and values of `max_bs` longest sequences do not fit beside the weights."""
-    need = cost.weight_bytes + max_bs * cost.model.positions * cost.slot_bytes
-    if not cost.allocates(max_bs):
-        raise FailedPrecondition(
-            f"memory: {max_bs} sequences of {cost.model.positions} tokens take {need / 1e9:.1f} GB of each GPU with "
-            f"the weights; {cost.hardware.usable / 1e9:.1f} GB can be used"
-        )
 
 
 def simulate_requests(cost: Cost, max_bs: int, mbs: int, workload: Workload, delay: float = 0.0) -> Result:

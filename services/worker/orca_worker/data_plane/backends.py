@@ -57,7 +57,7 @@ def first_operation(group: Group, x: Tensor, rank: int, size: int, sums: bool) -
 
 
 class Nccl:
-    """`Backend` of a GPU. **Never run with two ranks: no GPU was at hand.**"""
+    """`Backend` of a GPU. **Not run on a GPU yet.**"""
 
     in_streams = True
 

@@ -172,7 +172,7 @@ class LoadedMatrix(NamedTuple):
 Step = Callable[[Pass], None]
 
 # Rows of logits then begin at multiples of 128 bytes. GPT-2's 50,257 tokens are odd, and cuBLAS has slower kernels for
-# those. (Not timed: no GPU was at hand.)
+# those. (Not timed.)
 HEAD_ROWS = 64
 
 

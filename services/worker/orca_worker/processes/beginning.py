@@ -18,8 +18,7 @@ ENVIRONMENT = {
     # formation waits for the resolver's timeout: 5 s by default, 1 s with this.
     "RES_OPTIONS": "timeout:1 attempts:3",
     # NCCL's watchdog would end the process when a peer is lost, and its heartbeat monitor when an abort takes long, but
-    # a survivor must keep its weights. Nor does either collect for a minute what other ranks did. (Not run: no GPU was
-    # at hand.)
+    # a survivor must keep its weights. Nor does either collect for a minute what other ranks did. (Not run.)
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_ENABLE_MONITORING": "0",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
