@@ -19,7 +19,7 @@ WARM_UP_SEED = 999  # of prompts that no case has
 
 
 class Request(NamedTuple):
-    """What one request asks for: greedy, and without an end-of-sequence token."""
+    """The prompt and the length of one request: greedy, and without an end-of-sequence token."""
 
     prompt: list[int]
     output: int  # tokens to generate

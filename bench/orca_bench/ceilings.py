@@ -1,4 +1,4 @@
-"""What this machine can do at best: how fast it reads memory, and how fast it multiplies matrices.
+"""The machine's ceilings: how fast it reads memory, and how fast it multiplies matrices.
 
 Every floor of the bench is computed from these two. A machine that is shared with others is not equally fast in every
 second, so `orca bench kernels` runs these probes again in turn with what it times.
@@ -35,7 +35,7 @@ FLAGS = ("-std=c++17", "-O3", "-march=native", "-Wall", "-Wextra", "-fPIC", "-sh
 
 @dataclass(frozen=True)
 class Probe:
-    """What the machine does at its best: so many bytes read, or FLOP computed, in one call."""
+    """A call that reads or computes as fast as the machine can. amount: bytes, or FLOP."""
 
     amount: int
     run: Callable[[], object]

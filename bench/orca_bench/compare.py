@@ -45,7 +45,7 @@ def lines_of(command: Sequence[str] | str) -> Iterator[Line]:
 
 
 def rounds(commands: Sequence[Sequence[str] | str], number: int, about_to: Callable[[str], None]) -> Iterator[Line]:
-    """The lines of all commands, `number` times in turn; each says its round. `about_to` hears of each command."""
+    """The lines of all commands, `number` times in turn, with the round. `about_to`: called before each command."""
     for one in range(1, number + 1):
         for command in commands:
             shown = command if isinstance(command, str) else shlex.join(command)

@@ -1,4 +1,4 @@
-"""What the scheduler's core costs an iteration: a batch returns, its tokens are applied, the next batch is selected.
+"""The cost of the scheduler's core in an iteration: a batch returns, its tokens are applied, the next one is selected.
 
     python -m orca_bench.core [BATCHxSTAGES ..]
 

@@ -16,7 +16,7 @@ class Door(Protocol):
     label: str  # its name in the lines of the bench
 
     async def ask(self, answer: Answer, clock: Callable[[], float]) -> None:
-        """Sends the request of `answer` and fills in what comes back, until its end. `clock` tells the moments.
+        """Sends the request of `answer` and fills in what comes back, until its end. `clock` gives the moments.
 
         Notes the end before it looks at what came. A request that fails has its reason in `answer.error`; nothing is
         raised, and nothing is tried again.
@@ -32,7 +32,7 @@ async def open_loop(
 ) -> list[Answer]:
     """Sends each request at its moment, whatever has become of those before it. Returns when all have ended.
 
-    `ended` hears of each end. A request that has not ended `patience` seconds after it was sent is given up as failed.
+    `ended` is called at each end. A request that has not ended after `patience` seconds counts as failed.
     """
     started = time.perf_counter()
 

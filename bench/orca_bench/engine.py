@@ -65,7 +65,7 @@ class Run:
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """What the engine is measured with; dtype "auto" becomes what it stands for. Raises InvalidArgument."""
+    """The options of a measured engine; dtype "auto" becomes the type that it stands for. Raises InvalidArgument."""
 
     model: str | None = None  # folder or hub name; None: the demo model
     dtype: str = "auto"
@@ -131,7 +131,7 @@ class Engine:
 
     @property
     def where(self) -> dict[str, Any]:
-        """What every line says about the circumstances."""
+        """The circumstances, which every line has."""
         device = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
         options = self.options
         isa_used = isa(options.kernels)
@@ -146,7 +146,7 @@ class Engine:
         }
 
     def line(self, name: str, run: Run, number: int) -> dict[str, Any]:
-        """What the bench prints of a run."""
+        """The bench's line of a run."""
         outputs, decode = sum(one.output for one in run.case), run.full_decode_ms
         return {
             "engine": "orca",

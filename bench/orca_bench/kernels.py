@@ -193,7 +193,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def subject_line(subject: Subject, timed: Timed, where: Mapping[str, Any]) -> dict[str, Any]:
-    """What the bench prints of a subject that was timed at `where`; without known ceilings its floors are None."""
+    """The line of a subject that was timed at `where`; without known ceilings its floors are None."""
     line: dict[str, Any] = {"kernel": subject.name}
     for kind, taken, on in (
         ("", statistics.median(timed.seconds), timed.usual),

@@ -1,4 +1,4 @@
-"""The machine that a number was measured on: what each line of the bench says about it."""
+"""The machine that a number was measured on, as each line of the bench names it."""
 
 from contextlib import suppress
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a load says about a server: numbers from the moments at which its answers came."""
+"""A server's latency and throughput under a load, from the moments at which its answers came."""
 
 import statistics
 from collections import Counter
@@ -13,7 +13,7 @@ from .cases import Request
 
 @dataclass
 class Answer:
-    """What became of one request. Moments are seconds since the start of the load."""
+    """One request's fate. Moments are seconds since the start of the load."""
 
     request: Request
     due: float  # when it was to be sent

@@ -1,10 +1,10 @@
-"""What the whole stack costs on top of its engine: a case on both in turn, and the CPU time of each process.
+"""The cost of the whole stack on top of its engine: a case on both in turn, and the CPU time of each process.
 
     python -m orca_bench.stack --model MODEL [--case b32_32_32] [--rounds 5] [--run-ahead 1] [--stream-interval 8]
 
 The stack is that of `orca serve`; its client, which is this process, takes its time from the same cores. CPU time is
 milliseconds an iteration of the longest request. `kernels` are the rank's threads that compute, `rank` is its rest.
-The last line of a case tells how long an iteration takes in the stack, and how long the kernels wait for the next one.
+A case's last line has the time of an iteration in the stack, and the kernels' wait for the next one.
 """
 
 import argparse

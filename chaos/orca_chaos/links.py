@@ -1,4 +1,4 @@
-"""The way from one process to another, and what the network does to it at this moment.
+"""The way from one process to another, with the faults of the network on it.
 
 A proxy asks its link before it passes a message on (`carry`). A fault changes the link, and heals it again.
 """

@@ -208,7 +208,7 @@ class LocalTarget:
 def reserved(run_dir: Path) -> list[str]:
     """Checks the end of each engine's newest journal: it replays, and no slot is reserved."""
     found = []
-    newest = {file.engine: file.path for file in files_in(run_dir) if not file.older}  # the oldest of an engine is first
+    newest = {file.engine: file.path for file in files_in(run_dir) if not file.older}  # the oldest ones are first
     for path in newest.values():
         heading, *lines = read(path)
         assert isinstance(heading, Heading)

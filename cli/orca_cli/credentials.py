@@ -1,4 +1,4 @@
-"""`orca certs` and `orca key`: what proves who is who."""
+"""`orca certs` and `orca key`: certificates for services, and keys for callers."""
 
 from datetime import timedelta
 from pathlib import Path

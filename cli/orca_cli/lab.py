@@ -490,4 +490,3 @@ def commit() -> str:
         return subprocess.run(command, cwd=place, capture_output=True, text=True, check=False).stdout.strip()
     except OSError:
         return ""
-

@@ -62,7 +62,7 @@ def load(folder: Path) -> str:
 
 
 def load_of(addresses: Sequence[str]) -> str:
-    """The same, of the services behind these status ports."""
+    """The load of the services behind these status ports, in a line."""
     before = look(addresses)
     time.sleep(WINDOW)
     now = look(addresses)

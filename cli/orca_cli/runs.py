@@ -20,7 +20,7 @@ LOOK = 0.2  # seconds between looks for new lines
 
 
 def run_folder(given: Path | None) -> Path:
-    """The folder that was given, or that of the last run that was given none: of those that still run, if any does.
+    """The given folder; otherwise that of the last run in the default place, one that still runs first.
 
     Raises FailedPrecondition."""
     if given is not None:

@@ -32,6 +32,6 @@ class Command(TyperCommand):
 
 
 def alike(given: str, known: str) -> bool:
-    """Whether somebody who typed the one may have meant the other."""
+    """Whether a typed name may be a slip for the other one."""
     given, known = given.lstrip("-"), known.lstrip("-")
     return known.startswith(given) or SequenceMatcher(None, given, known).ratio() >= ALIKE

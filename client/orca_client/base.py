@@ -256,7 +256,7 @@ def _check_on_leave(on_leave: Any) -> None:
 
 
 class BaseStream:
-    """Holds what a stream knows of its request, in both clients."""
+    """A stream's knowledge of its request, in both clients."""
 
     def __init__(self, resumption: Resumption, trace: Trace, on_leave: OnLeave) -> None:
         self._resumption, self._trace, self.on_leave = resumption, trace, on_leave

@@ -32,7 +32,7 @@ class Call:
 
 
 class Resumption:
-    """Holds what a client knows of one request: whether it was accepted, its tokens, its end; and so the next call.
+    """A client's knowledge of one request (whether it was accepted, its tokens, its end), which decides the next call.
 
     A request with a body is sent by Generate, again and again until the server accepts it; its id makes all of them one
     request. After that, and always for a request without a body, the call is Resume from the first token not seen. A

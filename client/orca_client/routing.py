@@ -1,4 +1,4 @@
-"""Tells a proxy which model a call is for, where several releases share one address."""
+"""Metadata by which a proxy finds a call's model, where several releases share one address."""
 
 from .tracing import Metadata
 

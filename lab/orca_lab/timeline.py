@@ -1,4 +1,4 @@
-"""Shows where a pipeline's time goes: the stages of a run, from the journals of its engine masters (paper Figure 8).
+"""Divides a pipeline's time: the stages of a run, from the journals of its engine masters (paper Figure 8).
 
 Each rank reports five moments of an iteration on its own wall clock (one machine, or clocks that NTP keeps together):
 `received`, the control message came; `taken`, the GPU thread took it; `started`, the batch was built and its data had

@@ -1,4 +1,4 @@
-"""`logs/serve.log`: what `orca serve` itself said, in the form of all other logs. It says which process has died."""
+"""`logs/serve.log`: the messages of `orca serve` itself, in the form of the other logs, with deaths of processes."""
 
 import logging
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the kill matrix has recorded, as a table in Markdown.
+"""A table in Markdown of the kills that the kill matrix has recorded.
 
     python tests/e2e/kill_table.py FILE [FILE ...]
 

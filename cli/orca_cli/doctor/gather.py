@@ -127,7 +127,7 @@ async def one_inside(cluster: Cluster, release: Release, pod: Object, tried: Seq
 
 
 def answer_of(printed: str) -> dict[str, Any]:
-    """All that a program of `inside` told; it prints lines of JSON."""
+    """Merges the lines of JSON that a program of `inside` printed."""
     told: dict[str, Any] = {}
     try:
         for line in printed.splitlines():

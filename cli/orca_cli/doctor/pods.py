@@ -1,4 +1,4 @@
-"""The pods: why a service says that it is not ready, and limits of CPU that somebody else put in."""
+"""The pods: why a service says that it is not ready, and limits of CPU that the namespace has added."""
 
 from .finding import Finding, fault, listing, ok, warning
 from .objects import (

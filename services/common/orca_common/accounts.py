@@ -10,5 +10,5 @@ def clearest(accounts: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def unseen(account: dict[str, Any]) -> float:
-    """Seconds of which the account tells nothing."""
+    """Returns the seconds of the request's time that the account does not explain."""
     return account["unseen"]

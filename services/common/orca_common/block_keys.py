@@ -1,4 +1,4 @@
-"""Keys of blocks, by which requests that begin alike find each other's keys and values, and ranks know what lies where.
+"""Keys of blocks of tokens: requests with the same beginning share keys and values by them; ranks check their blocks.
 
 A key stands for a block's tokens and all that come before them: it is a digest over the key of the block before and the
 tokens (vLLM's "Automatic Prefix Caching" has the same chain). The first block's parent is a root: requests of different
@@ -14,7 +14,7 @@ BYTES = 16  # of a key: two beginnings that differ have one key with a probabili
 
 
 def root_of(scope: str) -> str:
-    """The parent of first blocks that requests of this scope may share."""
+    """Returns the root of a scope: the parent of the first blocks of its requests. Other scopes share nothing."""
     return blake2b(scope.encode(), digest_size=BYTES, person=b"orca root").hexdigest()
 
 

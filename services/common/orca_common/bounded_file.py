@@ -29,7 +29,7 @@ def read_bounded(path: Path, limit: int) -> bytes:
 
 
 def open_regular(path: Path) -> int:
-    """A descriptor of a regular file, for reading. Raises OSError, and FailedPrecondition when it is none."""
+    """Opens a regular file for reading, as a descriptor. Raises OSError, and FailedPrecondition for other files."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

@@ -16,7 +16,7 @@ def child_environment(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def take(settings: Mapping[str, str]) -> None:
-    """Adds settings to this process's environment: one that was forked, and learns afterwards what it is."""
+    """Adds settings to the environment of a process that was forked before its settings were known."""
     os.environ.update(settings)
 
 

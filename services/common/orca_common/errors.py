@@ -41,7 +41,7 @@ SENTENCE = 600  # characters of an error
 
 
 def echo(text: str, limit: int = ECHO) -> str:
-    """A text that a caller may have written, cut to what an error may show of it."""
+    """Returns a caller's text, cut to the length that an error may show."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 

@@ -1,4 +1,4 @@
-"""Tells whether files have changed since they were read."""
+"""Detects changes of files since they were read."""
 
 import os
 from pathlib import Path

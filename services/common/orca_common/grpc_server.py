@@ -1,4 +1,4 @@
-"""The gRPC server of every service that grpcio serves, and what a method sees of its call.
+"""The gRPC server that services share, and the call object that its methods receive.
 
 grpcio speaks HTTP/2 and gRPC, and bounds the cost of a connection. One interceptor adds the rest, for every call of
 every method: who may call, how a request is read, which status an error becomes, and how a leaving server ends calls.
@@ -331,7 +331,7 @@ class GrpcServer:
         return bound
 
     def serving(self, yes: bool) -> None:
-        """Sets what health says: of the server (the empty name) and of each service."""
+        """Sets the status that health reports for the server (the empty name) and for each service."""
         self._health.serving(yes)
 
     @property

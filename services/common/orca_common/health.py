@@ -23,7 +23,7 @@ class Health(health_pb2_grpc.HealthServicer):
         self._changed = asyncio.Event()  # set and replaced at each change
 
     def serving(self, yes: bool) -> None:
-        """Sets what it says: of the server, and of each service."""
+        """Sets the status of the server and of each service."""
         self._serving = yes
         self._changed.set()
         self._changed = asyncio.Event()
@@ -39,7 +39,7 @@ class Health(health_pb2_grpc.HealthServicer):
     async def Watch(  # noqa: N802 the proto's name
         self, request: health_pb2.HealthCheckRequest, context: object
     ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
-        """Tells the status now, and at each change. A service that is not known may come to be: its stream stays."""
+        """Streams the status now and at each change. The stream of an unknown service stays: it may start later."""
         told: health_pb2.HealthCheckResponse | None = None
         while True:
             changed, status = self._changed, self._status(request.service)

@@ -27,7 +27,7 @@ class Role(StrEnum):
 
     @property
     def dns_name(self) -> str:
-        """The name in the certificate that says so."""
+        """The name in a certificate that gives its holder the role."""
         return f"{self.value}.{DOMAIN}"
 
 

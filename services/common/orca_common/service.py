@@ -161,7 +161,7 @@ class StatusPort:
 
 
 class LoopPulse:
-    """Tells whether the event loop runs on time.
+    """Measures whether the event loop runs on time.
 
     A process that was late itself cannot know whether a silent peer is dead, so it asks here first.
     """

@@ -175,7 +175,7 @@ class FileSource(PydanticBaseSettingsSource):
     """The TOML file that `config` names. Keys of other services are left out, unknown keys are refused."""
 
     def __init__(self, settings_cls: type[BaseSettings], path: str | None = None, named_by: str = "config") -> None:
-        """path: instead of that of `config`. named_by: what the user gave it with."""
+        """path: the file to read instead of that of `config`. named_by: the flag or variable that names it."""
         super().__init__(settings_cls)
         self._path, self._named_by = path, named_by
 

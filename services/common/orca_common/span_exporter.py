@@ -58,7 +58,7 @@ class PatientExporter(SpanExporter):
 
 
 class _Quiet(logging.Filter):
-    """Keeps what the SDK says out of the log, and remembers the last of it."""
+    """Keeps the SDK's messages out of the log, and remembers the last one."""
 
     last = ""
 

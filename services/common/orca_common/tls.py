@@ -58,7 +58,7 @@ class Certificates:
         self._material = self._read()
 
     def current(self) -> Material:
-        """The files' content, read again when they have changed. What cannot be used is logged, and what was, stays."""
+        """The files' content, read again when they have changed. Unusable ones are logged; the old content stays."""
         with self._lock:
             version = version_of(*self.files)
             if version != self._version:

@@ -114,7 +114,7 @@ class SchedulerApp:
         return Answer(200, as_json(story, standing))
 
     def _refusals(self) -> dict[str, str | None]:
-        """Of the engines that this scheduler masters, why their ranks refuse to form; None: they do not."""
+        """Why the ranks of each engine that this scheduler masters refuse to form; None: they do not."""
         refused = self._scheduler.refused()
         return {engine: refused.get(engine) for engine in self._scheduler.engines()}
 

@@ -30,7 +30,7 @@ class Live:
         self._show_prompts = show_prompts
 
     def reader(self, failures_alone: bool) -> Callable[[], bytes]:
-        """Returns what gives the next line each time it is called; empty: there is nothing new.
+        """Returns a function that gives the next line at each call; an empty one: nothing is new.
 
         failures_alone: for a page at which no browser looks now.
         """

@@ -56,7 +56,7 @@ def _address(name: str) -> str:
 
 
 def _place() -> str | None:
-    """Names this process's network namespace. None: the system does not tell."""
+    """Names this process's network namespace. None: the system does not show it."""
     try:
         told = f"{BOOT.read_text()}{os.stat(NAMESPACE).st_ino}"
     except OSError:

@@ -71,7 +71,7 @@ class Scaling:
         self._finishing: float | None = None  # since when the last ones finish
 
     def step(self, seen: Seen) -> Wish:
-        """Judges what is seen now. A wish that was not granted is said again."""
+        """Judges the newest look. A wish that was not granted is repeated."""
         if seen.engines != self._engines:
             self._engines, self._changed, self._fits = seen.engines, seen.now, None
         least, most = self._bounds.least, self._bounds.most

@@ -89,7 +89,7 @@ class UiApp:
             tasks.create_task(self._server.serve(sockets=[self._socket]))
 
     async def _ticking(self) -> None:
-        """Gives the browsers what has changed, and follows the feeds as closely as somebody looks."""
+        """Sends the changes to the browsers, and follows the feeds in full while a browser looks."""
         seen = time.monotonic()  # when somebody looked last
         while True:
             with suppress(TimeoutError):

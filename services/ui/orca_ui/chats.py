@@ -88,7 +88,7 @@ class Chats:
         self._open -= 1
 
     async def text_of(self, request: Request, ids: list[int]) -> str | None:
-        """The text of token ids; None where the endpoint does not tell."""
+        """The text of token ids; None where the endpoint does not answer."""
         headers = {"authorization": value} if (value := request.headers.get("authorization")) else {}
         try:
             answer = await self._client.post(

@@ -145,7 +145,7 @@ class Picture:
             self._rows(self._engine(engine), rows)
 
     def away(self, address: str, why: str, now: float) -> None:
-        """A scheduler cannot be heard."""
+        """A scheduler's feed has broken."""
         source = self._sources.setdefault(address, {"name": "", "why": None, "engines": list[str]()})
         first = source["why"] is None
         source["why"] = why
@@ -167,7 +167,7 @@ class Picture:
                 part.clear()
 
     def forget(self, address: str) -> None:
-        """There is no such scheduler any more."""
+        """Forgets a scheduler that is gone."""
         self._sources.pop(address, None)
 
     # -- what goes out

@@ -56,7 +56,7 @@ class Viewers:
         return len(self._all) >= self._most
 
     def publish(self, changes: dict[str, Any]) -> None:
-        """Gives everybody what has changed."""
+        """Sends the changes to all browsers."""
         self._encoded = None
         if self._all:
             event = event_of(changes)

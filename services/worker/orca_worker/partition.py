@@ -23,7 +23,7 @@ def head_bytes(head_size: int, item: int) -> int:
 
 @dataclass(frozen=True)
 class Types:
-    """Of a rank's numbers, by name. `weights`: of all that `quantize` leaves; `kv`: of keys and values, also int8;
+    """The types of a rank's numbers. `weights`: of all that `quantize` leaves; `kv`: of keys and values, also int8;
     `activations`: of what a matrix multiplies, at least where the machine has an instruction for it."""
 
     weights: str
@@ -36,7 +36,7 @@ class Types:
         return cls(dtype, kv or dtype, dtype)
 
     def kv_bytes(self, head_size: int) -> int:
-        """Of a head's keys, or values, of one token."""
+        """Bytes of a head's keys, or values, of one token."""
         return head_bytes(head_size, 1 if self.kv == "int8" else ITEM_BYTES[self.kv])
 
 
@@ -58,7 +58,7 @@ class Place:
 
     @property
     def ranks(self) -> int:
-        """Of the whole engine: their number."""
+        """The number of ranks in the engine."""
         return self.tensor_parallel * self.pipeline_parallel
 
     @property
@@ -87,7 +87,7 @@ class Place:
         return share(count, self.pipeline_parallel, self.stage)
 
     def tensor_share(self, n: int) -> range:
-        """Its share of n things of its stage, such as heads."""
+        """The rank's share of n things of its stage, such as heads."""
         return share(n, self.tensor_parallel, self.tensor_rank)
 
 

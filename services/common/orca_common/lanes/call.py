@@ -25,7 +25,7 @@ class Call:
 
     @property
     def waits(self) -> bool:
-        """Whether a part of what was sent waits for room."""
+        """Whether sent bytes still wait for room in the window."""
         return bool(self._unsent)
 
     def overfull(self) -> bool:

@@ -38,7 +38,7 @@ CANCELLED = Status(grpc.StatusCode.CANCELLED, "by this side")
 
 
 class CallFailed(Exception):
-    """A call has not ended with OK."""
+    """A call ended with another status than OK."""
 
     def __init__(self, status: Status) -> None:
         super().__init__(str(status))

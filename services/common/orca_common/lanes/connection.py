@@ -211,7 +211,7 @@ class Connection(asyncio.Protocol):
             self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
-        """Hands the transport what is to be sent."""
+        """Hands h2's pending bytes to the transport."""
         self._flushing = False
         data = self._h2.data_to_send()
         if data and not self._transport.is_closing():

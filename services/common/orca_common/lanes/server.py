@@ -137,7 +137,7 @@ class LaneServer:
     def __init__(
         self, methods: Methods, transport: Transport, allowed: Mapping[str, frozenset[Role]], leaving: Unavailable
     ) -> None:
-        """allowed: which roles may call which method, where certificates tell.
+        """allowed: the roles that may call each method, where clients have certificates.
         leaving: ends calls that outlast a stop's grace."""
         self._methods, self._allowed, self._leaving = methods, allowed, leaving
         self._context = transport.server_context()

@@ -61,7 +61,7 @@ class ServedAdapters:
         return adapters
 
     async def begin(self) -> None:
-        """Tells the pool the adapters of the settings. Raises Unavailable."""
+        """Writes the settings' adapters into the pool. Raises Unavailable."""
         if self._may_change or (await self._pool.adapters()).version:
             await self._name()
             await self._look()
@@ -154,7 +154,7 @@ class ServedAdapters:
         await self._look()
 
     async def unload(self, name: str) -> None:
-        """New requests do not name it any more; those that do go on. Raises NotFound, FailedPrecondition."""
+        """Takes an adapter away from new requests; those that have it go on. Raises NotFound, FailedPrecondition."""
         if name in {adapter.name for adapter in self._named}:
             raise self._of_settings(name)
         if not await self._pool.unload_adapter(name):

@@ -87,7 +87,7 @@ class CallLine:
         self.arrived = time.monotonic()
 
     def end(self, error: BaseException | None) -> None:
-        """Writes the line, and lets go of what the call was. error: what ended the call, unless a door has answered it.
+        """Writes the line, and releases the call's state. error: what ended the call, unless a door has answered it.
 
         A request and an error lead back to this line by the contexts of their tasks and by their frames. While the line
         held them too, nothing but a garbage collection freed them, thousands of calls later.
@@ -126,7 +126,7 @@ class CallLine:
         log.info("call ended" if ended else "call refused", extra=fields)
 
     def _outcome(self, error: BaseException | None) -> Outcome:
-        """That of the error, else of the request that ended worst."""
+        """Returns the outcome of the error, or of the request that ended worst."""
         if isinstance(error, Exception) and not isinstance(error, asyncio.CancelledError):
             return Outcome(error, None, False)
         known = [request.outcome for request in self.requests if request.outcome is not None]
@@ -148,7 +148,7 @@ def current_line() -> CallLine | None:
 
 
 def note_error(error: OrcaError) -> None:
-    """Tells the line of the error that a door answers."""
+    """Notes in the call's line the error that a door answers."""
     line = _current.get()
     if line is not None:
         line.error = error

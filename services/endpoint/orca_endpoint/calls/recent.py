@@ -1,4 +1,4 @@
-"""Answers of others, kept for a short time: however many callers ask, the source is asked now and then."""
+"""A cache of an answer for a short time, so that many callers cost its source one question."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -8,10 +8,10 @@ T = TypeVar("T")
 
 
 class Recent(Generic[T]):
-    """Keeps the answer of `ask`. Those who come while it is asked wait for the same answer."""
+    """Caches the answer of `ask`. Callers that come meanwhile wait for the same answer."""
 
     def __init__(self, ask: Callable[[], Awaitable[T]], seconds: float) -> None:
-        """seconds: for which an answer is told again. An error is told only to those who wait for it."""
+        """seconds: for which an answer is given again. An error reaches only the callers that wait for it."""
         self._ask, self._seconds = ask, seconds
         self._asked: asyncio.Future[T] | None = None
         self._good_until = 0.0

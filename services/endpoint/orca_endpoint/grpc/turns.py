@@ -1,4 +1,4 @@
-"""Whose message is read now. gRPC tells of a message when it is whole, but takes memory for it as it comes.
+"""Chooses the message that is read next. gRPC reports a message when it is whole, but takes memory as it comes.
 
 A stream whose message is not read gets its first window of 64 KB and no more. So what comes unseen is bounded by how
 many messages are read at a time, not by how many calls there are.

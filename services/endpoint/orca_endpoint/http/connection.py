@@ -128,7 +128,7 @@ class GuardedConnection(HttpToolsProtocol):
             self._reading.cancel()
 
     def _await(self, seconds: float) -> None:
-        """The client has so long to send what comes next."""
+        """Gives the client these seconds to send its next part."""
         if self._reading is not None:
             self._reading.cancel()
         self._reading = self.loop.call_later(seconds, self._too_slow, seconds)
@@ -142,7 +142,7 @@ class GuardedConnection(HttpToolsProtocol):
             self._refuse(408, f"the body did not come within {seconds:g} s")
 
     def _refuse(self, status: int, sentence: str) -> None:
-        """Says why, unless an answer has begun, and closes the connection."""
+        """Answers with the reason, unless an answer has begun, and closes the connection."""
         if self.transport.is_closing():
             return
         if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:

@@ -1,4 +1,4 @@
-"""Methods that answer one conversation by one reply, which tells itself in events or whole."""
+"""Methods that answer one conversation with one reply: as events, or as a whole object."""
 
 import secrets
 from abc import ABC, abstractmethod

@@ -1,4 +1,4 @@
-"""Keeps what a native library prints out of the log: Rust writes the message of a panic to descriptor 2 by itself.
+"""Keeps a native library's output out of the log: Rust writes the message of a panic to descriptor 2 by itself.
 
 The message may quote a prompt: that of a text cut inside a character has up to 256 bytes of the text. Nothing from
 outside switches it off.

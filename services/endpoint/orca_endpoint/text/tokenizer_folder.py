@@ -1,4 +1,4 @@
-"""Reads what a checkpoint's folder says of special tokens beside tokenizer.json, as transformers' AutoTokenizer does.
+"""Reads the special tokens that a checkpoint names beside tokenizer.json, as transformers' AutoTokenizer does.
 
 tokenizer_config.json     named tokens (`bos_token`, others too), `extra_special_tokens`, `added_tokens_decoder`
 special_tokens_map.json   the same, by older transformers; it holds where the first has no `added_tokens_decoder`

@@ -125,7 +125,7 @@ class StatefulSetDiscovery:
         return Collection("pods", labels=self._workers.selector)
 
     def _look(self) -> None:
-        """Draws the conclusions of what is known now."""
+        """Computes the candidates and the messages from the objects as they are known now."""
         sets, pods, notices = self._sets.objects, self._pods.objects, list[str]()
         if sets:
             self._workers = worker_set(next(iter(sets.values())))

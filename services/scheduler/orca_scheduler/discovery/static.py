@@ -32,7 +32,7 @@ class StaticDiscovery:
         return ()
 
     async def run(self, discovered: Callable[[Sequence[Candidate]], None]) -> Never:
-        """Tells the list, once."""
+        """Reports the list, once."""
         discovered(self._candidates)
         await asyncio.Event().wait()
         raise AssertionError("nothing sets the event")

@@ -123,7 +123,7 @@ class Updates:
 
 
 class Teller:
-    """Brings to Kubernetes what there is to say, again and again."""
+    """Writes discovery's messages to Kubernetes, again and again."""
 
     def __init__(self, kubernetes: Kubernetes, shape: str, refused: Callable[[], Mapping[str, str | None]]) -> None:
         """`shape`: of this scheduler's engines, as the annotation SHAPE has it.
@@ -167,7 +167,7 @@ class Teller:
         self._happened(set_event(workers, "ScaledByLoad", message, str(seen.generation)))
 
     async def run(self) -> Never:
-        """Says what is new at once, and later again what was not heard."""
+        """Sends new messages at once, and repeats later those that failed."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(SAY_AGAIN):
@@ -180,7 +180,7 @@ class Teller:
                     self._log(trouble)
 
     async def look(self) -> Never:
-        """Has what ranks refuse said soon."""
+        """Has the ranks' refusals written soon."""
         known: Mapping[str, str | None] = {}
         while True:
             if (now := dict(self._refused())) != known:
@@ -275,7 +275,7 @@ def _condition_patch(kind: str, pod: WorkerPod, old: Condition | None, new: Cond
 
 
 def _event_name(*about: str) -> str:
-    """The same for everyone who says the same about the same object."""
+    """Makes a name that is the same for each scheduler with the same message about the same object."""
     digest = hashlib.sha256(" ".join(about).encode()).hexdigest()
     return f"{about[0]}.{digest[:16]}"
 

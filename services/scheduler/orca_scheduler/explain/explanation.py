@@ -338,7 +338,7 @@ class _Story:
 
 
 def _promise(history: History) -> tuple[bool, int]:
-    """By which of several engines a request's wait is explained: one that runs, with the most room."""
+    """Chooses the engine whose state explains a request's wait: one that runs, with the most room."""
     state = history.states[-1] if history.states else None
     return (state.formed, state.room) if state is not None else (False, 0)
 

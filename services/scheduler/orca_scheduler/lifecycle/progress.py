@@ -1,4 +1,4 @@
-"""Bounds of an iteration's time: they tell a stuck device from a long initiation (docs/engines.md, "Verdicts")."""
+"""Bounds of an iteration's time, which separate a stuck device from a long initiation (docs/engines.md, "Verdicts")."""
 
 from collections import deque
 from collections.abc import Iterable

@@ -42,23 +42,23 @@ class EngineAdapters:
         self._tell()
 
     def lost(self) -> None:
-        """The engine does not run any more."""
+        """Notes that the engine does not run any more."""
         self._runs, self.has = False, frozenset()
 
     def changed(self, version: int) -> None:
-        """The pool's table has this version."""
+        """Notes the version of the pool's table."""
         if version != self._version:
             self._wanted = version
             self._news.set()
 
     def answered(self, rank: int, held: pb.AdaptersHeld) -> None:
-        """A rank has answered a table."""
+        """Takes a rank's answer to a table."""
         if held.number == self._number and self._runs:
             self._answers[rank] = held
             self._news.set()
 
     async def follow(self) -> None:
-        """Reads the table when it has changed, and tells the pool when all ranks have answered. Ends with its task."""
+        """Reads the table when it has changed, and reports the answers of all ranks to the pool. Ends with its task."""
         while True:
             await self._news.wait()
             self._news.clear()
@@ -75,7 +75,7 @@ class EngineAdapters:
                 await reached(partial(self._pool.tell_adapters, self._engine, self._owner, self._term, has))
 
     def _tell(self) -> None:
-        """Tells the ranks the table, unless there was never an adapter."""
+        """Sends the ranks the table, unless there was never an adapter."""
         self._answers.clear()
         if not self._runs or not (self._table or self._number):
             return

@@ -79,7 +79,7 @@ class EngineMetrics:
             self._complete(iteration, flight)
 
     def timed(self, iteration: int, times: Sequence[pb.StageTimes]) -> None:
-        """All ranks have told their times."""
+        """All ranks have reported their times."""
         flight = self._flights.get(iteration)
         if flight is not None:
             flight.times = times

@@ -37,7 +37,7 @@ class Ngrams:
             self.extend(known[-LOOKS_BACK:])
 
     def drafts(self, most: int) -> tuple[int, ...]:
-        """Returns what came behind the last tokens where they stood before, again and again up to `most` tokens."""
+        """Returns the tokens that followed an earlier occurrence of the last ones, repeated up to `most` tokens."""
         if self._before is None:
             return ()
         return tuple(islice(cycle(self._tokens[self._before : self._before + most]), most))

@@ -164,7 +164,7 @@ class Outputs:
         return rows
 
     def unanswered(self, rows: list[CommitRow]) -> None:
-        """Whether this commit was applied is unknown: the next one names the same base, and the pool tells."""
+        """Notes that a commit's outcome is unknown: the next one names the same base, and its answer settles it."""
         self.dirty |= {row.claim: self.held[row.claim] for row in rows if row.claim in self.held}
 
     def answered(self, rows: list[CommitRow], answers: list[int]) -> tuple[list[int], list[int], list[int]]:

@@ -45,7 +45,7 @@ class Tracing:
         self._stays[claimed.claim] = self._start_stay(held, self._term)
 
     def taken_over(self, held: Held) -> None:
-        """The request was this engine's before the term began. A master that fell silent has not told its stay."""
+        """The request was this engine's before the term began. A master that fell silent has not reported its stay."""
         if self._silent_term is not None:
             stay = self._start_stay(held, self._silent_term)
             _tell(stay, SILENT)
@@ -135,7 +135,7 @@ class Tracing:
                 stay.end(moment * 1000)
 
     def ended(self, claims: Iterable[int], reason: str, moment: int | None = None) -> None:
-        """Requests left the engine, at a moment where the pool has told one."""
+        """Requests left the engine, at the pool's moment where that is known."""
         for claim in claims:
             stay = self._stays.pop(claim, None)
             if stay is not None:

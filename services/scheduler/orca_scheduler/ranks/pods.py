@@ -1,4 +1,4 @@
-"""A pod as the master of its engine sees it: its supervisor tells of ranks, and kills one that is fenced."""
+"""A pod as the master of its engine sees it: its supervisor reports its ranks, and kills a fenced one."""
 
 import asyncio
 import logging
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class Pod:
-    """The connection to one supervisor. `seen` gets each new table of ranks, `away` the reason why it lacks."""
+    """The connection to one supervisor. `seen` gets each new table of ranks, `away` the reason for a missing one."""
 
     def __init__(
         self, address: str, transport: Transport, seen: Callable[[], None], away: Callable[[str], None]

@@ -149,7 +149,7 @@ class Rank:
         return await self._connection.ask(f"/{CONTROLLER}/Hello", request, pb.HelloResponse, timers.DIAL)
 
     def run(self, epoch: int) -> None:
-        """The engine runs: tells the rank, and counts its silence from now on, unless its lane has ended."""
+        """Reports to the rank that the engine runs, and counts its silence from now on, unless its lane has ended."""
         self._epoch, self.silence = epoch, timers.SILENCE
         if self.last_heard is not None:
             self.last_heard = self._now
@@ -196,7 +196,7 @@ class Rank:
             self._hears.post(RankAllocated(self._now, self._life, epoch, self.index))
 
     async def _ask(self, method: str, request: Message, answer: type[M]) -> M | None:
-        """The answer of a call. None: the lifecycle was told why there is none."""
+        """Returns the answer of a call; None where it failed, which is reported to the lifecycle."""
         assert self._connection is not None
         try:
             return await self._connection.ask(f"/{CONTROLLER}/{method}", request, answer, timers.LOAD)
@@ -205,7 +205,7 @@ class Rank:
         return None
 
     def _complain(self, status: Status) -> None:
-        """Tells the lifecycle why the rank has not done what it was asked for."""
+        """Reports to the lifecycle why the rank's call has failed."""
         match status.code:
             case grpc.StatusCode.FAILED_PRECONDITION:
                 self._refuse(f"refuses: {status.details}")
@@ -220,7 +220,7 @@ class Rank:
         self._hears.post(Refused(self._now, self._life, self.index, why))
 
     def suspect(self, kind: Kind, detail: str) -> None:
-        """Tells the lifecycle what speaks against this rank."""
+        """Reports a suspicion of this rank to the lifecycle."""
         suspicion = Suspicion(self.index, kind, detail)
         self._hears.post(Suspected(self._now, self._life, suspicion, self.last_iteration))
 
@@ -231,7 +231,7 @@ class Rank:
         self._write(pb.ControlMessage(iteration=iteration))
 
     def tell_adapters(self, table: pb.AdapterTable) -> None:
-        """Tells the rank the adapters that it is to have. It answers when it has loaded them."""
+        """Sends the rank the table of adapters. It answers when it has loaded them."""
         self._write(pb.ControlMessage(adapters=table))
 
     def _write(self, message: pb.ControlMessage) -> None:
@@ -305,7 +305,7 @@ class Rank:
         return True
 
     def wrong(self, what: str) -> None:
-        """The rank told what cannot be: nothing more that it tells in this life is believed."""
+        """Distrusts the rank for the rest of this life: it has sent an impossible report."""
         self._believed = False
         self.suspect(Kind.FAILED, f"{Kind.FAILED.value}: it reported {what}")
 

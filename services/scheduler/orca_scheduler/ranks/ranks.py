@@ -25,7 +25,7 @@ Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]  # starts a ta
 
 
 class Ranks:
-    """Carries out what the lifecycle decides about ranks, and tells it what they say.
+    """Carries out the lifecycle's decisions about ranks, and passes it their messages.
 
     `post` takes events of the lifecycle; `returned` reports with tokens; `timed` the times of all ranks of an
     iteration, when the last of them has come; `pulled` how a request's pull ended on all ranks: its claim, the bytes
@@ -152,12 +152,12 @@ class Ranks:
         self._ranks[0].send(iteration)
 
     def tell_adapters(self, table: pb.AdapterTable) -> None:
-        """Tells all ranks the adapters that they are to have."""
+        """Sends all ranks the table of adapters."""
         for rank in self._ranks:
             rank.tell_adapters(table)
 
     def wrong(self, report: str) -> None:
-        """The rank that samples reported what cannot be."""
+        """Distrusts the rank that samples: it has sent an impossible report."""
         self._ranks[self._sampler].wrong(report)
 
     @property
@@ -226,7 +226,7 @@ class Ranks:
     # -- complaints, silence and standstill
 
     def _told(self, event: Told) -> None:
-        """Passes on what a rank says. Where one complains about a neighbour, all are asked whether they live."""
+        """Passes a rank's message on. After a complaint about a neighbour, all ranks are asked for a heartbeat."""
         self._post(event)
         if isinstance(event, Suspected) and event.suspicion.kind is Kind.PEER_LOST:
             self._asked = [rank.ask() for rank in self._ranks]

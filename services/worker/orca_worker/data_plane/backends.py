@@ -104,7 +104,7 @@ class Gloo:
         return gloo(store, rank, size, options)
 
     def meet(self, group: Group, rank: int, size: int, sums: bool) -> None:
-        """They met when the group was made."""
+        """Does nothing: gloo's ranks met when the group was made."""
 
     def leave(self, group: Group) -> None:
         nothing, peer = torch.empty(1), int(group.rank() == 0)

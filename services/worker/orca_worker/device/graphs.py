@@ -31,7 +31,7 @@ def bucket_of(requests: int) -> int | None:
 
 
 class Recorder(Protocol):
-    """Turns a call into one that does the same on the device again, with what lies at the same places then."""
+    """Records a call, so that it can run again on the device, over the tensors at the same addresses."""
 
     @property
     def bytes(self) -> int:
@@ -46,7 +46,7 @@ class Recorder(Protocol):
         ...
 
     def record(self, run: Callable[[], T]) -> Callable[[], T]:
-        """Calls `run` a few times -> what replays it, and returns the same results each time, with new contents.
+        """Calls `run` a few times -> a replay, which returns the same tensors each time, with new contents.
 
         All ranks that `run` exchanges tensors with record the same at the same time.
         """

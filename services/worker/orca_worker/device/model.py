@@ -99,13 +99,13 @@ class Inputs:
         self.last = None if bounds.increments_only and outputs in (None, tokens) else last
 
     def clear(self) -> Inputs:
-        """Nothing but padding."""
+        """Fills the inputs with padding alone."""
         self.plan.clear()
         self._fill()
         return self
 
     def load(self, batch: Batch, plan: HostPlan) -> Inputs:
-        """The host does not wait."""
+        """Copies a batch's numbers to the device without waiting for it."""
         self.plan.load(plan)
         asked = (batch.requests[name] for name in ("temperature", "top_k", "top_p", "min_p", "seed"))
         self._fill(
@@ -119,7 +119,7 @@ class Inputs:
         return self
 
     def _fill(self, *values: np.ndarray) -> None:
-        """Writes each part's first numbers; what is behind them is padding."""
+        """Writes each part's first numbers; the rest is padding."""
         numbers = np.zeros(sum(self._room), np.int64)
         ends = list(accumulate(self._room))
         for rows in (1, 2):
@@ -152,7 +152,7 @@ def choose_on_device(sample: Sample, logits: Tensor, draws: Draws) -> Tensor:
 def choose_again(
     sample: Sample, logits: Tensor, chosen: Tensor, draws: Draws, changed: Mapping[int, Adjusted], ends: np.ndarray
 ) -> None:
-    """Puts into `chosen` [3, S or more] what the rows get whose logits [S or more, V] `adjust` changes.
+    """Draws for the rows whose logits [S or more, V] `adjust` changes, and fills `chosen` [3, S or more].
 
     ends [S]: how many input tokens each request has.
     """
@@ -221,7 +221,7 @@ class Made(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """A bucket: where its inputs go, and what replays it."""
+    """A recorded bucket: its input tensors, and the call that replays it."""
 
     inputs: Inputs
     x: Tensor | None  # [bucket, H], at every stage but the first

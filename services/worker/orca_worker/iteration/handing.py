@@ -29,7 +29,7 @@ def wanted_keys(root: str, token_ids: Sequence[int], block_size: int) -> list[by
 
 
 def blocks_of(kv: KVManager, rows: Rows, asked: Asked, layout: str) -> Iterator[Block]:
-    """The blocks of a row, each with the key of what is in it. Any thread may ask, while iterations of other rows run.
+    """Reads the blocks of a row, each with its key. Any thread may ask, while iterations of other rows run.
 
     The row belongs to a request that was handed over, so nothing writes to it. It may be given to another request at
     any moment: a block that another row got while it was read is not served. Raises FailedPrecondition.

@@ -63,7 +63,7 @@ def untouched(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 class KVManager:
-    """The memory, and which blocks each row has: one block may be several rows'. `tags` know what is in each of them.
+    """The memory and the blocks of each row; rows may share a block. `tags` hold the key of the tokens in each block.
 
     `shape` None: a model without keys and values. It has blocks, too.
     """
@@ -191,7 +191,7 @@ class KVManager:
             self.tags.check(keyed, self._table[keyed, : held.max()], held)
 
     def ran(self, iteration: worker_pb2.Iteration, token_ids: np.ndarray) -> None:
-        """An iteration has run these tokens [T]: its rows' full blocks have keys from now on."""
+        """Gives keys to the blocks that these tokens [T] of an iteration have filled."""
         if self.tags.texts:
             at, tokens = 0, token_ids.tolist()
             members = zip(iteration.rows, iteration.starts, iteration.counts, iteration.outputs, strict=True)
@@ -203,7 +203,7 @@ class KVManager:
 
     @property
     def block_bytes(self) -> int:
-        """Of a block's keys and values on this rank."""
+        """Bytes of a block's keys and values on this rank."""
         return self._shape.slot_bytes * self.block_size if self._shape is not None else 0
 
     @property

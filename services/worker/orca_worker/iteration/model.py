@@ -145,7 +145,7 @@ class ReadAdapter(Protocol):
 
     @property
     def name(self) -> str:
-        """The adapter's."""
+        """The adapter's name."""
         ...
 
 
@@ -203,7 +203,7 @@ class Family(Protocol):
         compute: Compute,
         loading: Loading,
     ) -> tuple[Model, int]:
-        """The slice of a place, and how many bytes of weights were read; `loading` tells how many so far.
+        """Loads a place's slice. Returns it and the bytes of weights that were read, which `loading` counts meanwhile.
 
         `device` is None only if no torch is needed. Raises FailedPrecondition with a sentence when the weights are
         missing or do not fit.

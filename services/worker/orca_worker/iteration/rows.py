@@ -61,7 +61,7 @@ class Constraint(Protocol):
 
 
 class Adjusted:
-    """A request's wishes beyond the plain draw, and its input tokens, on which that depends."""
+    """A request's penalties, biases and form, beyond the plain draw, and the input tokens that they depend on."""
 
     def __init__(
         self, asked: SamplingParams, token_ids: Sequence[int], prompt: int, start_token: int | None = None
@@ -89,7 +89,7 @@ class Adjusted:
         return other
 
     def force(self, token_id: int) -> None:
-        """The next token is this one."""
+        """Notes the request's next token."""
         self.forced, self.changes_logits = token_id, True
 
     def repeated(self, end: int) -> np.ndarray:
@@ -169,7 +169,7 @@ class Rows:
                 self.inputs.pop(row, None)
 
     def advance(self, rows: np.ndarray, lengths: np.ndarray) -> None:
-        """An iteration of `rows` [B] has run: their new lengths."""
+        """Notes the lengths that `rows` [B] have after an iteration."""
         self.table["length"][rows] = lengths
         if self.inputs:
             behind = self.table["length"] >= self.table["admitted"]
@@ -182,7 +182,7 @@ class Rows:
         self.table["last_token"][rows] = token_ids
 
     def still(self, rows: np.ndarray, claims: np.ndarray) -> np.ndarray:
-        """-> [n] bool: which of these rows have the same request as then."""
+        """-> [n] bool: the rows that still have the request that they had then."""
         return self.table["claim"][rows] == claims
 
     def clear(self) -> None:

@@ -115,7 +115,7 @@ def check_adapters(adapters: Sequence[Adapter], prefix: str, whole: Recording) -
 
 
 def matrices_of(recording: Recording) -> Iterator[Matrix]:
-    """Those of all linear operations of the layers."""
+    """The matrices of all linear operations of the layers."""
     operations: list[Operation] = [*recording.encoder, *recording.crossing, *recording.operations]
     for operation in operations:
         match operation:
@@ -128,7 +128,7 @@ def matrices_of(recording: Recording) -> Iterator[Matrix]:
 
 
 def elements_of(file: AdapterFile, recording: Recording) -> int:
-    """Numbers of a rank's slices of an adapter."""
+    """Counts the numbers in a rank's slices of an adapter."""
     parts = (part for matrix in matrices_of(recording) for part in matrix.weights if part.name in file.changes)
     return sum(file.changes[part.name].a.shape[0] * sum(part.size) for part in parts)
 

@@ -22,7 +22,7 @@ STEPS = (128, 64, 32)  # inputs that share a scale in the kernels (`formats/grou
 
 
 class Part(NamedTuple):
-    """Outputs and inputs of a matrix that a rank has. All of one of both."""
+    """The outputs and inputs of a matrix that a rank has: all of one kind, and a part of the other."""
 
     stem: str  # of the names of its tensors
     outputs: int  # of the whole
@@ -100,7 +100,7 @@ class CodedFiles:
         return found
 
     def groups(self, part: Part) -> Array:
-        """Of each of the part's inputs: its group. Raises FailedPrecondition for one that is not there."""
+        """Returns the group of each of the part's inputs. Raises FailedPrecondition for one that is not there."""
         group = self.layout.group or part.inputs
         inputs = part.at_inputs
         place = None if self.layout.index is None else self._place(part.stem + self.layout.index)
@@ -137,7 +137,7 @@ class CodedFiles:
                     raise broken(place.file, f"{has}; matrices of layers alone may be in codes")
 
     def _check_numbers(self, part: Part) -> None:
-        """Of a matrix that was left as it was."""
+        """Checks a matrix that the other tool has left in numbers."""
         name, shape = f"{part.stem}.weight", (part.outputs, part.inputs)
         place = self._place(name)
         if place is None:
@@ -153,7 +153,7 @@ class CodedFiles:
         return self.layout.unpack(found), self.groups(part), sum(one.raw.size for one in found.values())
 
     def bytes_of(self, part: Part) -> int:
-        """Of a part."""
+        """Bytes of a part in the files."""
         n, k = (sum(map(len, ranges)) for ranges in (part.outs, part.ins))
         whole = max(part.outputs * part.inputs, 1)
         return sum(place.tensor.size for _, place in self.find(part).values()) * n * k // whole

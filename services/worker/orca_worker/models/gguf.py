@@ -21,7 +21,7 @@ PARTS = {
 
 
 def name_in_file(name: str) -> str:
-    """Of one of our names."""
+    """Returns the file's name for one of our names of tensors."""
     found = LAYER.fullmatch(name)
     return WHOLE[name] if found is None else f"blk.{found[1]}.{PARTS[found[2]]}.{found[3]}"
 

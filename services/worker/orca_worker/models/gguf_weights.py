@@ -111,7 +111,7 @@ class GGUFWeights(WeightSource):
 
 
 def _elements(part: Slice) -> int:
-    """Of the whole tensor."""
+    """Counts the elements of the whole tensor."""
     count = 1
     for length in part.shape:
         count *= length

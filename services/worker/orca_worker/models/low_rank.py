@@ -24,7 +24,7 @@ class LowRank(NamedTuple):
 
 
 class Size(NamedTuple):
-    """Of one summand's matrices."""
+    """The sizes of one summand's matrices."""
 
     rank: int
     inputs: int
@@ -49,7 +49,7 @@ class LowRanks:
         )
 
     def of(self, file: AdapterFile, matrix: Matrix, first: int = 0) -> list[LowRank]:
-        """By column. first: the column of the matrix's first output.
+        """Reads an adapter's summands for a matrix, by column. first: the column of the matrix's first output.
 
         Raises FailedPrecondition where a file ends too early.
         """
@@ -61,7 +61,7 @@ class LowRanks:
         return found
 
     def sizes(self, file: AdapterFile, matrix: Matrix) -> list[Size]:
-        """Those of what `of` reads."""
+        """The sizes of the summands that `of` reads."""
         parts = [part for part in matrix.weights if part.name in file.changes]
         axes = (0, 1) if matrix.transposed else (1, 0)
         return [Size(file.changes[part.name].a.shape[0], *(part.size[axis] for axis in axes)) for part in parts]

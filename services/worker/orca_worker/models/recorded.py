@@ -1,4 +1,4 @@
-"""A family of models that records what it is, as the rest of a rank uses it. Imports torch only to load a model."""
+"""A family whose models are recordings, as the rest of a rank uses it. Imports torch only to load a model."""
 
 from __future__ import annotations
 

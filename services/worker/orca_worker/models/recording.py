@@ -206,7 +206,7 @@ class Recording:
 
     @property
     def tokens(self) -> range:
-        """Its share of the vocabulary."""
+        """The rank's share of the vocabulary."""
         return self.place.tensor_share(self.vocabulary)
 
     @property
@@ -216,13 +216,13 @@ class Recording:
         return [len(share(self.vocabulary, tp, rank)) for rank in range(tp)]
 
     def share_of_inner(self, inner: int) -> range:
-        """Its share of the inner size of a feed-forward network."""
+        """The rank's share of the inner size of a feed-forward network."""
         if inner < (tp := self.place.tensor_parallel):
             raise FailedPrecondition(f"tp {tp}: an inner size of {inner} is too small for {tp} tensor ranks")
         return self.place.tensor_share(inner)
 
     def share_of_heads(self, heads: int, kv_heads: int) -> tuple[range, range]:
-        """Its query heads, and the key/value heads that those read; each of few is held by several ranks."""
+        """The rank's query heads, and the key/value heads that they read; several ranks may hold the same one."""
         tp = self.place.tensor_parallel
         if heads % tp or (kv_heads % tp and tp % kv_heads):
             kinds = f"{heads} heads" if kv_heads == heads else f"{heads} heads and {kv_heads} key/value heads"
@@ -339,13 +339,13 @@ class Recording:
         self.operations.append(Head(x, table, bias, mine))
 
     def weight_bytes(self, item: int, of_matrix: Callable[[int, int, int], int]) -> int:
-        """Of all slices, where a number has `item` bytes, and a matrix `of_matrix(outputs, inputs, item)`."""
+        """Bytes of all slices, where a number has `item` bytes, and a matrix `of_matrix(outputs, inputs, item)`."""
         elements = sum(part.elements for part in self.slices.values())
         in_matrices = sum(outputs * inputs for outputs, inputs in self.matrices.values())
         return item * (elements - in_matrices) + sum(of_matrix(*size, item) for size in self.matrices.values())
 
     def slot_bytes(self, types: Types) -> int:
-        """Of the keys and values of one token."""
+        """Bytes of the keys and values of one token."""
         return 2 * self.layers * self.kv_heads * types.kv_bytes(self.head_size)
 
 

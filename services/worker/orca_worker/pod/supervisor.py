@@ -88,7 +88,7 @@ class Rank:
 
     @property
     def pid(self) -> int:
-        """Of its process; 0 while none runs."""
+        """The pid of its process; 0 while none runs."""
         return self.process.pid if self.process is not None else 0
 
     @property
@@ -98,13 +98,13 @@ class Rank:
         return process.status if process is not None else None
 
     def ended(self, why: str) -> None:
-        """Its process has ended."""
+        """Notes that its process has ended."""
         assert self.process is not None
         self.refusal, self.process = self.process.refusal, None
         self.last_end = self.refusal or why
 
     def not_started(self, why: str) -> None:
-        """Its process cannot be made yet."""
+        """Notes that its process cannot be made yet."""
         self.last_end = why
 
     @property

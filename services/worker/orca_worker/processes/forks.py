@@ -153,13 +153,13 @@ class Forks:
 
     @property
     def pid(self) -> int | None:
-        """Of the fork server; None while none runs. May be asked in any thread."""
+        """The pid of the fork server; None while none runs. May be asked in any thread."""
         server = self._server
         return None if server.ended.done() else server.pid
 
     async def run(self, tell: Callable[[str, float, float], None]) -> None:
-        """Replaces the fork server whenever it ends, until it is cancelled. `tell` hears why it has ended, how many
-        seconds it lived, and in how many another one begins."""
+        """Replaces the fork server whenever it ends, until it is cancelled. `tell` gets the reason of its end, the
+        seconds that it lived, and those until another one begins."""
         backoff = Backoff()
         while True:
             started = time.monotonic()
@@ -173,7 +173,7 @@ class Forks:
             self._changed = asyncio.Event()
 
     async def fork(self, tell: Callable[[str], None], errors: int = 2) -> Forked:
-        """A process, by this fork server or a later one. `tell` hears why it has not been made yet. `errors`: its
+        """Makes a process, by this fork server or a later one. `tell` gets the reason of a delay. `errors`: its
         standard error."""
         while True:
             server, changed = self._server, self._changed

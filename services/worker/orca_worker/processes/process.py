@@ -82,7 +82,7 @@ def unwritten(maps: Iterable[str]) -> Iterator[tuple[int, int]]:
 
 
 def exit_status(pid: int) -> int:
-    """Of a child that has ended, which is forgotten then: its status, or minus a signal's number."""
+    """Reaps a child that has ended. Returns its status, or minus a signal's number."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 

@@ -1,4 +1,4 @@
-"""The controller of a rank: what the engine's master asks, and what the rank does about it.
+"""The controller of a rank: it carries out the requests of the engine's master.
 
 It runs on the process's event loop, never touches a tensor and never waits for the GPU, so heartbeats are answered
 whatever the GPU thread does. Iterations come down one stream, Run, to the controller of stage 0. It hands each of them
@@ -283,7 +283,7 @@ class Controller:
         log.info("member", extra={"engine": self._engine, "epoch": epoch.number, "slots": slots})
 
     def _on_gpu_thread(self, work: Callable[[], T]) -> asyncio.Future[T]:
-        """Behind all iterations that have come. Raises Unavailable when one has failed by then, or the rank leaves."""
+        """Runs work after all iterations that have come. Raises Unavailable when one has failed, or the rank leaves."""
         return asyncio.wrap_future(self._gpu.call(work))
 
     async def _form(self, epoch: Epoch, step: str, work: Coroutine[Any, Any, T]) -> T:
@@ -295,7 +295,7 @@ class Controller:
             raise _quotable(step, error, epoch.number) from None
 
     def _lose_peer(self, epoch: int, reason: str) -> None:
-        """A neighbour is gone. That ends this rank's epoch, but not the rank."""
+        """Ends this rank's epoch, but not the rank, because a neighbour is gone."""
         actions = self._membership.peer_lost(epoch, reason)
         if actions:
             log.warning("neighbour lost: %s", reason, extra={"epoch": epoch})
@@ -343,7 +343,7 @@ class Controller:
             self._lanes.closed(lane)
 
     def _told(self, lane: Lane, message: worker_pb2.ControlMessage) -> None:
-        """The master has said something on a lane."""
+        """Takes a message of the master from a lane."""
         lane.heard = time.monotonic()
         if message.HasField("iteration"):
             self._take(message.iteration, lane)
@@ -434,7 +434,7 @@ class Controller:
         self._loop.call_soon_threadsafe(self._reported, report)
 
     def _reported(self, report: worker_pb2.Report) -> None:
-        """An iteration has been run.
+        """Sends the report of an iteration that has run.
 
         Only the lane that brought it gets its report. After a broken lane the master starts over, and another master
         does not know this batch. The report on a relayed iteration goes to this rank's own lane, if its master is the

@@ -46,14 +46,14 @@ class Iterations:
         self._waiting.append(origin)
 
     def reported(self) -> Origin:
-        """The oldest one has been run."""
+        """Removes the oldest one, which has run, and returns its origin."""
         origin = self._waiting.popleft()
         if not self._waiting:
             self._idle.set()
         return origin
 
     def abandon(self) -> None:
-        """None of them will be run any more."""
+        """Drops all of them: none will run."""
         self._waiting.clear()
         self._idle.set()
 

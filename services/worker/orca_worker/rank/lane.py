@@ -101,7 +101,7 @@ class Lane:
 
 
 class Lanes:
-    """Which lane counts: the newest one, of the master with the highest term. A newer one ends the one before."""
+    """Chooses the lane that counts: the newest one, of the master with the highest term. A newer one ends the older."""
 
     def __init__(self) -> None:
         self.term = 0  # the highest that this rank has seen
@@ -143,7 +143,7 @@ class Lanes:
             self.current = None
 
     def closed(self, lane: Lane) -> None:
-        """The call of a lane is over."""
+        """Forgets a lane whose call is over."""
         lane.ended.set()
         if self.current is lane:
             self.current = None

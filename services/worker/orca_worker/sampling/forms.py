@@ -98,12 +98,12 @@ class Answer:
         return mask
 
     def allowed_behind(self, drafts: int) -> np.ndarray | None:
-        """The same behind the first `drafts` drafts; None also where one of them is forbidden."""
+        """The mask behind the first `drafts` drafts; None also where one of them is forbidden."""
         there = not self._waits and drafts <= min(len(self._behind), self._same)
         return self._behind[drafts - 1] if there else None
 
     def take_behind(self, masks: list[np.ndarray]) -> None:
-        """The masks behind drafts have come."""
+        """Takes the masks behind drafts."""
         self.drafted, self._behind = False, masks
 
     def take(self, mask: np.ndarray) -> None:
@@ -111,7 +111,7 @@ class Answer:
         self.read, self.pending, self._mask = len(self.tokens), False, mask
 
     def end(self, why: str) -> None:
-        """No token can follow."""
+        """Notes that no token can follow."""
         log.warning("a form cannot be followed: its request ends", extra={"tokens": len(self.tokens), "why": why})
         self.take(np.zeros(self.form.vocab_size, bool))
 

@@ -95,7 +95,7 @@ def _root(admission: worker_pb2.Admission) -> str:
 
 
 class WeightsChanged(Exception):
-    """The checkpoint was written over. This rank's process must end: the next one tells the new weights."""
+    """The checkpoint was written over. This rank's process must end: the next one reads the new weights."""
 
 
 class Stage:
@@ -377,7 +377,7 @@ class Stage:
             del self._fillings[row]
 
     def _know(self, batch: Batch, token_ids: Sequence[int], kept: np.ndarray) -> None:
-        """Keeps those tokens [O] of an iteration that count, but of rows that another request has been given since."""
+        """Keeps the tokens [O] of an iteration that count, unless another request has their row by now."""
         rows = batch.out_rows
         which = kept & self.rows.still(rows, batch.requests["claim"])
         self.rows.learn(rows[which], batch.out_ends[which], np.array(token_ids)[which])

@@ -69,5 +69,5 @@ class Fours(NamedTuple):
 
 
 def load(weights: WeightSource, matrix: Matrix) -> Fours:
-    """Of the numbers as the checkpoint has them, whatever the model's type is."""
+    """Makes codes of the numbers as the checkpoint has them, whatever the model's type is."""
     return Fours.of(weights.matrix(matrix, torch.float32))

@@ -57,7 +57,7 @@ class Codes(NamedTuple):
 
 
 def load(weights: WeightSource, matrix: Matrix) -> Codes:
-    """Of the numbers as the checkpoint has them, whatever the model's type is."""
+    """Makes codes of the numbers as the checkpoint has them, whatever the model's type is."""
     codes, scales = Codes.of(weights.matrix(matrix, torch.float32))
     return Codes(codes.to(torch.int8), scales)
 

@@ -1,4 +1,4 @@
-"""The timed model as a family: what the rest of a rank asks of it. Imports numpy only to load a model."""
+"""The timed model as a family. Imports numpy only to load a model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TimedFamily:
     modules = ("orca_worker.models.timed.model",)
 
     def check(self, checkpoint: Checkpoint, tensor_parallel: int, pipeline_parallel: int) -> None:
-        """It can be cut in any way."""
+        """Checks `seconds`: the model can be cut in any way."""
         for adapter in checkpoint.adapters:
             self.adapter(checkpoint, adapter)
         seconds = checkpoint.config.get("seconds", 0)
@@ -36,7 +36,7 @@ class TimedFamily:
         raise FailedPrecondition(f"adapter {adapter.name}: a model that waits has no weights to change")
 
     def check_weights(self, checkpoint: Checkpoint) -> None:
-        """It has none."""
+        """Does nothing: the model has no weights."""
 
     def share(self, checkpoint: Checkpoint, place: Place, types: Types) -> RankShare:
         return RankShare(place.stage, place.tensor_rank, range(0), {}, weight_bytes=0, slot_bytes=0)
