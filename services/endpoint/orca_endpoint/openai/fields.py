@@ -169,7 +169,14 @@ OURS = (
 )
 
 
-def markdown(fields: Iterable[Field]) -> str:
-    """The table of a method's fields in docs/openai.md."""
-    rows = [f"| `{field.name}` | {field.support} | {field.how} |" for field in fields]
-    return "\n".join(["| field | | |", "| --- | --- | --- |", *rows])
+def markdown(fields: Iterable[Field], known: Iterable[Field] = ()) -> str:
+    """The table of a method's fields in docs/openai.md; those that completions have alike (`known`) by name alone."""
+    hows = {field.name: field.how for field in known}
+    rows, alike = ["| field | | |", "| --- | --- | --- |"], dict[str, list[str]]()
+    for field in fields:
+        if hows.get(field.name) == field.how:
+            alike.setdefault(field.support, []).append(f"`{field.name}`")
+        else:
+            rows.append(f"| `{field.name}` | {field.support} | {field.how} |")
+    names = "; ".join(f"{support}: {', '.join(alike[support])}" for support in alike)
+    return "\n".join(rows) + (f"\n\nAs for [a completion](#fields-of-a-completion), {names}." if names else "")
