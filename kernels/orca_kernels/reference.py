@@ -53,8 +53,8 @@ class Codes(NamedTuple):
 
     @classmethod
     def within(cls, memory: Tensor, block_size: int) -> Codes:
-        """Those in memory [n_blocks, heads, block_size * (D + 4)] int8: of each block and head the codes, then the
-        scales."""
+        """Views memory [n_blocks, heads, block_size * (D + 4)] int8 as codes and scales: in each block and head the
+        codes come first."""
         of_scales = block_size * torch.float32.itemsize
         codes, scales = memory.split([memory.shape[2] - of_scales, of_scales], 2)
         return cls(codes.unflatten(2, (block_size, -1)), scales.unflatten(2, (block_size, -1)))

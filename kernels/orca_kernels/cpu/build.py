@@ -113,7 +113,7 @@ def name(isa: str) -> str:
 
 
 def build(folder: Path, isas: Collection[str] | None = None) -> list[Path]:
-    """Compiles the libraries of instruction sets into a folder; not named, of all that the compiler knows.
+    """Compiles the libraries of instruction sets into a folder: those named, or all that the compiler knows.
 
     Raises CannotBuild.
     """

@@ -38,7 +38,7 @@ class BatchPointers(ctypes.Structure):
 
 
 def made(number: int) -> int:
-    """A result as Python takes it. Raises MemoryError for -1."""
+    """Returns what a function of the library returned. Raises MemoryError for -1."""
     if number < 0:
         raise MemoryError("no memory for an operation of the program")
     return number

@@ -246,7 +246,7 @@ class Program:
 
     @contextmanager
     def packing_for(self, adapter: int) -> Iterator[None]:
-        """Packs for this adapter meanwhile, so that `forget` frees it. Raises MemoryError."""
+        """Inside this context packed matrices belong to the adapter, and `forget` frees them. Raises MemoryError."""
         self._library.orca_packs_for(self._model, adapter)
         try:
             yield
@@ -342,8 +342,7 @@ class Program:
 
 
 def in_turn(gate: Tensor, up: Tensor) -> Tensor:
-    """For `linear_gated`: [N, ..] each -> 8 of the one's rows, 8 of the other's, and so on; what is missing to whole
-    eights is 0."""
+    """Interleaves two [N, ..] for `linear_gated`: 8 rows of the gate, 8 of `up`, and so on, and fills up with 0."""
     blocks = -(-len(gate) // GATED_COLUMNS)
     both = gate.new_zeros(2, blocks * GATED_COLUMNS, *gate.shape[1:])
     both[0, : len(gate)], both[1, : len(up)] = gate, up

@@ -40,7 +40,7 @@ class Coded(NamedTuple):
         return self.codes.shape[1]
 
     def joined(self, other: Coded, join: Callable[[Tensor, Tensor], Tensor]) -> Coded:
-        """Both, one operation's: `join` puts the rows of two tensors [outputs, ..] together."""
+        """Joins two matrices as one operation's: `join` puts the rows of two tensors [outputs, ..] together."""
 
         def both(mine: Tensor, theirs: Tensor) -> Tensor:
             return join(mine.transpose(0, 1), theirs.transpose(0, 1)).transpose(0, 1).contiguous()

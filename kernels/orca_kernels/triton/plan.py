@@ -59,7 +59,7 @@ class Bounds:
 
     @classmethod
     def of_increments(cls, requests: int, keys: int, *, group: int, block_size: int) -> Bounds:
-        """Room for that many increments, each with at most `keys` tokens behind and with it."""
+        """Bounds of a batch of increments, each of which sees at most `keys` keys, its own included."""
         tiles = requests * -(-group // INCREMENT_ROWS)
         return cls(requests, requests, tiles, -(-keys // block_size), keys, increments_only=True)
 

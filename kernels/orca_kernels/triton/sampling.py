@@ -1,4 +1,4 @@
-"""From logits to tokens on the device: greedy, and with a temperature. Of a row at a time, in pieces of fixed size.
+"""From logits to tokens on the device: greedy, and with a temperature. Each row is read in pieces of fixed size.
 
 `piece_statistics` reads the logits once: each piece's maximum, its first index, and the sum of exp(logit - maximum).
 `greedy_row` merges the pieces in order: the likeliest token (the first of equals) and its log probability.
