@@ -63,7 +63,7 @@ class Ceilings:
         return [self.reading, *self.products.values()]
 
     def roofline(self, seconds: Callable[[Probe], float]) -> Accelerator:
-        """As an entry of roofline.py's table, where each takes so long."""
+        """Returns the ceilings as an entry of roofline.py's table."""
         peak = {name: probe.amount / seconds(probe) for name, probe in self.products.items()}
         return Accelerator("cpu", self.reading.amount / seconds(self.reading), peak)
 

@@ -101,7 +101,7 @@ class Setting:
 
     @classmethod
     def read(cls, text: str) -> "Setting":
-        """By its label: orca(8), ft(8,4), or a selection of BatchMaker's. Raises InvalidArgument."""
+        """Reads a system's label: orca(8), ft(8,4), or a selection of BatchMaker's. Raises InvalidArgument."""
         if text in CELLS:
             return cls(32, selection=text)
         if found := re.fullmatch(r"orca\((\d+)\)|ft\((\d+),(\d+)\)", text):
@@ -194,7 +194,7 @@ class Live:
         return self._journals()[0]
 
     def _journals(self) -> list[Path]:
-        """Those of all engines."""
+        """The journals of all engines."""
         return [next(self._run_dir.glob(f"journal-engine-{n}-*.jsonl")) for n in range(self.layout.engines)]
 
     def ways(self) -> tuple[float, float]:

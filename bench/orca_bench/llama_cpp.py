@@ -33,7 +33,7 @@ def commands(model: str, files: str, llama: str, cases: Sequence[str]) -> Iterat
 
 
 def table(found: Sequence[Line]) -> str:
-    """In Markdown: for each pair Orca's seconds, those of llama.cpp, and theirs over Orca's."""
+    """Makes a table in Markdown: for each pair Orca's seconds, those of llama.cpp, and theirs over Orca's."""
     names = [(f"orca {quantize or 'bfloat16'}", f"llama-{kind}") for quantize, kind in PAIRS.items()]
     head = [cell for ours, theirs in names for cell in (f"{ours}, s", f"{theirs}, s", "times")]
     rows = [["case", *head], ["---"] * (1 + len(head))]

@@ -390,7 +390,7 @@ class Drive:
                 engine.held[one.claim] = [one.request_id, 0, TOKENS]
 
     def _renew(self, formed: bool = False) -> None:
-        """All leases, as every 0.4 s."""
+        """Renews all leases, as services do every 0.4 s."""
         pool = self.pool
         together((wire, pool.renew_endpoint(name, read=self._read[name][1])) for name, wire in self.doors)
         together((wire, pool.renew_scheduler(name)) for name, wire in self.schedulers)

@@ -273,7 +273,7 @@ FIGURES: dict[int, Callable[[Scale, Real, Say, Sequence[Setting]], Found]] = {9:
 
 
 class Measures(NamedTuple):
-    """Of one run. Times in seconds; requests per second."""
+    """What was measured of one run. Times in seconds; requests per second."""
 
     throughput: float
     normalized: float  # median
@@ -283,7 +283,7 @@ class Measures(NamedTuple):
 
     @classmethod
     def of(cls, result: Result) -> "Measures":
-        """Of a run that has the moment of each token."""
+        """Measures a run that has the moment of each token."""
         each = [one.normalized for one in result.requests]
         gaps = [after - before for one in result.requests for before, after in pairwise(one.came or ())]
         first = statistics.median(one.first_token for one in result.requests)
@@ -301,7 +301,7 @@ class Validated(NamedTuple):
 
     @property
     def errors(self) -> Iterator[float]:
-        """With their signs, in the order of `Measures`."""
+        """The errors with their signs, in the order of `Measures`."""
         for said, was in zip(self.simulated, self.live, strict=True):
             yield said / was - 1
 

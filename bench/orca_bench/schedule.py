@@ -31,7 +31,7 @@ class Shape:
 
     @property
     def tokens(self) -> list[tuple[int, int]]:
-        """Of each request: tokens before this iteration, and tokens in it."""
+        """For each request, tokens before this iteration and tokens in it."""
         return [*((0, length) for length in self.initiations), *((context, 1) for context in self.contexts)]
 
 

@@ -50,7 +50,7 @@ class Fault:
 
     @property
     def label(self) -> str:
-        """Its kind, for tables: the same for all victims of a role."""
+        """The fault's kind, for tables: the same for all victims of a role."""
         return f"{self.kind} {self.victim.role}"
 
     def __str__(self) -> str:

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class Direction(StrEnum):
-    """Of a message, as the process sees it that has opened the connection."""
+    """The direction of a message, as the process sees it that has opened the connection."""
 
     TO = "to"
     FROM = "from"

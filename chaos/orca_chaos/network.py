@@ -47,7 +47,7 @@ class Network:
             link.heal()
 
     async def route(self, source: str, destination: str, address: str) -> str:
-        """Where `source` reaches `destination`: at a proxy, which is made when it is first asked for."""
+        """Returns the proxy at which `source` reaches `destination`; it is made when it is first asked for."""
         key = source, destination, address
         async with self._making:
             if key not in self._addresses:

@@ -90,5 +90,5 @@ def _beyond(pause: float, fault: Fault) -> float:
 
 
 def counted(count: int, of: str) -> str:
-    """As "1 round" or "2 rounds"."""
+    """Returns "1 round" or "2 rounds"."""
     return f"{count} {of}" if count == 1 else f"{count} {of}s"

@@ -11,7 +11,7 @@ class Watched(Protocol):
 
     @property
     def addresses(self) -> Sequence[str]:
-        """Of the endpoints' gRPC doors. Several endpoints may have one."""
+        """Addresses of the endpoints' gRPC doors. Several endpoints may share one."""
         ...
 
     @property
@@ -21,7 +21,7 @@ class Watched(Protocol):
 
     @property
     def redis_url(self) -> str | None:
-        """Of the request pool, past all proxies; None: it cannot be reached from here."""
+        """The request pool's URL, past all proxies; None: it cannot be reached from here."""
         ...
 
     @property

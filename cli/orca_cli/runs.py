@@ -50,7 +50,7 @@ def state_of(folder: Path) -> tuple[Table, bool]:
             restarts = pod.get("restarts", {}).get(rank, "")
             table.add_row(name, str(row["pid"]), _age(row["pid"]), str(restarts), row["address"], why or "yes")
             continue
-        said = _said(row) if row["address"] else {"reason": "starts"}
+        said = _answer_of(row) if row["address"] else {"reason": "starts"}
         pods[row["name"]] = said
         why = said["reason"]
         ready.append(why is None)
@@ -79,7 +79,7 @@ def doors() -> list[str]:
     return [row["address"] for row in rows if row["role"] == "endpoint" and row["address"]]
 
 
-def _said(row: dict[str, Any]) -> dict[str, Any]:
+def _answer_of(row: dict[str, Any]) -> dict[str, Any]:
     """Returns the answer of a process's status port, or whether Redis answers; a missing one as its reason."""
     pid, status = row["pid"], row["status"]
     if pid is None:

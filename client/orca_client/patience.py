@@ -53,14 +53,14 @@ class Patience:
         return DeadlineExceeded(f"the timeout of {self._timeout:g} s passed{why}")
 
     def working(self, now: float) -> None:
-        """To be called when a call was answered: the outage, if there was one, is over."""
+        """Notes that a call was answered: the outage, if there was one, is over."""
         self._connect = None
         if self._down_since is not None:
             self._spent += now - self._down_since
             self._down_since = None
 
     def progress(self) -> None:
-        """To be called when something new came: counting starts again."""
+        """Notes that something new came: counting starts again."""
         self._connect = None
         if self._spent or self._failures or self._down_since is not None:
             self._failures, self._spent, self._down_since, self._last = 0, 0.0, None, None

@@ -166,7 +166,7 @@ class SplitAttention:
             else:
                 cache.view(-1, size).index_copy_(0, self._targets, x.reshape(-1, size))
 
-    def _taken(self, cache: Cache, pages: Tensor, size: int) -> Tensor:
+    def _numbers_of(self, cache: Cache, pages: Tensor, size: int) -> Tensor:
         """The numbers of pages [b * heads * n] -> [b * heads * n, block_size * D]."""
         if isinstance(cache, Codes):
             return cache.pages(pages).flatten(1)
@@ -182,8 +182,8 @@ class SplitAttention:
         group = q.shape[1] // heads
         out = torch.empty_like(q)
         for start, length, context, prompt, pages in self._initiations:
-            k = self._taken(keys, pages, size).view(heads, -1, size)[:, : context + length]
-            v = self._taken(values, pages, size).view(heads, -1, size)[:, : context + length]
+            k = self._numbers_of(keys, pages, size).view(heads, -1, size)[:, : context + length]
+            v = self._numbers_of(values, pages, size).view(heads, -1, size)[:, : context + length]
             k, v = (each.repeat_interleave(group, 0) if group > 1 else each for each in (k, v))
             mask = None
             if context or prompt or 0 < window < length:
@@ -197,8 +197,8 @@ class SplitAttention:
             )
             out[start : start + length] = part[0].transpose(0, 1)
         for rows, tokens, shortest, longest, pages, padding in self._pieces:
-            k = self._taken(keys, pages, size).view(len(rows), heads, -1, size)[:, :, :longest].float()
-            v = self._taken(values, pages, size).view(len(rows), heads, -1, size)[:, :, :longest].float()
+            k = self._numbers_of(keys, pages, size).view(len(rows), heads, -1, size)[:, :, :longest].float()
+            v = self._numbers_of(values, pages, size).view(len(rows), heads, -1, size)[:, :, :longest].float()
             queries = q[rows].view(len(rows), heads, group, size).float()
             scores = torch.matmul(queries, k.transpose(2, 3)).mul_(scale)  # [b, heads, group, longest]
             if 0 < window < longest:

@@ -99,7 +99,7 @@ def _frame(panel: Panel) -> list[str]:
 
 
 def _curves(panel: Panel, colours: dict[str, str]) -> list[str]:
-    """Both axes are logarithmic."""
+    """Draws curves; both axes are logarithmic."""
     spots = [spot for curve in panel.curves for spot in curve.spots]
     across = decades_of(min(spot.x for spot in spots), max(spot.x for spot in spots))
     levels = [panel.line] if panel.line is not None else []

@@ -46,7 +46,7 @@ class Results:
         return self._found[figure].numbers[name]
 
     def sustained(self, panel: str, system: str, figure: int = 10) -> float:
-        """Of ft on more than one stage: with phi 1."""
+        """What a system sustains; ft on more than one stage with phi 1."""
         names = (f"{panel} {system}{phi} sustained, req/s" for phi in ("", " phi 1"))
         numbers = self._found[figure].numbers
         return next(numbers[name].mean for name in names if name in numbers)
@@ -82,7 +82,7 @@ class Results:
 
 
 def claims(results: Results, real: Mapping[int, Found] = {}) -> list[Claim]:
-    """All rows. Each has a verdict, of the simulation. real: live figures, as far as they were made."""
+    """Returns all rows, each with the simulation's verdict. real: live figures, as far as they were made."""
     rows = [*engine_claims(results), *scheduling_claims(results), *homogeneous_claims(results), *prose_claims(results)]
     return [row._replace(real=said(row.where, row.statement, real)) if row.real == "not run" else row for row in rows]
 

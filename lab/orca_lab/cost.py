@@ -55,7 +55,7 @@ class Cost(Protocol):
 
     @property
     def host(self) -> float:
-        """From the return of a batch until stage 0 may begin the next one: selection, messages, and their ways."""
+        """The seconds from the return of a batch until stage 0 may begin the next one: selection and messages."""
         ...
 
     def stage(self, stage: int, load: Load) -> float:
@@ -63,7 +63,7 @@ class Cost(Protocol):
         ...
 
     def hop(self, load: Load) -> float:
-        """From a stage's end until the next one has its output."""
+        """The seconds from a stage's end until the next one has its output."""
         ...
 
     @property
@@ -160,7 +160,7 @@ class A100:
 
     @property
     def layers(self) -> int:
-        """Of the largest stage."""
+        """Layers of the largest stage."""
         return -(-self.model.layers // self.pp)
 
     def stage(self, stage: int, load: Load) -> float:
@@ -200,7 +200,7 @@ class A100:
 
     @property
     def slot_bytes(self) -> float:
-        """Of a GPU: the key and value of one token in its layers."""
+        """Bytes that a GPU needs for the key and value of one token in its layers."""
         return 2 * ITEM * self.layers * self.model.hidden / self.tp
 
     @property

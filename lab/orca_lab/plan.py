@@ -95,7 +95,7 @@ class Layout(NamedTuple):
         yield from (self._replace(prefill=one) for one in sorted(shares))
 
     def of(self, cost: Cost, slots: int) -> list[Engine]:
-        """Its engines."""
+        """The engines of a layout."""
         one, roles = Engine(cost, slots, self.max_bs, policy_named(self.policy)), self.roles
         return [replace(one, role=roles.of(f"engine-{n}") or Role.MIXED) for n in range(self.engines)]
 
@@ -221,7 +221,7 @@ def plan(
     found, gpus = Plan([], [], [], []), 1
 
     def try_it(layout: Layout) -> Judged | None:
-        """None: it was dropped."""
+        """Simulates a layout. None: it was dropped."""
         made = costs(layout)
         why = made if isinstance(made, str) else too_small(layout, *made, workload, slo)
         if why or isinstance(made, str):

@@ -160,7 +160,7 @@ class Recording:
         return max(1, times.sent - times.taken - times.waited) / 1e9
 
     def _host(self, known: Sequence[int]) -> float:
-        """From the tokens of the last stage to the scheduler, and from there to stage 0, which is free."""
+        """The seconds from the tokens of the last stage to the scheduler, and from there to stage 0, which is free."""
         last, free, there, back = self.stages - 1, 0, list[float](), list[float]()
         for iteration in known:
             times = self.times[iteration]
@@ -172,7 +172,7 @@ class Recording:
         return max(0.0, statistics.median(there)) + max(0.0, statistics.median(back) if back else 0.0)
 
     def _hop(self, known: Sequence[int]) -> float:
-        """From a stage's end to the start of the next one, which was waiting or has just been free."""
+        """The seconds from a stage's end to the start of the next one, which was waiting or has just been free."""
         ways, free = list[float](), [0] * self.stages
         for iteration in known:
             for stage, times in sorted(self.times[iteration].items()):

@@ -52,5 +52,5 @@ class Steps:
 
 
 def first_difference(path: Path) -> Difference | None:
-    """None: each recorded event gave the recorded actions again."""
+    """The first event whose actions are other ones now. None: each gave the recorded actions again."""
     return next(iter(Steps(path)), None)

@@ -29,7 +29,7 @@ class Accelerator:
 
 
 def _peaks(half: float, single: float) -> dict[str, float]:
-    """Of 16-bit types on tensor cores, and of float32 without TF32, which would change tokens: on the vector units."""
+    """Peak rates: of 16-bit types on tensor cores, of float32 on the vector units (TF32 would change tokens)."""
     return {"bfloat16": half, "float16": half, "float32": single}
 
 

@@ -110,7 +110,7 @@ class Case:
 
     @property
     def requests(self) -> list[tuple[int, int]]:
-        """Of each request: tokens before the iteration, and tokens in it."""
+        """For each request, tokens before the iteration and tokens in it."""
         return [(self.prompt, 1) if self.phase == INCREMENT else (0, self.prompt)] * self.batch
 
     @property

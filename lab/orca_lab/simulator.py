@@ -64,7 +64,7 @@ class Engine:
 
     @property
     def memory_slots(self) -> int:
-        """In whole blocks."""
+        """Slots that memory holds, in whole blocks."""
         return self.n_slots // self.block_size * self.block_size
 
     def core(self) -> Core:
@@ -143,7 +143,7 @@ Watch = Callable[[Ran], None]
 
 
 class Kind(IntEnum):
-    """Of events that come at the same moment, those with the smaller number are first."""
+    """The kind of an event. Of events at the same moment those with the smaller number come first."""
 
     RETURN = 0
     CLAIMED = 1

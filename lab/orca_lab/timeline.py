@@ -84,7 +84,7 @@ class Life:
     lost: str | None = None  # the verdict
 
     def ready(self) -> dict[int, int]:
-        """By iteration: when its batch could have been scheduled, in ns of the wall clock."""
+        """The moment at which each iteration's batch could have been scheduled, in ns of the wall clock."""
         back: dict[int, int] = {}  # claim -> when its token was sent
         ready: dict[int, int] = {}
         most = self.n_workers + self.run_ahead  # batches in flight

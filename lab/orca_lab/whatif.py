@@ -28,7 +28,7 @@ class Outcome(NamedTuple):
 
     @classmethod
     def of(cls, requests: Iterable[tuple[Asked, float, float]]) -> "Outcome":
-        """Of requests, each with the moments of its first and last token."""
+        """Summarizes requests, each with the moments of its first and last token."""
         every = list(requests)
         normalized = [(ended - asked.at) / asked.output_tokens for asked, _, ended in every]
         first = statistics.median(first - asked.at for asked, first, _ in every)

@@ -65,7 +65,7 @@ class Child:
 
     @property
     def pid(self) -> int | None:
-        """None while it does not run."""
+        """The process's id; None while it does not run."""
         return None if self._process is None or self._process.returncode is not None else self._process.pid
 
     @property

@@ -61,13 +61,13 @@ class ForkedChild(Child):
         self._forks, self._program = forks, program
 
     @property
-    def _told(self) -> Mapping[str, Any]:
+    def _first_line(self) -> Mapping[str, Any]:
         """The line of JSON that the process reads first."""
         return {"role": self.role, **self._program._asdict(), "environment": self._environment}
 
     async def _make(self, log: int) -> ServiceProcess:
         forked = await self._forks.fork(lambda why: None, log)  # the stack itself reports the fork server's ends
-        return ServiceProcess(forked, self._told)
+        return ServiceProcess(forked, self._first_line)
 
 
 class Pod(ForkedChild):
@@ -79,5 +79,5 @@ class Pod(ForkedChild):
         self.addresses = {"address": address}
 
     @property
-    def _told(self) -> Mapping[str, Any]:
+    def _first_line(self) -> Mapping[str, Any]:
         return self._environment

@@ -36,10 +36,10 @@ async def gather(cluster: Cluster, name: str, redis_url: str | None) -> Snapshot
     API server does not answer at all.
     """
     await reached(cluster)
-    release, pods = await asyncio.gather(release_of(cluster, name), asked("pods", pods_of(cluster, name)))
+    release, pods = await asyncio.gather(release_of(cluster, name), answer_or_reason("pods", pods_of(cluster, name)))
     running: tuple[Object, ...] = () if isinstance(pods, Unknown) else pods
     allowed, (inside, unseen), redis = await asyncio.gather(
-        asked("access reviews", rights_of(cluster, release)),
+        answer_or_reason("access reviews", rights_of(cluster, release)),
         look_inside(cluster, release, running),
         redis_of(cluster, running, redis_url),
     )
@@ -53,7 +53,7 @@ async def gather(cluster: Cluster, name: str, redis_url: str | None) -> Snapshot
     )
 
 
-async def asked(what: str, answer: Awaitable[T]) -> Asked[T]:
+async def answer_or_reason(what: str, answer: Awaitable[T]) -> Asked[T]:
     """Returns the answer, or why it is missing."""
     try:
         return await answer
@@ -73,7 +73,9 @@ async def release_of(cluster: Cluster, name: str) -> Release:
     """The objects with the release's label."""
     answers = await asyncio.gather(
         *(
-            asked(kind, cluster.list(path.format(cluster.namespace), kind, labelSelector=f"{INSTANCE}={name}"))
+            answer_or_reason(
+                kind, cluster.list(path.format(cluster.namespace), kind, labelSelector=f"{INSTANCE}={name}")
+            )
             for kind, path in KINDS.items()
         )
     )
@@ -101,7 +103,7 @@ async def look_inside(
     tried = questions(release, pods)
     asking = [pod for pod in pods if name_of(pod) in tried and runs(pod)]
     answers = await asyncio.gather(
-        *(asked("exec", one_inside(cluster, release, pod, tried[name_of(pod)])) for pod in asking)
+        *(answer_or_reason("exec", one_inside(cluster, release, pod, tried[name_of(pod)])) for pod in asking)
     )
     pairs = list(zip(asking, answers, strict=True))
     unseen = {name_of(pod): answer.why for pod, answer in pairs if isinstance(answer, Unknown)}
@@ -142,12 +144,12 @@ def answer_of(printed: str) -> dict[str, Any]:
 async def redis_of(cluster: Cluster, pods: Sequence[Object], url: str | None) -> Asked[Redis]:
     """Asks the pool's Redis about itself: from here if its URL is given, else from a pod that knows it."""
     if url is not None:
-        return await asked("Redis", redis_from_here(url))
+        return await answer_or_reason("Redis", redis_from_here(url))
     groups = by_component(pod for pod in pods if runs(pod))
     able = [*groups.get("endpoint", []), *groups.get("scheduler", [])]
     if not able:
         return Unknown("no pod that knows Redis runs; give --redis-url")
-    return await asked("Redis", redis_from(cluster, able[0]))
+    return await answer_or_reason("Redis", redis_from(cluster, able[0]))
 
 
 async def redis_from_here(url: str) -> Redis:

@@ -37,7 +37,7 @@ class BatchPointers(ctypes.Structure):
     )
 
 
-def made(number: int) -> int:
+def checked(number: int) -> int:
     """Returns what a function of the library returned. Raises MemoryError for -1."""
     if number < 0:
         raise MemoryError("no memory for an operation of the program")
@@ -52,21 +52,21 @@ SIGNATURES = {
     "orca_pack": (c_void_p, (c_void_p, c_void_p, c_int, c_int64, c_int64, c_int, c_int, c_int, c_void_p)),
     "orca_pack_codes": (c_void_p, (*[c_void_p] * 4, *[c_int] * 3, c_void_p)),
     "orca_with_bias": (c_void_p, (c_void_p, c_void_p, c_void_p)),
-    "orca_packs_for": (made, (c_void_p, c_int)),
+    "orca_packs_for": (checked, (c_void_p, c_int)),
     "orca_forget": (None, (c_void_p, c_int)),
     "orca_floats": (c_void_p, (c_void_p, c_void_p, c_int)),
-    "orca_buffer": (made, (c_void_p, c_int, c_int, c_int)),
+    "orca_buffer": (checked, (c_void_p, c_int, c_int, c_int)),
     "orca_rows": (c_void_p, (c_void_p, c_int, c_int64, POINTER(c_int64))),
     "orca_steps": (c_int, (c_void_p,)),
-    "orca_embed": (made, (c_void_p, c_int, c_void_p, c_int64, c_float, c_void_p, c_int)),
-    "orca_normalize": (made, (c_void_p, c_int, c_int, c_void_p, c_void_p, c_float, c_int, c_int, c_int)),
+    "orca_embed": (checked, (c_void_p, c_int, c_void_p, c_int64, c_float, c_void_p, c_int)),
+    "orca_normalize": (checked, (c_void_p, c_int, c_int, c_void_p, c_void_p, c_float, c_int, c_int, c_int)),
     "orca_delta": (c_void_p, (c_void_p, c_int, c_int)),
-    "orca_delta_adapter": (made, (c_void_p, c_void_p, c_int, c_void_p)),
-    "orca_delta_run": (made, (c_void_p, c_void_p, *[c_int] * 6, c_void_p)),
-    "orca_linear": (made, (c_void_p, c_int, c_void_p, c_int, c_int, c_int, c_void_p)),
-    "orca_write_kv": (made, (c_void_p, *[c_int] * 6, c_void_p, c_void_p, c_float, c_void_p, c_void_p, c_int)),
-    "orca_attend": (made, (c_void_p, *[c_int] * 8, c_float, c_int64, c_int, c_int, c_void_p, c_int)),
-    "orca_add": (made, (c_void_p, c_int, c_int)),
+    "orca_delta_adapter": (checked, (c_void_p, c_void_p, c_int, c_void_p)),
+    "orca_delta_run": (checked, (c_void_p, c_void_p, *[c_int] * 6, c_void_p)),
+    "orca_linear": (checked, (c_void_p, c_int, c_void_p, c_int, c_int, c_int, c_void_p)),
+    "orca_write_kv": (checked, (c_void_p, *[c_int] * 6, c_void_p, c_void_p, c_float, c_void_p, c_void_p, c_int)),
+    "orca_attend": (checked, (c_void_p, *[c_int] * 8, c_float, c_int64, c_int, c_int, c_void_p, c_int)),
+    "orca_add": (checked, (c_void_p, c_int, c_int)),
     "orca_run": (c_int, (c_void_p, c_int, c_int, POINTER(BatchPointers))),
 }
 

@@ -86,7 +86,7 @@ class WholeBatches(FirstCome):
 
     @classmethod
     def read(cls, text: str) -> "WholeBatches":
-        """By its name. Raises ValueError."""
+        """Reads a policy's name. Raises ValueError."""
         try:
             parts = dict(part.split("=") for part in text.split(",")[1:])
             found = cls(mbs=int(parts.pop("mbs")), longest=int(parts.pop("longest")))
@@ -138,14 +138,14 @@ class BatchCore(Core):
                 actions += self._arrived(event)
                 known = tuple(one for one in event.requests if one.claim in self._claims)
                 if known and not self._draining:
-                    actions += self._told(scheduler.Arrived(event.now, known))
+                    actions += self._tell(scheduler.Arrived(event.now, known))
             case Cancelled():
                 actions += self._cancel(event.now, event.claims)
             case BatchReturned():
                 actions += self._returned(event)
             case Drain():
                 self._draining = True  # the batch that runs goes on to its end, and no other begins
-                self._told(scheduler.Cancelled(event.now, tuple(one.claim for one in self._scheduler.queue)))
+                self._tell(scheduler.Cancelled(event.now, tuple(one.claim for one in self._scheduler.queue)))
             case Tick():
                 actions += self._expire(event.now)
             case Measured():
@@ -164,7 +164,7 @@ class BatchCore(Core):
         self._iteration, self._formed, self._draining = event.iteration, True, False
         self._free_rows.clear()
 
-    def _told(self, event: scheduler.Event) -> list[Action]:
+    def _tell(self, event: scheduler.Event) -> list[Action]:
         """Tells the scheduler an event, and does what it says."""
         actions: list[Action] = []
         for action in self._scheduler.step(event):
@@ -218,7 +218,7 @@ class BatchCore(Core):
         whole = [self._claims[one.claim] for one in self._scheduler.running]
         if flight.requests[0].computed < self._end_at and not all(request.ended for request in whole):
             return [self._issued(flight.requests, [self._member(request, 1) for request in flight.requests])]
-        return [] if self.in_flight else self._told(scheduler.BatchReturned(event.now))
+        return [] if self.in_flight else self._tell(scheduler.BatchReturned(event.now))
 
     def _learn(self, request: Request, made: Sequence[int], stuck: bool) -> None:
         if not made:
@@ -231,7 +231,7 @@ class BatchCore(Core):
             self._end_row(request, reason)
 
     def _end_row(self, request: Request, reason: Reason) -> None:
-        """From now on the row is dead."""
+        """Ends a row's request: from now on the row is dead."""
         request.ended = True
         self._reasons[request.claim] = reason
 
@@ -255,13 +255,13 @@ class BatchCore(Core):
         return [Commit(None, tuple(outcomes))] if outcomes else []
 
     def _cancel(self, now: float, claims: Iterable[int]) -> list[Action]:
-        """Those that wait are gone. Those that run go on as dead rows."""
+        """Cancels requests: those that wait are gone, those that run go on as dead rows."""
         known = tuple(claim for claim in claims if claim in self._claims)
         for request in [self._claims[claim] for claim in known]:
             request.ended = True
             if request.row is None:
                 self._remove(request)
-        return self._told(scheduler.Cancelled(now, known)) if known else []
+        return self._tell(scheduler.Cancelled(now, known)) if known else []
 
     def _expire(self, now: float) -> list[Action]:
         """Ends requests that wait past their deadline."""
@@ -270,7 +270,7 @@ class BatchCore(Core):
         return [*self._cancel(now, [one.claim for one in late]), Commit(None, outcomes)] if late else []
 
     def _lost(self) -> list[Action]:
-        """All of the batch goes back, whatever it has made: nothing of it was committed."""
+        """Gives back all of the batch, whatever it has made: nothing of it was committed."""
         requests = tuple((r.claim, r.running) for r in self._pool if not r.ended or r.claim in self._reasons)
         super()._lost()
         self._begin_anew()

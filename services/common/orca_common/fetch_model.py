@@ -81,7 +81,7 @@ def _lock(path: Path) -> Iterator[None]:
 
 
 def _check_mark(target: Path, wanted: dict[str, Any]) -> None:
-    """Nothing is replaced: ranks that run may read this folder again."""
+    """Refuses a folder whose mark is another one: nothing is replaced, for ranks that run may read it again."""
     try:
         found = json.loads((target / MARK).read_bytes())
     except (OSError, ValueError):

@@ -29,7 +29,7 @@ class Listener(NamedTuple):
 
     @classmethod
     def of(cls, stored: bytes, tokens: bytes) -> "Listener":
-        """From a value of `listeners:ENGINE`. tokens: how the keys of all tokens begin."""
+        """Reads a value of `listeners:ENGINE`. tokens: how the keys of all tokens begin."""
         _, id_size = ADDRESS.unpack_from(stored)
         behind = ADDRESS.size + id_size
         key = tokens + stored[ADDRESS.size : behind]

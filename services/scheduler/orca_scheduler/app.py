@@ -61,7 +61,7 @@ class SchedulerApp:
             settings.status_port,
             self._scheduler.unready,
             self._pulse.alive,
-            self._told,
+            self._status_fields,
             metrics,
             pages={
                 "/explain": self._explain,
@@ -88,7 +88,7 @@ class SchedulerApp:
         )
         return Scaler(self._pool, scaled, self._scheduler, bounds, settings.shape.pods, metrics)
 
-    def _told(self) -> dict[str, Any]:
+    def _status_fields(self) -> dict[str, Any]:
         """The other fields of the status port's answer."""
         return {
             "engines": self._scheduler.engines(),

@@ -109,7 +109,7 @@ class Scheduler:
         return {engine: master.unready for engine, (master, _) in list(self._masters.items())}
 
     def refused(self) -> Mapping[str, str]:
-        """Of these engines those whose ranks refuse to form, and why. May be called in any thread."""
+        """Those of these engines whose ranks refuse to form, and why. May be called in any thread."""
         told = {engine: master.refusal for engine, (master, _) in list(self._masters.items())}
         return {engine: why for engine, why in told.items() if why is not None}
 

@@ -56,9 +56,9 @@ class Incidents:
                     name = rank_names[rank] if rank < len(rank_names) else f"rank {rank}"
                     since = watch.found[0] if watch.found is not None else at
                     watch.found, watch.name = (since, f"{name} {kind}"), name
-                return self._said(event, watch)
+                return self._take_verdicts(event, watch)
             case {"life": _}:
-                return self._said(event, watch)
+                return self._take_verdicts(event, watch)
             case {"event": ["EngineLost", _], "actions": actions}:
                 given_back = [fields["requests"] for name, fields in actions if name == "GiveBack"]
                 return self._lost(sum(map(len, given_back)), watch)
@@ -103,7 +103,7 @@ class Incidents:
         self.all.append(incident)
         return incident
 
-    def _said(self, event: Mapping[str, Any], watch: Watch) -> Incident | None:
+    def _take_verdicts(self, event: Mapping[str, Any], watch: Watch) -> Incident | None:
         at, changed = event["at"], None
         for what, why in [(f["what"], f["why"]) for name, f in event["line"]["actions"] if name == "Say"]:
             if what == "rank lost":

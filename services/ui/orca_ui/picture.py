@@ -173,7 +173,7 @@ class Picture:
     # -- what goes out
 
     def whole(self, now: float) -> dict[str, Any]:
-        """All of it."""
+        """The whole picture, for a browser that has none."""
         return self._common(now) | {
             "whole": True,
             "rows": {name: {row: _row(*one) for row, one in e.rows.items()} for name, e in self._engines.items()},
@@ -263,11 +263,11 @@ class Picture:
                 for name, action in sorted(actions, key=lambda one: one[0] == "ScheduleBatch"):
                     match name:
                         case "Commit":
-                            self._made(engine, action["outcomes"], at)
+                            self._take_outcomes(engine, action["outcomes"], at)
                         case "GiveBack":
-                            self._back(engine, action["requests"])
+                            self._give_back(engine, action["requests"])
                         case "HandOver":
-                            self._back(engine, [(claim, False) for claim, *_ in action["requests"]])
+                            self._give_back(engine, [(claim, False) for claim, *_ in action["requests"]])
                         case "ScheduleBatch":
                             self._batch(engine, action, at)
                         case _:
@@ -336,7 +336,7 @@ class Picture:
         engine.new.append(iteration)
         engine.busy.append((at, [sent - started for started, _, sent in iteration["stages"]]))
 
-    def _made(self, engine: Engine, outcomes: Mapping[str, Any], at: float) -> None:
+    def _take_outcomes(self, engine: Engine, outcomes: Mapping[str, Any], at: float) -> None:
         made = 0
         for claim, index, token, reason in rows_of(outcomes, claim=0, base=0, token=None, finish=None):
             request = engine.claims.get(claim)
@@ -357,7 +357,7 @@ class Picture:
         if made:
             engine.tokens.append((at, made))
 
-    def _back(self, engine: Engine, requests: Iterable[tuple[int, bool]]) -> None:
+    def _give_back(self, engine: Engine, requests: Iterable[tuple[int, bool]]) -> None:
         for claim, _ in requests:
             if (request := engine.claims.pop(claim, None)) is not None:
                 request.state = "claimed"

@@ -74,7 +74,7 @@ class Viewers:
         viewer = Viewer()
         self._all.add(viewer)
         self.looking.set()
-        leaving = asyncio.ensure_future(_left(receive))
+        leaving = asyncio.ensure_future(_wait_until_left(receive))
         leaving.add_done_callback(lambda _: viewer.news.set())
         try:
             await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
@@ -106,6 +106,6 @@ class Viewers:
         return events
 
 
-async def _left(receive: Receive) -> None:
+async def _wait_until_left(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -32,7 +32,7 @@ class Types:
 
     @classmethod
     def of(cls, dtype: str, kv: str | None = None) -> Types:
-        """All in one type; keys and values in another one if it is given."""
+        """Types of a model that is all in one type, but for keys and values where another one is given for them."""
         return cls(dtype, kv or dtype, dtype)
 
     def kv_bytes(self, head_size: int) -> int:
@@ -63,7 +63,7 @@ class Place:
 
     @property
     def index(self) -> int:
-        """Its number in the engine: stage-major, then by tensor rank."""
+        """The rank's number in the engine: stage-major, then by tensor rank."""
         return self.stage * self.tensor_parallel + self.tensor_rank
 
     @property

@@ -38,7 +38,7 @@ class MessageReply(Reply):
         return super().shown(n, choice, piece)
 
     def finished(self, n: int, choice: Choice, event: Finished) -> bytes:
-        sent = self._said(event) + self._close()
+        sent = self._events_of(event) + self._close()
         self._output_tokens, self._cached_tokens, self._stop = event.output_tokens, event.cached_tokens, event.stop
         if event.reason is Reason.STOP_TOKEN and self._last is not None:  # a stop sequence that is a special token
             self._stop = self._spell(self._last)

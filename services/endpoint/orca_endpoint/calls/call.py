@@ -159,7 +159,7 @@ class Call:
 
     @property
     def characters_before(self) -> int:
-        """Of the text that the client was shown by earlier calls, from its first token on."""
+        """Counts the characters of the text that earlier calls have shown to the client, from its first token on."""
         return self._transcript.characters_before
 
     @property
@@ -168,7 +168,7 @@ class Call:
 
     @property
     def times(self) -> Times | None:
-        """Of a request that has ended, as far as the pool has told them."""
+        """The times of a request that has ended, as far as the pool has told them."""
         return self._transcript.times
 
     # -- the delivery's side

@@ -32,9 +32,9 @@ class Reply(Chunks):
         """The answer's object, as far as it has come."""
 
     def shown(self, n: int, choice: Choice, piece: Sequence[Event]) -> bytes:
-        return b"".join(self._said(event) for event in piece if type(event) is Token)
+        return b"".join(self._events_of(event) for event in piece if type(event) is Token)
 
-    def _said(self, event: Token | Finished) -> bytes:
+    def _events_of(self, event: Token | Finished) -> bytes:
         """The events of a piece of the answer."""
         content, calls = (event.text, ()) if event.said is None else event.said
         sent = self._text(content, event) if content or self._shows(event) else b""

@@ -51,7 +51,7 @@ class ChoiceChunks(Chunks):
         self._numbered = numbered
 
     def name_model(self, model: str) -> None:
-        """In all chunks that follow."""
+        """Sets the model's name in all chunks that follow."""
         self._head = json.dumps({**self._first, "model": model})[:-1]
 
     def ended(self, counts: tuple[int, int, int] | None) -> bytes:

@@ -39,7 +39,7 @@ class Tokens:
 
     async def tokenize(self, request: Request) -> Response:
         caller, vocabulary = caller_in(request.scope), vocabulary_of(self._endpoint)
-        asked = await self._asked(request, text_in)
+        asked = await self._question(request, text_in)
         prompt, mark = asked.prompt, ""
         if isinstance(prompt, Chat):
             prompt, mark = await self._endpoint.chats.text(prompt, Fields(OUR_NAMES), caller)
@@ -50,7 +50,7 @@ class Tokens:
 
     async def detokenize(self, request: Request) -> Response:
         vocabulary = vocabulary_of(self._endpoint)
-        ids = await self._asked(request, partial(ids_in, vocab_size=self._endpoint.checkpoint.vocab_size))
+        ids = await self._question(request, partial(ids_in, vocab_size=self._endpoint.checkpoint.vocab_size))
         texts = await self._at_length(ids, lambda: vocabulary.texts(ids), caller_in(request.scope))
         return JSONResponse({"prompt": "".join(texts)})
 
@@ -58,7 +58,7 @@ class Tokens:
         """The checkpoint's tokenizer_config.json."""
         return JSONResponse(self._config)
 
-    async def _asked(self, request: Request, read: Callable[[Mapping[str, Any]], T]) -> T:
+    async def _question(self, request: Request, read: Callable[[Mapping[str, Any]], T]) -> T:
         """The question of a body, as `read` finds it, which takes as long as the body is."""
 
         def parse(raw: bytes) -> T:

@@ -88,7 +88,7 @@ def read_defaults(folder: Path, vocab_size: int) -> Defaults:
 
 
 def _forced_end(given: Mapping[str, Any], vocab_size: int, path: Path) -> int | None:
-    """Of several tokens the first of the vocabulary, as transformers' greedy search has it."""
+    """The token that a forced end takes: of several the first of the vocabulary, as in transformers' greedy search."""
     value = given.get("forced_eos_token_id")
     tokens = value if isinstance(value, list) else [] if value is None else [value]
     if any(type(token) is not int or not 0 <= token < vocab_size for token in tokens):

@@ -106,7 +106,7 @@ class Memory(Protocol):
         ...
 
     def state(self) -> dict[str, Any]:
-        """All of it as plain values."""
+        """The memory's state as plain values."""
         ...
 
     def restore(self, state: dict[str, Any]) -> None:

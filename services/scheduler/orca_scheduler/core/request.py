@@ -151,7 +151,7 @@ class Request:
 
     @classmethod
     def restored(cls, values: dict[str, Any]) -> "Request":
-        """From its fields by name, which may have gone through JSON."""
+        """Makes a request of its fields by name, which may have gone through JSON."""
         fields, arrived = dict(values), dict[str, Any](values["arrived"])
         for name in {"eos_token_ids", "stop_token_ids", "prefix", "tail"} & arrived.keys():
             arrived[name] = tuple(arrived[name])

@@ -24,7 +24,7 @@ class Roles(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "Roles":
-        """From "prefill=N,decode=M"; "" and "mixed" have no roles. Raises ValueError."""
+        """Reads "prefill=N,decode=M"; "" and "mixed" have no roles. Raises ValueError."""
         if text in ("", "mixed"):
             return cls()
         counts = dict[str, int]()

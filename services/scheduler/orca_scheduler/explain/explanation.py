@@ -220,7 +220,7 @@ class _Story:
     # -- in the queue
 
     def _queued(self, history: History, until: int, stay: Stay | None) -> None:
-        """From where the story stands until a claim of this engine, or until now."""
+        """Tells the time in the queue: from where the story stands until a claim of this engine, or until now."""
         begin, end = self._cursor, until
         if end <= begin:
             return
@@ -267,7 +267,7 @@ class _Story:
     # -- at an engine
 
     def _at_engine(self, history: History, stay: Stay, until: int) -> None:
-        """From its claim until it left, or until now."""
+        """Tells the request's time at an engine: from its claim until it left, or until now."""
         left = min(stay.left, until) if stay.left is not None else until
         if self._standing is None and stay.left is None:
             left = min(left, history.end)
@@ -319,7 +319,7 @@ class _Story:
         self._add(part)
 
     def _rest(self, end: int) -> None:
-        """From the last event in a journal until the request's end, or now."""
+        """Tells the time from the last event in a journal until the request's end, or until now."""
         last = self._last
         if last is not None and last.left is not None and last.why not in (*GOES_ON, ELSEWHERE):
             self._add(Part(Kind.COMMIT, self._cursor, end, engine=self._stays[-1][0].engine))

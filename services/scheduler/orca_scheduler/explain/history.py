@@ -235,7 +235,7 @@ class History:
         self._n_slots, self._spare = memory.n_slots, memory.spare
 
     def _preempted(self, stay: Stay) -> None:
-        """It begins again with its prompt and its tokens."""
+        """Takes a preemption: the request begins again with its prompt and its tokens."""
         stay.slots, stay.preempted = 0, True
         stay.need = self._reservation.upfront(stay.inputs + stay.tokens, 0)
 

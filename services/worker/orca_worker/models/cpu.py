@@ -453,7 +453,7 @@ class Load:
         return self._reader.load(self._weights, matrix).pack(self._program, self._weights.bias(matrix))
 
     def gated(self, gate: Matrix, up: Matrix) -> Packed:
-        """As `Program.linear_gated` takes them: 8 rows of each in turn."""
+        """Interleaves two matrices as `Program.linear_gated` takes them: 8 rows of each in turn."""
         of_gate, of_up = (self._reader.load(self._weights, one) for one in (gate, up))
         biases = [bias for one in (gate, up) if (bias := self._weights.bias(one)) is not None]
         bias = in_turn(*biases) if len(biases) == 2 else None

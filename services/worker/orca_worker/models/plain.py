@@ -468,7 +468,7 @@ def _head(x: Buffer, weight: Tensor, bias: Tensor | None, batch: Pass) -> None:
 
 
 def rms_norm(x: Tensor, norm: LoadedNorm) -> Tensor:
-    """In the weight's type, which may be wider than that of x."""
+    """Normalizes x in the weight's type, which may be wider than that of x."""
     return functional.rms_norm(x.to(norm.weight), norm.weight.shape, norm.weight, norm.epsilon).to(x)
 
 

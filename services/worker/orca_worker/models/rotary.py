@@ -52,7 +52,7 @@ class Rotary:
 
     @classmethod
     def read_part(cls, given: Fields, head_size: int, positions: int, theta: float, part: float = 1.0) -> Rotary:
-        """From an object of such fields alone, with what holds where it does not say."""
+        """Reads an object of such fields alone, with defaults for those that it lacks."""
         kind = given.get("rope_type", given.get("type", "default"))
         if not isinstance(kind, str) or kind not in SCALINGS:
             raise given.refuse(f"asks for rotary positions of the kind {shown(kind)}; known are {', '.join(SCALINGS)}")

@@ -333,7 +333,7 @@ class SupervisorApp:
         self._open.callback(pulse.close)
         metrics = Metrics("worker")
         status = service.StatusPort(
-            settings.host, settings.status_port, self._not_ready, pulse.alive, self._told, metrics
+            settings.host, settings.status_port, self._not_ready, pulse.alive, self._status_fields, metrics
         )
         self._open.callback(status.close)
         check_gpus(settings.device, settings.first_gpu, settings.ranks)
@@ -362,7 +362,7 @@ class SupervisorApp:
             return self._compiling
         return self._supervisor.ready() if self._supervisor is not None else "the model is being found"
 
-    def _told(self) -> dict[str, Any]:
+    def _status_fields(self) -> dict[str, Any]:
         """The other fields of the status port's answer."""
         supervisor = self._supervisor
         if supervisor is None:

@@ -217,7 +217,7 @@ class ForkedProcess:
                 log.info("process has ended already", extra={"forked_pid": self.pid})
 
     def _printed(self, line: str) -> None:
-        """It has printed a line."""
+        """Takes a line that a process has printed."""
         if line.strip():
             log.info("process printed", extra={"forked_pid": self.pid, "line": line})
 

@@ -91,7 +91,7 @@ class Answer:
             self.end(f"no mask came within {PATIENCE:g} s")
 
     def allowed(self) -> np.ndarray | None:
-        """As of `Constraint`, for the batch that was begun last."""
+        """The masks as `Constraint` has them, for the batch that was begun last."""
         self._collect()
         mask = None if self._void else self._mask
         self._waits, self._void = mask is None, False

@@ -81,7 +81,7 @@ class PromptScores:
         self._top = np.zeros((len(self.places), max(self._counts.values(), default=0)), TOP)
 
     def pieces(self) -> Iterator[slice]:
-        """All places, a bounded number at a time."""
+        """Yields all places, a bounded number at a time."""
         for start in range(0, len(self.places), PIECE):
             yield slice(start, min(start + PIECE, len(self.places)))
 

@@ -59,7 +59,7 @@ class ResponseReply(Reply):
         return created + self._event("response.in_progress", response=self.whole())
 
     def finished(self, n: int, choice: Choice, event: Finished) -> bytes:
-        sent = self._said(event)
+        sent = self._events_of(event)
         if self._open is None and not self._items:
             sent += self._open_message()
         cut = event.reason is Reason.LENGTH
@@ -118,7 +118,7 @@ class ResponseReply(Reply):
         return named_event(kind, json.dumps({"type": kind, "sequence_number": self._number, **body}))
 
     def _shows(self, event: Token | Finished) -> bool:
-        """With logprobs each token of a text is shown."""
+        """Whether an event without a text is shown: with logprobs each token of a text is."""
         assert self._kept is not None
         if not self._kept.logprobs or isinstance(event, Finished) or event.logprob is None:
             return False

@@ -52,7 +52,7 @@ class Said:
         return value
 
     def group_size(self) -> int:
-        """Of inputs; 0: all share a scale, for which files have -1."""
+        """Inputs that share a scale; 0: all do, for which files have -1."""
         return 0 if self.get("group_size") == -1 else self.whole("group_size", 1, 1 << 24)
 
     def block(self, name: str) -> tuple[int, int]:
@@ -74,7 +74,7 @@ class Said:
 
 
 def layout_of(config: Mapping[str, Any] | None, model: str) -> Layout | None:
-    """By a model's `quantization_config`, whose method is one of LAYOUTS. Raises FailedPrecondition."""
+    """The layout by a model's `quantization_config`, whose method is one of LAYOUTS. Raises FailedPrecondition."""
     if config is None:
         return None
     method = config["quant_method"]

@@ -64,7 +64,7 @@ class Codes(NamedTuple):
     table: Array | None = None  # [256] float32: what codes stand for, if not for integers
 
     def numbers(self, rows: slice, group: Array) -> Array:
-        """Those [rows, k] float32 of some outputs. group [k]: of each input."""
+        """The numbers [rows, k] float32 of some outputs. group [k]: of each input."""
 
         def of_inputs(values: Array) -> Array:
             return (values if len(values) == 1 else values[rows])[:, group].astype(np.float32, copy=False)

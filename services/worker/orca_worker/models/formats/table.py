@@ -27,7 +27,7 @@ class Weight(Protocol):
     """The weights [N, K] of a linear operation."""
 
     def joined(self, other: Self, join: Callable[[Tensor, Tensor], Tensor]) -> Self:
-        """Both, one operation's: `join` puts the rows of two tensors [N, ..] together."""
+        """Joins two weights as one operation's: `join` puts the rows of two tensors [N, ..] together."""
         ...
 
     def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:

@@ -56,7 +56,7 @@ def read(checkpoint: Checkpoint) -> LlamaConfig:
 
 
 def _kinds(fields: Fields, layers: int) -> Sequence[str]:
-    """Those of the layers. Older files say of how many layers one has no window: the last."""
+    """The kinds of the layers. Older files say of how many layers one has no window: the last."""
     if fields.get("layer_types") is not None:
         return kinds_of_layers(fields, layers)
     each = fields.whole("sliding_window_pattern", 6, MAX_LAYERS)
@@ -64,7 +64,7 @@ def _kinds(fields: Fields, layers: int) -> Sequence[str]:
 
 
 def _rotary(fields: Fields, head_size: int, positions: int) -> dict[str, Rotary]:
-    """Of the layers of each kind. In older files a scaling holds for those without a window."""
+    """The rotary positions of the layers of each kind. In older files a scaling holds for those without a window."""
     given = fields.part("rope_parameters")
     for name in ("rope_type", "rope_theta"):
         given.refuse_given(name, "the same rotary positions in all layers")
