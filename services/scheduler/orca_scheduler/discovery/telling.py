@@ -114,7 +114,7 @@ class Updates:
         return happened
 
     def stopped(self, view: View, stands: Standing) -> Event | None:
-        """The event that the update has stopped, and why; None as long as it goes on. Follows `news` of the same view."""
+        """The event of an update that has stopped; None as long as it goes on. Follows `news` of the same view."""
         revision = view.rollout.revision
         if stands.state is not State.STOPPED or self._revision != revision:
             return None
