@@ -3,11 +3,19 @@
 The GPU thread waits in operations, and an abort must wake it. NCCL's abort does. In gloo (torch 2.13) neither abort()
 nor shutdown() wakes a thread that waits for a frozen peer. But gloo closes all sockets of a group when a receive in it
 times out. So we leave a gloo group by a receive of nothing with a timeout of a millisecond.
+
+gloo writes into a socket while it holds the lock of its pair. Where the peer that this wakes took the writer's core, the
+writer's own loop had the answer to read, could not have the lock, and asked epoll again and again until the writer ran
+on. So gloo's threads preempt nobody: beside a load of 4 on two cores (Zen 4) 1,000 all-reduces of two ranks took 3.2 to
+6.9 s and 1.4 to 1.9 s of system time of each, and take 0.6 to 2.0 and 0.2 to 0.4.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -42,6 +50,21 @@ class Backend(Protocol):
 
     def leave(self, group: Group) -> None:
         """Wakes the threads that wait in a group."""
+
+
+@contextmanager
+def preempting_nobody() -> Iterator[None]:
+    """Threads that begin meanwhile wait for a core where the thread that wakes them has it, as of a batch job."""
+    if os.sched_getscheduler(0) != os.SCHED_OTHER:  # somebody has chosen another one
+        yield
+        return
+    with suppress(OSError):  # a sandbox may forbid it
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
 def first_operation(group: Group, x: Tensor, rank: int, size: int, sums: bool) -> None:
@@ -100,8 +123,9 @@ class Gloo:
         options = gloo._Options()
         options._timeout, options._threads = WAIT_TIMEOUT, 1
         anywhere = self._host in WILDCARDS
-        options._devices = [gloo.create_default_device() if anywhere else gloo.create_device(hostname=self._host)]
-        return gloo(store, rank, size, options)
+        with preempting_nobody():
+            options._devices = [gloo.create_default_device() if anywhere else gloo.create_device(hostname=self._host)]
+            return gloo(store, rank, size, options)
 
     def meet(self, group: Group, rank: int, size: int, sums: bool) -> None:
         """They met when the group was made."""
