@@ -14,10 +14,14 @@ NUMBER = r"[\d.,]+"
     ("command", "lines"),
     [
         (
-            "control_plane --batches 1,3 --seconds 0.5",
+            "control_plane --batches 1,3 --seconds 0.2",
             [rf"batch   {b}: +{NUMBER} us CPU per iteration .*endpoint {NUMBER}, rank .*tokens/s" for b in (1, 3)],
         ),
-        ("rank --batch 2", [rf"batch 2: rank's CPU {NUMBER} us an iteration; round trip median {NUMBER} us"]),
+        pytest.param(
+            "rank --batch 2",
+            [rf"batch 2: rank's CPU {NUMBER} us an iteration; round trip median {NUMBER} us"],
+            marks=pytest.mark.long,
+        ),
     ],
     ids=lambda value: value.split()[0] if isinstance(value, str) else "",
 )

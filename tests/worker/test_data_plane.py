@@ -59,8 +59,8 @@ def listening() -> set[tuple[str, int]]:
     return {(c.laddr.ip, c.laddr.port) for c in connections if c.status == psutil.CONN_LISTEN}
 
 
-def test_the_threads_of_groups_preempt_nobody(pool: Pool) -> None:
-    """Otherwise a rank's loop spins for the lock of the thread that its peer has just taken the core from."""
+def test_the_threads_of_groups_do_not_preempt(pool: Pool) -> None:
+    """A rank's loop would spin for the lock of a thread whose core the peer's loop has just taken."""
     before = threads()
     store = RENDEZVOUS.open_store()
     both = planes(2, 1, 1, store.port)

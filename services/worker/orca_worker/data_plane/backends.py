@@ -4,10 +4,10 @@ The GPU thread waits in operations, and an abort must wake it. NCCL's abort does
 nor shutdown() wakes a thread that waits for a frozen peer. But gloo closes all sockets of a group when a receive in it
 times out. So we leave a gloo group by a receive of nothing with a timeout of a millisecond.
 
-gloo writes into a socket while it holds the lock of its pair. Where the peer that this wakes took the writer's core, the
-writer's own loop had the answer to read, could not have the lock, and asked epoll again and again until the writer ran
-on. So gloo's threads preempt nobody: beside a load of 4 on two cores (Zen 4) 1,000 all-reduces of two ranks took 3.2 to
-6.9 s and 1.4 to 1.9 s of system time of each, and take 0.6 to 2.0 and 0.2 to 0.4.
+gloo writes into a socket while it holds the lock of its pair. If the peer that this wakes takes the writer's core, the
+writer's own loop has the answer to read, cannot have the lock, and asks epoll again and again until the writer runs on.
+So gloo's threads preempt no other thread. On two cores (Zen 4) beside a load of 4, 1,000 all-reduces of two ranks took
+3.2 to 6.9 s, and 1.4 to 1.9 s of system time of each rank; now 0.6 to 2.0 and 0.2 to 0.4.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class Backend(Protocol):
 
 
 @contextmanager
-def preempting_nobody() -> Iterator[None]:
-    """Threads that begin meanwhile wait for a core where the thread that wakes them has it, as of a batch job."""
-    if os.sched_getscheduler(0) != os.SCHED_OTHER:  # somebody has chosen another one
+def without_preemption() -> Iterator[None]:
+    """Threads that begin meanwhile are those of a batch job: they do not take the core of a thread that wakes them."""
+    if os.sched_getscheduler(0) != os.SCHED_OTHER:  # an operator has chosen another policy
         yield
         return
     with suppress(OSError):  # a sandbox may forbid it
@@ -123,7 +123,7 @@ class Gloo:
         options = gloo._Options()
         options._timeout, options._threads = WAIT_TIMEOUT, 1
         anywhere = self._host in WILDCARDS
-        with preempting_nobody():
+        with without_preemption():
             options._devices = [gloo.create_default_device() if anywhere else gloo.create_device(hostname=self._host)]
             return gloo(store, rank, size, options)
 
