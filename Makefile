@@ -103,7 +103,7 @@ kernels: $(STAMP) ## Compile the kernels of all instruction sets of this machine
 	$(BIN)/python -c 'from orca_kernels.cpu.build import all_built; all_built(print)'
 
 test: kernels ## Run all tests but those that need a cluster, and the long ones of the other targets.
-	$(BOUNDED) $(PYTEST) -m 'not long' $(ELSEWHERE)
+	$(BOUNDED) $(PYTEST) -m 'not long and not kubernetes' $(ELSEWHERE)
 
 again: $(STAMP) ## Run the tests that have just failed once more, alone, where they are three at most.
 	$(BIN)/python tests/again.py
