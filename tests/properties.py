@@ -7,7 +7,7 @@ from itertools import combinations, product
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-PART = 1 if os.environ.get("EXAMPLES") == "all" else 8
+PART = 1 if os.environ.get("EXAMPLES") == "all" else 4
 
 
 def examples(count: int) -> int:

@@ -30,7 +30,7 @@ def test_each_format_beside_its_peer(tmp_path: Path) -> None:
 
 
 def test_eight_bits_lose_less_than_four() -> None:
-    found = list(lines([DEMO_MODEL], 2))
+    found = list(lines([DEMO_MODEL], 4))
     by = {line["format"]: line for line in found}
     assert [*by] == [
         *("float32", "bfloat16", "int8, float32", "int8, bfloat16"),

@@ -179,7 +179,7 @@ def test_the_same_bits_in_any_company(tmp_path: Path, logits: list[Tensor], fami
         folder = make_t5(tmp_path, seed=1, num_decoder_layers=3, d_kv=32, relative_attention_max_distance=9)
     else:
         folder = make_marian(tmp_path, seed=1)
-    asked = [Sampled(prompt, 4, {"logprobs": True}) for prompt in prompts_of(3, 16)]
+    asked = [Sampled(prompt, 4, {"logprobs": True}) for prompt in prompts_of(3, 20)]
     check_any_company(folder, logits, *way, asked, ((16, 2, 512), (5, 1, 7)))
 
 

@@ -271,7 +271,7 @@ def test_the_same_bits_in_any_company(
     chance = random.Random(2)
     requests = [
         Sampled([chance.randrange(VOCABULARY) for _ in range(chance.randint(1, 50))], 4, {"logprobs": True})
-        for _ in range(16)
+        for _ in range(20)
     ]
     check_any_company(folder, logits, kernels, dtype, requests, kv_dtype="int8")
 
