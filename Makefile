@@ -13,12 +13,16 @@ SEEDS ?= 300
 SECONDS ?= 60
 TREE ?= .
 PART ?= kubernetes
+# What judges the libraries that we keep, from outside: it changes with their versions.
+TOOLS ?= tests/interop tests/endpoint/test_tools.py
 # Seconds between two lines about the installation.
 TELL ?= 10
 # Tests wait for processes half of their time: four at a time on two cores. (Three used 70 % of these.) A process takes a
 # whole file, so that what a file's tests share is started once, and files in the order of tests/conftest.py.
 WORKERS ?= 4
-PYTEST = $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST = $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -o tmp_path_retention_policy=failed
+# All tests of these folders have targets of their own, and importing them takes its time, too.
+ELSEWHERE = $(addprefix --ignore=tests/,hostile interop kubernetes)
 
 # Where a process of the tests crashes, as in a thread of a library, pytest-xdist waits for ever for what it had left.
 BOUNDED = timeout --foreground --signal=INT --kill-after=60 40m
@@ -90,18 +94,22 @@ demo: $(call part,$(if $(shell command -v nvidia-smi),.serves,.serves-on-cpus)) 
 check: lint kernels ## Lint, and run the tests of about a minute: all but those marked slow.
 	$(PYTEST) -m 'not slow and not long and not kubernetes'
 
+# A target whose failed tests, up to three, are run once more.
+try-%:
+	$(MAKE) $* || $(MAKE) again
+
 # Tests run all instruction sets of the machine. On a fresh one each process would compile the kernels for itself.
 kernels: $(STAMP) ## Compile the kernels of all instruction sets of this machine, where they are not yet.
 	$(BIN)/python -c 'from orca_kernels.cpu.build import all_built; all_built(print)'
 
 test: kernels ## Run all tests but those that need a cluster, and the long ones of the other targets.
-	$(BOUNDED) $(PYTEST) -m 'not long and not kubernetes'
+	$(BOUNDED) $(PYTEST) -m 'not long and not kubernetes' $(ELSEWHERE)
 
 again: $(STAMP) ## Run the tests that have just failed once more, alone, where they are three at most.
 	$(BIN)/python tests/again.py
 
-examples: $(STAMP) ## Run the examples, the pages' long blocks, h2spec, grpcurl and gRPC's interop cases: Node, Go, Java where they are.
-	$(PYTEST) -m long tests/docs tests/interop tests/endpoint/test_tools.py
+examples: $(STAMP) ## Run the examples, the pages' long blocks, their site, and TOOLS: h2spec, grpcurl, gRPC's interop cases. Node, Go, Java where they are.
+	$(PYTEST) -m long tests/docs tests/e2e/test_several_models.py $(TOOLS)
 
 # Debian's Chromium must be installed: apt-get install chromium. The rest is not kept in the repository.
 page: $(STAMP) ## Look at the live page in Chromium: what moves, a killed rank, a chat, axe; pictures in build/page/shots.
@@ -120,8 +128,8 @@ test-kubernetes: $(STAMP) ## Run the tests on KUBECONFIG's cluster, with the ima
 	IMAGE_REGISTRY=$(REGISTRY) IMAGE_TAG=$(TAG) $(BIN)/pytest -m '$(PART)'
 
 distributed: stacks ## Run all of what `make test` samples: those of `make stacks`, tokens of 400 checkpoints, and larger numbers of other tests; SCHEMAS=5000.
-	$(BIN)/pytest -n 3 --dist worksteal -m long tests/worker tests/kernels tests/helm tests/lab \
-		tests/e2e/test_sweep.py tests/e2e/test_roles.py tests/endpoint/test_schemas.py
+	$(BIN)/pytest -n 3 --dist worksteal -m long tests/worker tests/kernels tests/helm tests/lab tests/bench \
+		tests/e2e/test_sweep.py tests/e2e/test_roles.py tests/endpoint/test_schemas.py tests/gpu/test_scripts.py::test_groups_are_timed
 
 stacks: $(STAMP) ## Run whole stacks: tokens of every tp x pp, SAMPLE=48 of them; ROUNDS=30 of killed and frozen ranks in each of six layouts, and of engines with roles in two.
 	$(BIN)/python tests/e2e/token_grid.py $(if $(SAMPLE),--sample $(SAMPLE))

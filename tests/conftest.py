@@ -6,6 +6,7 @@ end keep all processes at work until about the same moment."""
 
 import gc
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +27,16 @@ def import_quiet_grpc() -> None:
         del os.environ[name]
 
 
+def files_in_memory() -> None:
+    """Folders of tests lie in memory, where there is room: commits of their stacks wait for files of Redis, and a disk
+    that others use stops at times. (A container may have 64 MiB there.)"""
+    memory = Path("/dev/shm")
+    if memory.is_dir() and shutil.disk_usage(memory).free > 4 << 30:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(memory))
+
+
 import_quiet_grpc()
+files_in_memory()
 gc.disable()  # until all tests are imported: there is no garbage in torch and transformers, only much to look through
 
 ROOT = Path(__file__).parent

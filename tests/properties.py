@@ -4,14 +4,20 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from itertools import combinations, product
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 PART = 1 if os.environ.get("EXAMPLES") == "all" else 4
 
 
 def examples(count: int) -> int:
     """Of `count` examples, those of this run."""
     return count // PART
+
+
+def first(count: int, values: Sequence[T]) -> list[T]:
+    """The first `count` of these values, which stand for the others, or all in `make fuzz`."""
+    return list(values[:count] if PART > 1 else values)
 
 
 def covering(*axes: Sequence[Any], strength: int = 2) -> list[tuple[Any, ...]]:

@@ -5,7 +5,7 @@ from itertools import combinations, product
 
 import properties
 import pytest
-from properties import covering
+from properties import covering, first
 
 AXES = (("amx", "avx512", "avx2", "portable"), ("bfloat16", "float32"), range(6))
 
@@ -31,6 +31,13 @@ def test_no_value_is_preferred_but_the_first_ones_meet() -> None:
     for n, axis in enumerate(AXES):
         uses = Counter(case[n] for case in cases)
         assert max(uses.values()) - min(uses[value] for value in axis) <= 1
+
+
+def test_the_first_stand_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert first(2, "abc") == ["a", "b"]
+    assert first(5, "abc") == ["a", "b", "c"]
+    monkeypatch.setattr(properties, "PART", 1)
+    assert first(2, "abc") == ["a", "b", "c"]
 
 
 def test_too_few_axes_are_refused() -> None:

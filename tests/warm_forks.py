@@ -1,7 +1,8 @@
 """Fork servers, forked from one that has already imported what all those of a test process import.
 
 A stack begins two, and each imports for a second or three, most of a start's processor time. These are what `begin` of
-`orca_worker.processes.beginning` makes; only their imports were done before.
+`orca_worker.processes.beginning` makes; only their imports were done before. Those of pods and of ranks, which all have
+torch, are forked from one.
 """
 
 import json
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from orca_common.environment import child_environment
 from orca_worker.processes import fork_server
-from orca_worker.processes.beginning import ENVIRONMENT, RANK, SERVICE, Begun, begin, pair
+from orca_worker.processes.beginning import ENVIRONMENT, POD, RANK, SERVICE, Begun, begin, pair
 from orca_worker.processes.process import adopting_orphans
 
 HERE = Path(__file__).parent
@@ -23,24 +24,24 @@ LOADED = ("LD_", "PYTHON", "MALLOC_", "GLIBC_")  # begin the names of variables 
 MESSAGE = 65536  # bytes
 
 
-def modules(becomes: str) -> list[str]:
-    """The modules that fork servers of this kind import."""
+def modules(of_services: bool) -> list[str]:
+    """The modules that fork servers of services, or of pods and ranks, import."""
     from orca_common.checkpoint import read_checkpoint
     from orca_local.forked import app_of
     from orca_local.stack import DEMO_MODEL
     from orca_worker.models.families import modules_of
 
-    if becomes == SERVICE:
+    if of_services:
         return [SERVICE, app_of("endpoint"), app_of("scheduler")]
-    return [becomes, *modules_of(read_checkpoint(DEMO_MODEL))]
+    return [POD, RANK, *modules_of(read_checkpoint(DEMO_MODEL))]
 
 
 @cache
-def warm(becomes: str, process: int) -> socket.socket:
-    """The connection to a process that has imported what fork servers of this kind import. It ends with `process`."""
+def warm(of_services: bool, process: int) -> socket.socket:
+    """The connection to a process that has imported what such fork servers import. It ends with `process`."""
     begun = begin(Path(__file__).stem, {"PYTHONPATH": str(HERE)})
     with open(os.devnull, "w") as nowhere:
-        said = {"modules": modules(becomes), "log_level": "INFO"}
+        said = {"modules": modules(of_services), "log_level": "INFO"}
         socket.send_fds(begun.connection, [json.dumps(said).encode()], [nowhere.fileno()])
     assert begun.connection.recv(MESSAGE), "it could not import"
     return begun.connection
@@ -50,7 +51,7 @@ def begin_warm(becomes: str = RANK, environment: Mapping[str, str] | None = None
     """As `orca_worker.processes.beginning.begin`."""
     if any(name.startswith(LOADED) for name in environment or ()):
         return begin(becomes, environment)
-    connection, (ours, its) = warm(becomes, os.getpid()), pair()
+    connection, (ours, its) = warm(becomes == SERVICE, os.getpid()), pair()
     with its, open(os.devnull, "w") as nowhere, adopting_orphans():
         try:
             socket.send_fds(connection, [b"{}"], [its.fileno(), nowhere.fileno(), nowhere.fileno()])

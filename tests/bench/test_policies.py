@@ -44,6 +44,7 @@ def test_ratios_are_of_the_same_round() -> None:
     ]
 
 
+@pytest.mark.long
 async def test_iterations_with_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Text that repeats itself takes fewer iterations than tokens, other text hardly."""
     monkeypatch.setattr(policies, "IN_TURN", 1)
@@ -55,6 +56,7 @@ async def test_iterations_with_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert iterations["fresh"] > 0.9 * TOKENS
 
 
+@pytest.mark.long
 async def test_conversations_are_computed_less_where_blocks_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

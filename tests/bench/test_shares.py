@@ -35,6 +35,7 @@ def test_medians_and_the_ratio() -> None:
     assert ratio(alone, beside, 4.0) == {"ratio": 3.0, "of_the_engine": round((6 + 2 + 3) / 6, 2), "period": 4.0}
 
 
+@pytest.mark.long
 async def test_a_small_tenant_beside_a_large_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shares, "BETWEEN", 0.0)
     alone, beside, both = await measured(str(DEMO_MODEL), 6, 40, 2, slots=8000)

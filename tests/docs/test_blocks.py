@@ -1,6 +1,6 @@
 """Every code block of the pages is run, against one stack; what cannot run here says why, above the block.
 
-Blocks that compute for long are left to `make examples`."""
+`make test` runs those of README and of `docs/call.md`, `make examples` the others, too."""
 
 import os
 import re
@@ -20,8 +20,7 @@ PLAIN = [block for block in ALL if block.language in RUNNABLE and block.reason i
 # Commands that would run these tests inside themselves, or never end: their blocks must be tagged.
 NESTED = re.compile(r"\bmake (test|check|demo|setup)|pytest|orca serve")
 RUN = [block for block in PLAIN if not NESTED.search(block.code)]
-# Of 78 s of CPU time that all blocks took, those of these programs took 50. Each has tests of its own.
-LONG = re.compile(r"orca (bench|chaos|lab plan)|simulate\.py")
+AT_ONCE = [ROOT / "README.md", ROOT / "docs/call.md"]
 STACK = ".venv/bin/orca serve --endpoints 2"  # the one that all other blocks meet
 COMMANDS = {line for block in ALL if block.serves for line in block.code.splitlines() if line}
 
@@ -47,7 +46,7 @@ def session(command: list[str]) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.parametrize(
-    "block", [pytest.param(one, id=str(one), marks=[pytest.mark.long] * bool(LONG.search(one.code))) for one in RUN]
+    "block", [pytest.param(one, id=str(one), marks=[pytest.mark.long] * (one.page not in AT_ONCE)) for one in RUN]
 )
 def test_block(block: Block, served: Served, tmp_path: Path) -> None:
     code = served.fill(block.code)

@@ -169,6 +169,7 @@ def test_pictures_are_drawn() -> None:
     )
 
 
+@pytest.mark.long  # `make examples`
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     """Not --quiet: then mkdocs counts no warning, and --strict refuses nothing."""
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]

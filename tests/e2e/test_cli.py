@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 from openai import OpenAI
+from properties import first
 from rich.console import Console
 from stacks import running
 
@@ -216,7 +217,7 @@ def test_config_of_a_service() -> None:
     assert "max_waiting" not in shown.stdout
 
 
-@pytest.mark.parametrize("service", ["serve", "endpoint", "scheduler", "worker"])
+@pytest.mark.parametrize("service", first(2, ["serve", "worker", "endpoint", "scheduler"]))
 def test_help_and_misspelt_settings(service: str) -> None:
     shown = orca(service, "--help")
     assert (shown.returncode, shown.stderr) == (0, "")

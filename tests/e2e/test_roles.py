@@ -79,6 +79,7 @@ async def test_bytes_are_whole_blocks(tmp_path: Path) -> None:
         assert story.unseen == 0
 
 
+@pytest.mark.long
 @pytest.mark.timeout(200)
 async def test_a_rank_of_either_side_is_lost(tmp_path: Path) -> None:
     """Two of the rounds of `make distributed`: while a pull is under way, and a rank of each side."""

@@ -27,7 +27,7 @@ from orca.v1.orca_pb2_grpc import OrcaStub
 from orca_client import AsyncOrcaClient, InvalidArgument, NotFound, Token, Unavailable
 from orca_local.stack import DEMO_MODEL
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.long]  # `make examples`
 NAMES = ("a", "b")
 PROMPTS = [[3, 17, 200, 45], [911, 12], [64, 65, 66, 67, 68, 69]]
 COUNT = 40

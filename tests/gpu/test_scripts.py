@@ -106,6 +106,7 @@ def test_a_step_that_would_begin_too_late_is_dropped(tmp_path: Path) -> None:
     assert [row["step"] for row in rows if "dropped" in row] == ["b"]
 
 
+@pytest.mark.long
 def test_groups_are_timed() -> None:
     options = ["--ranks", "2", "--device", "cpu", "--bytes", "4096", "--epochs", "2"]
     ran = subprocess.run(

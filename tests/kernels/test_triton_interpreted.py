@@ -16,8 +16,8 @@ from properties import PART
 
 FOLDER = Path(__file__).parent / "triton_kernels"
 # Families whose operations are those of Llama and Gemma 3, or of `test_write_kv.py`, and codes whose products
-# `test_linear.py` has. `make fuzz` runs them too, and all cases of a test: see `conftest.py` there.
-ALIKE = ("qwen2", "qwen3", "neox", "gptj", "gptq")
+# `test_linear.py` has, and a bench. `make fuzz` runs them too, and all cases of a test: see `conftest.py` there.
+ALIKE = ("qwen2", "qwen3", "neox", "gptj", "gptq", "test_every_kernel_is_timed")
 
 
 @pytest.mark.timeout(900)  # a process with many tests, each with its own bound

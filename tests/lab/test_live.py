@@ -158,6 +158,7 @@ def points(folder: Path) -> list[dict[str, str]]:
     return list(csv.DictReader((folder / "points.csv").read_text().splitlines()))
 
 
+@pytest.mark.long
 def test_real_figures_and_their_claims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(real, "ROUNDS", 1)
     done = orca_lab("figure", 9, "--real", "--quick", "--dtype", "float32", "--out", tmp_path)
@@ -248,6 +249,7 @@ def test_the_guard_marks_live_runs(tmp_path: Path) -> None:
     assert re.fullmatch(r"orca\(4\): run 1 of 1 was disturbed: other processes took \d+% of the cores' time", line)
 
 
+@pytest.mark.long
 def test_whatif_and_plan_beside_live_runs(tmp_path: Path) -> None:
     given = ("--quick", "--dtype", "float32")
     paths = [tmp_path / name for name in ("one.json", "two.json", "pp.json")]
@@ -284,6 +286,7 @@ def test_the_order_of_a_plan() -> None:
     assert orders(rows) == ["rate: a and c were predicted in the other order"]
 
 
+@pytest.mark.long
 async def test_the_baseline_serves_the_same_load_client() -> None:
     """`orca lab baseline` and `orca bench serve`, as processes."""
     with folder_in_memory() as folder:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from properties import examples
 from pydantic import ValidationError
 
 from orca_common.errors import FailedPrecondition
@@ -262,7 +263,7 @@ class World:
 def test_storms(fill: str, kv: str, tmp_path: Path) -> None:
     """Everything ends, no slot is left, and the core that decodes initiates nothing that it has not preempted."""
     pulled = failed = here = 0
-    for seed in range(20):
+    for seed in range(examples(80)):
         draw = random.Random(f"{fill} {kv} {seed}")
         world = World(draw, fill, kv, tmp_path)
         for _ in range(150):

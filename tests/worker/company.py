@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from properties import PART
+from properties import PART, first
 from torch import Tensor
 from worker.driver import Sampled, TinyEngine, make_stage
 
@@ -17,6 +17,7 @@ from orca_worker.models import cpu
 SLOTS = 64 * 64
 MULTIPLY_BFLOAT16 = {"amx", "avx512_bf16"}
 DTYPES = ("float32", "bfloat16")
+SETTINGS = first(2, [(16, 2, 512), (5, 2, 7), (1, 1, 512)])
 
 
 def ways() -> list[tuple[str, str]]:
@@ -44,7 +45,7 @@ def check_any_company(
     kernels: str,
     dtype: str,
     requests: list[Sampled],
-    settings: Sequence[tuple[int, int, int]] = ((16, 2, 512), (1, 1, 512), (5, 2, 7)),
+    settings: Sequence[tuple[int, int, int]] = SETTINGS,
     quantize: str | None = None,
     kv_dtype: str | None = None,
 ) -> None:

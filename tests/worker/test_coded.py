@@ -20,7 +20,7 @@ from safetensors.numpy import load_file
 from safetensors.torch import load_file as load_torch
 from worker.driver import Sampled, TinyEngine, make_stage
 from worker.engines import in_process
-from worker.test_quantize import CUTS, Oracle, check_tokens
+from worker.test_quantize import CUTS, MANY, Oracle, check_tokens
 
 from orca_common.checkpoint import Checkpoint, read_checkpoint
 from orca_common.errors import FailedPrecondition
@@ -108,7 +108,7 @@ def test_tokens_equal_an_independent_implementation(tmp_path: Path, name: str) -
         assert tokens_of(folder, kernels="torch") == tokens_of(floats, kernels="torch")
         return
     requests = list[Sampled]()
-    for kernels, counts in ("auto", (1, 3, 40)), ("torch", (8,)):
+    for kernels, counts in ("auto", (1, 3, MANY)), ("torch", (8,)):
         engine = TinyEngine(make_stage(folder, 40 * 48, 16, kernels=kernels), 40 * 48, 16)
         for count in counts:
             requests += (new := requests_for(count))

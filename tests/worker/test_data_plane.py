@@ -1,7 +1,9 @@
 """Process groups: whoever waits in them can be woken, and can join the next epoch in the same process."""
 
+import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -55,6 +57,25 @@ def test_a_store_listens_on_its_own_address_alone() -> None:
 def listening() -> set[tuple[str, int]]:
     connections = psutil.Process().net_connections("inet")
     return {(c.laddr.ip, c.laddr.port) for c in connections if c.status == psutil.CONN_LISTEN}
+
+
+def test_the_threads_of_groups_do_not_preempt(pool: Pool) -> None:
+    """A rank's loop would spin for the lock of a thread whose core the peer's loop has just taken."""
+    before = threads()
+    store = RENDEZVOUS.open_store()
+    both = planes(2, 1, 1, store.port)
+    join(pool, both)
+    of_gloo = [thread for thread in threads() - before if "gloo" in Path(f"/proc/self/task/{thread}/comm").read_text()]
+    assert len(of_gloo) >= 4, "a loop and a queue of each rank"
+    assert {os.sched_getscheduler(thread) for thread in of_gloo} == {os.SCHED_BATCH}
+    joined = pool.submit(os.sched_getscheduler, 0)
+    assert joined.result(20) == os.SCHED_OTHER
+    for plane in both:
+        plane.abort("the end")
+
+
+def threads() -> set[int]:
+    return {int(name) for name in os.listdir("/proc/self/task")}
 
 
 def test_operations(pool: Pool) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from iterations import begins, iteration_of
+from properties import covering
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 from worker.fake_cuda import CUDA, Watch, bytes_held, fake_cuda
@@ -67,8 +68,11 @@ ITERATIONS = [
 AHEAD = (2, iteration_of(rows=[0, 2], starts=[8, 3]))  # of a rank that has its own tokens
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("place", [*places(1, 1), *places(2, 1), *places(2, 3), Place(2, 3, 2, 1)], ids=str)
+@pytest.mark.parametrize(
+    ("place", "dtype"),
+    covering([*places(1, 1), *places(2, 1), *places(2, 3), Place(2, 3, 2, 1)], ("float32", "bfloat16"), strength=1),
+    ids=str,
+)
 def test_every_tensor_is_on_the_device_and_the_host_does_not_wait(place: Place, dtype: str, watch: Watch) -> None:
     with formed(TINY, place, dtype, CUDA, 16 * BLOCK_SIZE) as stage:
         assert stage._kv.keys.device == stage._kv.values.device == watch.current == CUDA

@@ -20,7 +20,7 @@ import psutil
 import pytest
 from checkpoints import make_gpt2, make_tokenizer
 from encoder_decoders import make_marian, make_t5
-from properties import covering
+from properties import covering, first
 from reference import TIE, Reference
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from worker.driver import Sampled, TinyEngine, make_stage
@@ -191,7 +191,7 @@ def test_the_same_tokens_alone_in_any_batch_and_after_a_recovery(tmp_path: Path,
     for request, other in zip(together, some(), strict=True):
         alone.run([other], max_batch=1)
         assert other.made == request.made
-    for cut in (1, 13, 31):
+    for cut in first(1, [13, 1, 31]):
         again = [Sampled(one.prompt, 50 - cut, one.sampling) for one in together]
         for one, request in zip(again, together, strict=True):
             one.made = request.made[:cut]

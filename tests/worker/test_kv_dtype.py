@@ -16,6 +16,7 @@ import pytest
 import torch
 from checkpoints import make_gpt2, make_shape
 from encoder_decoders import make_t5
+from properties import covering
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -253,24 +254,24 @@ async def test_several_ranks_and_a_recovery(tmp_path: Path, shape: str, tp: int,
     Oracle(folder).check(requests, kept)
 
 
-@pytest.mark.parametrize("kernels", instruction_sets())
-@pytest.mark.parametrize(
-    ("dtype", "shape"),
-    [
-        ("float32", {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}),
-        ("bfloat16", {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}),
-        ("bfloat16", {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 10}),
-    ],
-)
+HEADS: list[tuple[str, dict[str, Any]]] = [
+    ("float32", {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}),
+    ("bfloat16", {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}),
+    ("bfloat16", {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 10}),
+]
+
+
+@pytest.mark.parametrize(("kernels", "of"), covering(instruction_sets(), HEADS, strength=1), ids=str)
 def test_the_same_bits_in_any_company(
-    tmp_path: Path, logits: list[Tensor], kernels: str, dtype: str, shape: dict[str, Any]
+    tmp_path: Path, logits: list[Tensor], kernels: str, of: tuple[str, dict[str, Any]]
 ) -> None:
     """In any batch and piece, with blocks of any size, and after a recovery."""
+    dtype, shape = of
     folder = make_shape(tmp_path, "llama, 2 K/V heads", **shape)
     chance = random.Random(2)
     requests = [
         Sampled([chance.randrange(VOCABULARY) for _ in range(chance.randint(1, 50))], 4, {"logprobs": True})
-        for _ in range(24)
+        for _ in range(20)
     ]
     check_any_company(folder, logits, kernels, dtype, requests, kv_dtype="int8")
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import make_gpt2
+from properties import examples
 from transformers import GPT2LMHeadModel
 from worker.borders import nearest_draws, tokens_near
 from worker.driver import Sampled, TinyEngine, make_stage
@@ -96,7 +97,7 @@ def test_distribution(fields: dict[str, float], kept: int | None) -> None:
         n = int(np.argmax(np.cumsum(shares[order]) >= fields["top_p"])) + 1
         shares[order[n:]] = 0
         shares /= shares.sum()
-    n = 20_000
+    n = examples(40_000)
     counts = np.bincount(tokens_of(logits, n, **fields), minlength=8)
     possible = shares > 0
     if kept is not None:

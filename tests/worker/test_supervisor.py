@@ -20,6 +20,7 @@ import psutil
 import pytest
 from checkpoints import make_gpt2, make_timed
 from iterations import begins, iteration_of
+from properties import first
 from warm_forks import begin_warm
 
 from orca.v1 import worker_pb2 as pb
@@ -409,15 +410,14 @@ async def test_a_failed_iteration_ends_the_process_behind_its_report(tmp_path: P
         assert successor.pid != rank.pid
 
 
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        ({"MODEL": "/nowhere"}, "orca-supervisor: ORCA_MODEL: /nowhere: there is no such folder"),
-        ({"DTYPE": "float8"}, "ORCA_DTYPE: "),
-        ({"RANKS": "0"}, "ORCA_RANKS: "),
-    ],
-    ids=str,
-)
+WRONG = [
+    ({"MODEL": "/nowhere"}, "orca-supervisor: ORCA_MODEL: /nowhere: there is no such folder"),
+    ({"DTYPE": "float8"}, "ORCA_DTYPE: "),
+    ({"RANKS": "0"}, "ORCA_RANKS: "),
+]
+
+
+@pytest.mark.parametrize(("settings", "sentence"), first(1, WRONG), ids=str)
 async def test_a_wrong_setting_stops_the_start_with_a_sentence(
     tmp_path: Path, settings: dict[str, str], sentence: str
 ) -> None:

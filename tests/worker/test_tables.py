@@ -9,6 +9,7 @@ import pytest
 import torch
 from checkpoints import make_gpt2, make_shape
 from encoder_decoders import Seq2Seq, change, make_marian, make_t5
+from properties import covering
 from reference import Reference
 from safetensors.torch import load_file, save_file
 from worker.driver import TinyEngine, make_stage
@@ -67,8 +68,7 @@ def rewrite(folder: Path, way: str) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-@pytest.mark.parametrize("way", ["other", "equal", "head alone"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "way"), covering(list(FAMILIES), ("other", "equal", "head alone"), strength=1))
 def test_tokens_equal_transformers(tmp_path: Path, family: str, way: str, caplog: pytest.LogCaptureFixture) -> None:
     folder = make(tmp_path, family)
     rewrite(folder, way)

@@ -31,6 +31,18 @@ if INTERPRETED:
 
     interpreter.InterpreterBuilder.create_dot = product_by_rows
 
+    patch_language, patched = interpreter._patch_lang, set[str]()
+
+    def patch_once(function: Any) -> Any:
+        """Triton (3.7) patches its language at each call within a kernel, and takes it back: a third of all time. This
+        process does nothing but interpret, so the language may stay as it is then."""
+        if function.__module__ not in patched:
+            patched.add(function.__module__)
+            patch_language(function)
+        return interpreter._LangPatchScope()
+
+    interpreter._patch_lang = patch_once
+
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what torch wants for its deterministic mode
 
 

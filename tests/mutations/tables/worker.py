@@ -88,7 +88,7 @@ MUTATIONS = [
         "services/worker/orca_worker/sampling/forms.py",
         "Masks.begin",
         drop("Behind"),
-        "tests/worker/test_forms.py::test_drafts_change_no_token_of_a_form[False-auto]",
+        "tests/worker/test_forms.py::test_drafts_change_no_token_of_a_form",
     ),
     Mutation(
         "an abort does not reach a group whose ranks meet",
@@ -97,14 +97,21 @@ MUTATIONS = [
         Text(
             f"{KEEP}  # before its ranks meet, so that an abort reaches it\n            {MEET}\n", f"{MEET}; {KEEP}\n"
         ),
-        "tests/worker/test_garbage.py::test_a_rank_is_lost_at_a_step_of_joining[1-3-dies]",
+        "tests/worker/test_garbage.py::test_a_rank_is_lost_at_a_step_of_joining",
     ),
     Mutation(
         "garbage of an aborted receive is an index",
         "services/worker/orca_worker/iteration/device_tokens.py",
         "DeviceTokens.find",
         gives("torch.where(given == HERE, self._table.index_select(0, rows), given)"),
-        "tests/worker/test_garbage.py::test_a_rank_is_lost_in_the_middle[1-2]",
+        "tests/worker/test_garbage.py::test_a_rank_is_lost_in_the_middle",
+    ),
+    Mutation(
+        "gloo's threads take the cores of those that wake them",
+        "services/worker/orca_worker/data_plane/backends.py",
+        "",
+        Text("os.SCHED_BATCH, os.sched_param(0)", "os.SCHED_OTHER, os.sched_param(0)"),
+        "tests/worker/test_data_plane.py::test_the_threads_of_groups_do_not_preempt",
     ),
     Mutation(
         "a fork leaks its streams",

@@ -3,11 +3,19 @@
 The GPU thread waits in operations, and an abort must wake it. NCCL's abort does. In gloo (torch 2.13) neither abort()
 nor shutdown() wakes a thread that waits for a frozen peer. But gloo closes all sockets of a group when a receive in it
 times out. So we leave a gloo group by a receive of nothing with a timeout of a millisecond.
+
+gloo writes into a socket while it holds the lock of its pair. If the peer that this wakes takes the writer's core, the
+writer's own loop has the answer to read, cannot have the lock, and asks epoll again and again until the writer runs on.
+So gloo's threads preempt no other thread. On two cores (Zen 4) beside a load of 4, 1,000 all-reduces of two ranks took
+3.2 to 6.9 s, and 1.4 to 1.9 s of system time of each rank; now 0.6 to 2.0 and 0.2 to 0.4.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -42,6 +50,21 @@ class Backend(Protocol):
 
     def leave(self, group: Group) -> None:
         """Wakes the threads that wait in a group."""
+
+
+@contextmanager
+def without_preemption() -> Iterator[None]:
+    """Threads that begin meanwhile are those of a batch job: they do not take the core of a thread that wakes them."""
+    if os.sched_getscheduler(0) != os.SCHED_OTHER:  # an operator has chosen another policy
+        yield
+        return
+    with suppress(OSError):  # a sandbox may forbid it
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
 def first_operation(group: Group, x: Tensor, rank: int, size: int, sums: bool) -> None:
@@ -100,8 +123,9 @@ class Gloo:
         options = gloo._Options()
         options._timeout, options._threads = WAIT_TIMEOUT, 1
         anywhere = self._host in WILDCARDS
-        options._devices = [gloo.create_default_device() if anywhere else gloo.create_device(hostname=self._host)]
-        return gloo(store, rank, size, options)
+        with without_preemption():
+            options._devices = [gloo.create_default_device() if anywhere else gloo.create_device(hostname=self._host)]
+            return gloo(store, rank, size, options)
 
     def meet(self, group: Group, rank: int, size: int, sums: bool) -> None:
         """Does nothing: gloo's ranks met when the group was made."""
