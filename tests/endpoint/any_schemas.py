@@ -1,4 +1,5 @@
-"""Random JSON schemas over all keywords, numbers and keys above all, and a second validator of answers.
+"""Random JSON schemas over all keywords, numbers and keys above all, spellings that answers may try, and a second
+validator of answers.
 
 Many of the schemas cannot be kept, and some are wrong.
 """
@@ -6,7 +7,7 @@ Many of the schemas cannot be kept, and some are wrong.
 import datetime
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -16,6 +17,9 @@ from jsonschema.validators import validator_for
 Schema = dict[str, Any] | bool
 
 NAMES = ["a", "b", "a1", "kind", "größe", 'q"', "\n", "", "x y", "\\"]
+# Names for objects that may have others, too: of ASCII and not, with escapes and without.
+SPELLED = ["a", 'q"', "\n", "\b", "\\", "\\u0061", "/", "größe", "\u2028", "😀", "a\tb"]
+UNSAYABLE = ["\x01", "\x7f", "\ud800"]  # names that no answer can hold
 NUMBERS = [
     *(
         "0",
@@ -194,14 +198,18 @@ class AnySchema:
 
     def of_object(self, depth: int) -> dict[str, Any]:
         draw = self.draw
-        names = draw.sample(NAMES, draw.randint(0, 3))
-        found = {"properties": {name: self.inner(depth) for name in names}}
-        found |= self.some(
-            required=lambda: draw.sample([*names, "a"], draw.randint(0, len(names))),
-            additionalProperties=lambda: draw.choice([False, False, self.inner(depth)]),
-        )
+        is_open = draw.random() < 0.6
+        names = draw.sample(SPELLED if is_open and draw.random() < 0.7 else NAMES, draw.randint(0, 3))
+        if draw.random() < 0.03:
+            names.append(draw.choice(UNSAYABLE))
+        found: dict[str, Any] = {"properties": {name: self.inner(depth) for name in names}}
+        found |= self.some(required=lambda: draw.sample([*names, "a"], draw.randint(0, len(names))))
+        if not is_open:
+            found["additionalProperties"] = False
+        elif draw.random() < 0.6:
+            found["additionalProperties"] = draw.choice([True, self.inner(depth), self.inner(depth)])
         if draw.random() < 0.25:
-            patterns = draw.sample(["^a", "^[b-k]", "[0-9]$", "^x.$"], draw.randint(1, 2))
+            patterns = draw.sample(["^a", "^[b-k]", "[0-9]$", "^x.$", r'^[\n"\\/]$'], draw.randint(1, 2))
             found["patternProperties"] = {one: self.inner(depth) for one in patterns}
         if draw.random() < 0.2:
             found |= self.some(minProperties=lambda: draw.randint(0, 3), maxProperties=lambda: draw.randint(0, 3))
@@ -252,6 +260,39 @@ class AnySchema:
                 {"$dynamicRef": "#x"},
             ]
         )
+
+
+# -- spellings
+
+
+def strings_in(schema: Any) -> Iterator[str]:
+    """The names and constants of a schema, which an answer may spell."""
+    if isinstance(schema, list):
+        for one in schema:
+            yield from strings_in(one)
+    if not isinstance(schema, dict):
+        return
+    for keyword, value in schema.items():
+        match keyword, value:
+            case "properties", dict():
+                yield from value
+            case "const", str():
+                yield value
+            case (("required" | "enum"), list()):
+                yield from (one for one in value if isinstance(one, str))
+        yield from strings_in(value)
+
+
+def ways(one: str) -> list[str]:
+    """The spellings of a character in JSON. The first one is the shortest."""
+    shortest, units = json.dumps(one, ensure_ascii=False)[1:-1], one.encode("utf-16-be", "surrogatepass")
+    code = "".join(f"\\u{units[n : n + 2].hex()}" for n in range(0, len(units), 2))
+    return [shortest, code, code.upper().replace("\\U", "\\u"), *(["\\/"] if one == "/" else [])]
+
+
+def spelled(draw: random.Random, text: str) -> bytes:
+    """A string of JSON, as a writer may spell it who likes escapes."""
+    return f'"{"".join(draw.choice(ways(one)) for one in text)}"'.encode(errors="surrogatepass")
 
 
 # -- the second validator
