@@ -88,7 +88,7 @@ def an_answer(draw: random.Random, words: Words, grammar: str, tried: list[str],
         assert not matcher.is_error(), (said, matcher.get_error())
         allowed = np.unpackbits(bits, count=len(texts) + 1, bitorder="little").nonzero()[0].tolist()
         assert allowed, said
-        if not wish and tried and n < LONGEST / 2 and draw.random() < 0.3:
+        if not wish and tried and n < LONGEST / 2 and draw.random() < 0.5:
             wish, begun = spelled(draw, draw.choice(tried)), False
         wanted = [i for i in allowed if i < len(texts) and wish.startswith(texts[i])] if wish else []
         counts["refused spellings"] += bool(wish and begun and not wanted)
@@ -110,36 +110,37 @@ def first(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def rounds(words: Words, seeds: range) -> Counter[str]:
-    """Counts what became of a schema of each seed, and of three answers to each that is kept."""
+    """Counts what became of a schema of each seed, and of three answers to each that is kept, whole or in part."""
     counts = Counter[str]()
     for seed in seeds:
         draw = random.Random(seed)
         schema = a_schema(draw)
         outcome = asked(words.forms, schema)
-        if "problem" in outcome:
+        whole = "grammar" in outcome
+        counts["kept" if whole else "refused"] += 1
+        if not whole:
             said = f"{outcome['place']}: {outcome['problem']}"
             assert NAMED.search(said) or schema == "false", (seed, schema, said)
-            counts["refused"] += 1
-            relaxed = asked(words.forms, schema, loose=True)
-            assert relaxed.get("left_out") or "problem" in relaxed, (seed, schema, relaxed)
-            counts["relaxed"] += "grammar" in relaxed
+            outcome = asked(words.forms, schema, loose=True)
+        left_out = [place for _, place in outcome.get("left_out", [])]
+        assert bool(left_out) != whole or "problem" in outcome, (seed, schema, outcome)
+        counts["relaxed"] += bool(left_out)
+        if "problem" in outcome or "" in left_out:
             continue
-        assert not outcome["left_out"], "a strict caller's schema is kept whole"
-        counts["kept"] += 1
-        validate, tried = validator(schema), [*strings_in(json.loads(schema))]
+        validate, tried = validator(schema, left_out), [*strings_in(json.loads(schema))]
         for _ in range(3):
             answer = an_answer(draw, words, outcome["grammar"], tried, counts)
             if answer is None:
                 counts["long"] += 1
                 continue
             with localcontext() as context:
-                context.prec = 400
+                context.prec = 4000  # numbers of many long tokens
                 try:
                     for pairs in (dict, first):
                         validate(json.loads(answer, parse_float=number, object_pairs_hook=pairs))
                 except (jsonschema.ValidationError, ValueError) as error:
-                    raise AssertionError((seed, schema, answer, str(error)[:300])) from None
-            counts["valid"] += 1
+                    raise AssertionError((seed, schema, left_out, answer, str(error)[:300])) from None
+            counts["valid" if whole else "valid in part"] += 1
     return counts
 
 
@@ -169,6 +170,7 @@ def test_random_answers_are_valid_by_a_second_validator(words: Words) -> None:
     assert counts["valid"] > examples(100), counts
     assert counts["refused"] > examples(8), counts
     assert counts["relaxed"] > counts["refused"] * 0.7, counts  # others are wrong
+    assert counts["valid in part"] > examples(20), counts
     assert counts["refused spellings"] > examples(20), counts
 
 
@@ -494,7 +496,7 @@ RELAXED = {
     ),
     "an unsayable member": (
         '{"type": "object", "properties": {"\\u0000": {}, "a": {"type": "null"}}, "required": ["\\u0000", "a"]}',
-        [".properties", ".required[0]"],
+        [".properties.\0", ".required[0]"],
         '{"a": 1}',
         '{"a": null}',
     ),

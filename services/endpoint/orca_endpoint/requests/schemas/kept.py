@@ -269,7 +269,8 @@ class _Keeper:
                 members: dict[str, Schema] = {}
                 for one, part in an_object(value, at, "must be an object").items():
                     with self._or_left_out():
-                        members[text_in(one, at)] = self._schema(part, f"{at}.{one}")
+                        name = text_in(one, f"{at}.{one}")
+                        members[name] = self._schema(part, f"{at}.{one}")
                 return {keyword: members}
             case "patternProperties":
                 found: dict[str, Schema] = {}
