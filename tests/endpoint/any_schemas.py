@@ -340,8 +340,9 @@ def leave_out(value: Any, place: str) -> bool:
 
 
 def judged(value: Any, new: bool) -> Any:
-    """A schema without `additionalItems` that say nothing, and, by a new draft, without lists of `items`: jsonschema
-    raises TypeError at some of them."""
+    """A schema as jsonschema reads it rightly: without `additionalItems` that say nothing, and, by a new draft, without
+    lists of `items`, for it raises TypeError at some of them; and with patterns of Python, whose $ is an end of lines,
+    too."""
     if isinstance(value, list):
         return [judged(one, new) for one in value]
     if not isinstance(value, dict):
@@ -352,6 +353,10 @@ def judged(value: Any, new: bool) -> Any:
     elif new:
         made["prefixItems"] = made.pop("items")
         made |= {"items": made["additionalItems"]} if "additionalItems" in made else {}
+    if "pattern" in made:
+        made["pattern"] = made["pattern"].replace("$", r"\Z")
+    if "patternProperties" in made:
+        made["patternProperties"] = {one.replace("$", r"\Z"): inner for one, inner in made["patternProperties"].items()}
     return made
 
 
