@@ -361,6 +361,6 @@ def judged(value: Any, new: bool) -> Any:
 
 
 def number(text: str) -> Decimal:
-    """A number of an answer; exponents beyond all others are cut."""
-    mantissa, mark, exponent = text.lower().partition("e")
-    return Decimal(mantissa + mark + exponent[:6]) if mark else Decimal(text)
+    """A number of an answer. An exponent beyond those of the schemas is a nearer one: quotients have digits for it."""
+    mantissa, _, exponent = text.lower().partition("e")
+    return Decimal(f"{mantissa}e{min(max(int(exponent or '0'), -999), 999)}")

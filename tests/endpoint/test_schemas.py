@@ -45,13 +45,13 @@ class Words(NamedTuple):
 def words_of(folder: Path, pieces: list[str]) -> Words:
     """A vocabulary of the bytes, of pieces, and of an end."""
     tokenizer = make_tokenizer(["</s>"], pieces)
-    shape = {"heads": 1, "layers": 1, "hidden": 4, "vocab": tokenizer.get_vocab_size(), "positions": 16, "seed": 1}
-    make_gpt2(folder, **shape, eos_token_id=tokenizer.token_to_id("</s>"))
+    end = tokenizer.get_vocab_size() - 1
+    make_gpt2(folder, heads=1, layers=1, hidden=4, vocab=end + 1, positions=16, seed=1, eos_token_id=end)
     tokenizer.save(str(folder / "tokenizer.json"))
     forms = Forms(read_checkpoint(folder))
     forms.open()
     assert forms._tokenizer is not None
-    return Words(forms, [forms._tokenizer.decode_bytes([i]) for i in range(tokenizer.token_to_id("</s>"))])
+    return Words(forms, [forms._tokenizer.decode_bytes([i]) for i in range(end)])
 
 
 @pytest.fixture(scope="module")
@@ -370,6 +370,11 @@ KEPT = {  # a schema, an answer that fits it, and one that does not
     ),
     "compact": ('{"type": "array", "x-guidance": {"whitespace_flexible": false}}', "[1,2]", "[1, 2]"),
     "true": ("true", "[1, 2]", "[1,, 2]"),
+    "multiples and bounds of other values": (
+        '{"prefixItems": [{"multipleOf": 70001}, {"multipleOf": 70000}, {"maximum": 100000000000000002}]}',
+        "[140002, 70000, 5]",
+        "[140002, 70001]",
+    ),
     "3.0 characters": ('{"type": "string", "maxLength": 3.0}', '"abc"', '"abcd"'),
 }
 
@@ -396,6 +401,21 @@ REFUSED = {  # a schema, the place of the keyword, and what is said of it
         '{"allOf": [{"multipleOf": 70001}, {"multipleOf": 70000}]}',
         ".allOf[1].multipleOf",
         "too many digits in common",
+    ),
+    "a multiple within long bounds": (
+        '{"multipleOf": 70000, "maximum": 100000000000000002}',
+        ".multipleOf",
+        "is 70000 beside long bounds, or other multiples, of the same value",
+    ),
+    "a multiple within bounds elsewhere": (
+        '{"multipleOf": 70000, "anyOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"minimum": -100000000000000002}}}',
+        ".multipleOf",
+        "is 70000 beside long bounds",
+    ),
+    "multiples within bounds": (
+        '{"allOf": [{"multipleOf": 300}, {"multipleOf": 7000}, {"maximum": 123456789}]}',
+        ".allOf[1].multipleOf",
+        "is 7000 beside long bounds",
     ),
     "of nothing": ('{"multipleOf": 0}', ".multipleOf", "must be above 0"),
     "names twice": ('{"minProperties": 2}', ".minProperties", "names may come twice"),
