@@ -77,7 +77,7 @@ def asked(forms: Forms, schema: str, *, loose: bool = False) -> Answer:
 def an_answer(draw: random.Random, words: Words, grammar: str, tried: list[str], counts: Counter[str]) -> bytes | None:
     """Returns an answer of random weights, which like the marks of JSON; None: it did not end in time.
 
-    tried: strings that they like to spell, in all of JSON's ways, as far as they may.
+    tried: strings that the answer tries to spell, in all ways that JSON has.
     """
     forms, texts = words
     matcher, said, wish, begun = forms.matcher(grammar), b"", b"", False
