@@ -194,11 +194,18 @@ def make_shape(folder: Path, shape: str, *, seed: int = 3, shards: bool = False,
     return folder
 
 
-def make_tokenizer(special: Sequence[str] = ()) -> Tokenizer:
-    """A tokenizer with a token for each byte, and special ones behind them."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+def make_tokenizer(special: Sequence[str] = (), pieces: Sequence[str] = ()) -> Tokenizer:
+    """A tokenizer with a token for each byte, for each beginning of a piece, and special ones behind them."""
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    vocabulary = {letter: i for i, letter in enumerate(sorted(level.alphabet()))}
+    merges = list[tuple[str, str]]()
+    for ((letters, _),) in map(level.pre_tokenize_str, pieces):
+        for n in range(1, len(letters)):
+            if letters[: n + 1] not in vocabulary:
+                merges.append((letters[:n], letters[n]))
+                vocabulary[letters[: n + 1]] = len(vocabulary)
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    tokenizer.pre_tokenizer = level
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(list(special))
     return tokenizer

@@ -1,4 +1,5 @@
-"""Random JSON schemas over all keywords, numbers and keys above all, and a second validator of answers.
+"""Random JSON schemas over all keywords, numbers and keys above all, spellings that answers may try, and a second
+validator of answers.
 
 Many of the schemas cannot be kept, and some are wrong.
 """
@@ -6,7 +7,7 @@ Many of the schemas cannot be kept, and some are wrong.
 import datetime
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -16,6 +17,9 @@ from jsonschema.validators import validator_for
 Schema = dict[str, Any] | bool
 
 NAMES = ["a", "b", "a1", "kind", "größe", 'q"', "\n", "", "x y", "\\"]
+# Names for objects that may have others, too: of ASCII and not, with escapes and without.
+SPELLED = ["a", 'q"', "\n", "\b", "\\", "\\u0061", "/", "größe", "\u2028", "😀", "a\tb"]
+UNSAYABLE = ["\x01", "\x7f", "\ud800"]  # names that no answer can hold
 NUMBERS = [
     *(
         "0",
@@ -194,19 +198,27 @@ class AnySchema:
 
     def of_object(self, depth: int) -> dict[str, Any]:
         draw = self.draw
-        names = draw.sample(NAMES, draw.randint(0, 3))
-        found = {"properties": {name: self.inner(depth) for name in names}}
-        found |= self.some(
-            required=lambda: draw.sample([*names, "a"], draw.randint(0, len(names))),
-            additionalProperties=lambda: draw.choice([False, False, self.inner(depth)]),
-        )
+        is_open = draw.random() < 0.6
+        names = draw.sample(SPELLED if is_open and draw.random() < 0.7 else NAMES, draw.randint(0, 3))
+        if draw.random() < 0.03:
+            names.append(draw.choice(UNSAYABLE))
+        found: dict[str, Any] = {"properties": {name: self.inner(depth) for name in names}}
+        found |= self.some(required=lambda: draw.sample([*names, "a"], draw.randint(0, len(names))))
+        if not is_open:
+            found["additionalProperties"] = False
+        elif draw.random() < 0.6:
+            found["additionalProperties"] = draw.choice([True, self.inner(depth), self.inner(depth)])
         if draw.random() < 0.25:
-            patterns = draw.sample(["^a", "^[b-k]", "[0-9]$", "^x.$"], draw.randint(1, 2))
+            patterns = draw.sample(["^a", "^[b-k]", "[0-9]$", "^x.$", r'^[\n"\\/]$'], draw.randint(1, 2))
             found["patternProperties"] = {one: self.inner(depth) for one in patterns}
         if draw.random() < 0.2:
             found |= self.some(minProperties=lambda: draw.randint(0, 3), maxProperties=lambda: draw.randint(0, 3))
         if draw.random() < 0.3 and not found["properties"]:
             del found["properties"]
+        if depth > 0 and draw.random() < 0.15:
+            found[draw.choice(["allOf", "allOf", "anyOf"])] = [
+                self.of_object(depth - 1) for _ in range(draw.randint(1, 2))
+            ]
         return found
 
     def constant(self) -> Any:
@@ -254,6 +266,39 @@ class AnySchema:
         )
 
 
+# -- spellings
+
+
+def strings_in(schema: Any) -> Iterator[str]:
+    """The names and constants of a schema, which an answer may spell."""
+    if isinstance(schema, list):
+        for one in schema:
+            yield from strings_in(one)
+    if not isinstance(schema, dict):
+        return
+    for keyword, value in schema.items():
+        match keyword, value:
+            case "properties", dict():
+                yield from value
+            case "const", str():
+                yield value
+            case (("required" | "enum"), list()):
+                yield from (one for one in value if isinstance(one, str))
+        yield from strings_in(value)
+
+
+def ways(one: str) -> list[str]:
+    """The spellings of a character in JSON. The first one is the shortest."""
+    shortest, units = json.dumps(one, ensure_ascii=False)[1:-1], one.encode("utf-16-be", "surrogatepass")
+    code = "".join(f"\\u{units[n : n + 2].hex()}" for n in range(0, len(units), 2))
+    return [shortest, code, code.upper().replace("\\U", "\\u"), *(["\\/"] if one == "/" else [])]
+
+
+def spelled(draw: random.Random, text: str) -> bytes:
+    """A string of JSON, as a writer may spell it who likes escapes."""
+    return f'"{"".join(draw.choice(ways(one)) for one in text)}"'.encode(errors="surrogatepass")
+
+
 # -- the second validator
 
 MOMENTS = jsonschema.FormatChecker(["date", "email", "ipv4", "ipv6", "uuid"])
@@ -271,16 +316,33 @@ def is_date_time(value: object) -> bool:
     return not isinstance(value, str) or bool(datetime.datetime.fromisoformat(value).tzinfo)
 
 
-def validator(schema: str) -> Callable[[Any], None]:
-    """The second validator, which computes with the numbers as they are written."""
+def validator(schema: str, left_out: Iterable[str] = ()) -> Callable[[Any], None]:
+    """The second validator, which computes with the numbers as they are written. left_out: places of what is not
+    enforced."""
     read = json.loads(schema, parse_float=Decimal)
+    for place in sorted(set(left_out), reverse=True):
+        leave_out(read, place)
     kind = validator_for(read, jsonschema.Draft202012Validator)
     return kind(judged(read, kind is jsonschema.Draft202012Validator), format_checker=MOMENTS).validate
 
 
+def leave_out(value: Any, place: str) -> bool:
+    """Takes what is at a place, as ".properties.a.enum[0]", out of a schema, and returns whether it was there."""
+    keys = [*value] if isinstance(value, dict) else [*range(len(value))] if isinstance(value, list) else []
+    for key in keys:
+        step = f".{key}" if isinstance(value, dict) else f"[{key}]"
+        if place == step:
+            del value[key]
+            return True
+        if place.startswith(step) and leave_out(value[key], place[len(step) :]):
+            return True
+    return False
+
+
 def judged(value: Any, new: bool) -> Any:
-    """A schema without `additionalItems` that say nothing, and, by a new draft, without lists of `items`: jsonschema
-    raises TypeError at some of them."""
+    """A schema as jsonschema reads it rightly: without `additionalItems` that say nothing, and, by a new draft, without
+    lists of `items`, for it raises TypeError at some of them; and with patterns of Python, whose $ is an end of lines,
+    too."""
     if isinstance(value, list):
         return [judged(one, new) for one in value]
     if not isinstance(value, dict):
@@ -291,10 +353,14 @@ def judged(value: Any, new: bool) -> Any:
     elif new:
         made["prefixItems"] = made.pop("items")
         made |= {"items": made["additionalItems"]} if "additionalItems" in made else {}
+    if "pattern" in made:
+        made["pattern"] = made["pattern"].replace("$", r"\Z")
+    if "patternProperties" in made:
+        made["patternProperties"] = {one.replace("$", r"\Z"): inner for one, inner in made["patternProperties"].items()}
     return made
 
 
 def number(text: str) -> Decimal:
-    """A number of an answer; exponents beyond all others are cut."""
-    mantissa, mark, exponent = text.lower().partition("e")
-    return Decimal(mantissa + mark + exponent[:6]) if mark else Decimal(text)
+    """A number of an answer. An exponent beyond those of the schemas is a nearer one: quotients have digits for it."""
+    mantissa, _, exponent = text.lower().partition("e")
+    return Decimal(f"{mantissa}e{min(max(int(exponent or '0'), -999), 999)}")

@@ -64,6 +64,22 @@ async def test_bad_forms_are_refused_with_their_place(compiler: FormCompiler) ->
         assert await compiler.grammar("regex", f"a|b{n}", FIELDS), "the next one is compiled"
 
 
+async def test_a_refusal_can_be_sent_whatever_the_schema_holds(compiler: FormCompiler) -> None:
+    """JSON can spell half of a surrogate pair, which no message and no header can hold."""
+    for schema in (
+        r'{"properties": {"a\ud800": {"uniqueItems": true}}}',
+        r'{"properties": {"a\ud800": {"type": "string", "pattern": "(?\udc00a)"}}}',
+        r'{"$ref": "#/$defs/\ud800"}',
+        r'{"\ud800": 1, "type": "\ud800"}',
+        r'{"enum": ["\ud800"]}',
+        r'{"x-guidance": {"\ud800": 1}}',
+    ):
+        with pytest.raises(InvalidArgument) as refused:
+            await compiler.grammar("json_schema", schema, FIELDS)
+        assert str(refused.value).encode()
+        assert [one.SerializeToString() for one in refused.value.details()]
+
+
 async def test_the_callers_name_of_the_field(compiler: FormCompiler) -> None:
     names = Fields({"json_schema": "response_format.json_schema.schema"})
     with pytest.raises(InvalidArgument, match=r"^response_format\.json_schema\.schema\.properties\.a\.type: "):

@@ -201,6 +201,29 @@ def test_a_free_answer_is_bound_from_the_trigger_on(model: Path, name: str) -> N
     assert not follows(silent, text + call)
 
 
+@pytest.mark.parametrize("name", SYNTAXES)
+def test_a_member_of_arguments_has_one_spelling(model: Path, name: str) -> None:
+    """Also where a function takes others than those that it lists."""
+    syntax, forms, vocabulary = SYNTAXES[name], Forms(read_checkpoint(model)), Vocabulary(model / "tokenizer.json")
+    forms.open()
+    listed = {"properties": {"a": {"type": "string"}, "ö": {"type": "string"}}}
+    for more in ({"additionalProperties": True}, {"additionalProperties": {"type": "integer"}}, {"allOf": [{}]}):
+        tools = tools_from([function(parameters={**listed, **more})], syntax, tool_choice=TOOL_CHOICE_REQUIRED)
+        matcher = forms.matcher(compiled_form(forms, tools.form(None))["grammar"])
+        for arguments, fits in (
+            ('{"a": "x", "ö": "x", "other": 5}', True),
+            ('{"other": 5}', True),
+            ('{"a": "x", "a": 5}', False),
+            ('{"\\u0061": 5}', False),
+            ('{"a": "x", "\\u0061": 5}', False),
+            ('{"\\u00f6": 5}', False),
+            ('{"other": 5, "\\u00F6": 5}', False),
+        ):
+            ids = vocabulary.encode(spelled(syntax, "", [("f", arguments)]), special=False)
+            answer = matcher.deep_copy()
+            assert (answer.try_consume_tokens(ids) == len(ids) and answer.is_accepting()) == fits, arguments
+
+
 def test_an_answer_of_json_beside_calls_that_look_like_it(model: Path) -> None:
     """Llama's calls are JSON. An answer that may begin as they do could be read as one, and is refused."""
     forms = Forms(read_checkpoint(model))

@@ -84,4 +84,11 @@ MUTATIONS = [
         Text("    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)", "    # "),
         "tests/common/test_service.py::test_a_reserved_port_is_for_children_alone",
     ),
+    Mutation(
+        "a member's name may be spelled with escapes",
+        "services/common/orca_common/forms.py",
+        "",
+        Text(r"""'nrbtf\\"'""", r"""'nrbtf\\"u'"""),
+        "tests/endpoint/test_schemas.py::test_a_member_has_one_spelling",
+    ),
 ]

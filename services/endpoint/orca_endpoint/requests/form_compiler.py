@@ -92,10 +92,15 @@ def compiled_schema(forms: Forms, schema: Schema, *, loose: bool, bare: bool = F
     try:
         made = fitted(forms, schema, loose=loose, bare=bare)
     except SchemaError as error:
-        return {"problem": str(error), "place": error.place}
+        return {"problem": sendable(str(error)), "place": sendable(error.place)}
     except RecursionError:
         return {"problem": "is too deep", "place": ""}
     return {"grammar": as_json_grammar(made.schema), "left_out": [["", place] for place in made.left_out]}
+
+
+def sendable(text: str) -> str:
+    """A text in which halves of surrogate pairs, as names of a schema may hold them, are spelled as in JSON."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 class Fitted(NamedTuple):

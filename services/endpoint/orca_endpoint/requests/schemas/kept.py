@@ -12,6 +12,7 @@ A caller who did not ask for strictness gets a wider schema where a keyword cann
 import json
 import math
 import re
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal, InvalidOperation
@@ -57,6 +58,7 @@ TINY = Decimal("1e-20")  # above 0, where 0 itself cannot be left out
 MULTIPLE = 2**32  # the library computes multiples in 32 bits
 LOWER, UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 REMAINDERS = 80_000  # of a division, times digits of a bound: more than that end some answers as FORM_STUCK
+TOO_HARD = "beside long bounds, or other multiples, of the same value, which is too hard to follow"
 OUTER = 8  # levels of two schemas that are compared to see that no value is in both
 FORMATS = frozenset(["duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"])
 HOSTNAME = 253  # characters at most, by RFC 1123
@@ -131,7 +133,9 @@ class _Keeper:
         self._old, self._lone = re.search("draft-0|2019-09", draft), re.search("draft-0", draft)
         self._targets: dict[str, str] = {}  # names of the definitions, by the references to them
         self._waiting: list[tuple[str, Any, str]] = []  # definitions to rewrite: name, schema, place
-        self._multiples: dict[Decimal, str] = {}  # places of multipleOf
+        self._multiples: dict[str, Decimal] = {}  # by their places
+        self._lengths: dict[str, int] = {}  # of bounds in digits, by their places
+        self._above: dict[str, str] = {}  # places of schemas: to one whose schema is for the same value
         bounds = [one.get(bound) for one, _ in everything(root, "") for bound in LOWER + UPPER]
         self._near_zero = any(isinstance(one, int | float) and 0 < abs(one) <= 1 for one in bounds)
 
@@ -143,7 +147,7 @@ class _Keeper:
             name, target, place = self._waiting.pop()
             definitions[name] = self._schema(target, place)
         self._no_circle(made, definitions)
-        self._common_multiples()
+        self._check_multiples()
         if definitions:
             made["$defs"] = definitions
         if "x-guidance" in self._root:
@@ -223,6 +227,8 @@ class _Keeper:
             case "$ref":
                 return keyword, self._reference(value, at)
         options = a_list(value, at)
+        for n in range(len(options)):
+            self._join(schema_of(at), f"{at}[{n}]")
         found = [self._schema(one, f"{at}[{n}]") for n, one in enumerate(options)]
         if keyword == "oneOf":
             if all(self._disjoint(a, b, OUTER) for a, b in combinations(options, 2)):
@@ -269,7 +275,8 @@ class _Keeper:
                 members: dict[str, Schema] = {}
                 for one, part in an_object(value, at, "must be an object").items():
                     with self._or_left_out():
-                        members[text_in(one, at)] = self._schema(part, f"{at}.{one}")
+                        name = text_in(one, f"{at}.{one}")
+                        members[name] = self._schema(part, f"{at}.{one}")
                 return {keyword: members}
             case "patternProperties":
                 found: dict[str, Schema] = {}
@@ -347,6 +354,7 @@ class _Keeper:
                 return {keyword: 0}
             exact, strict = side * TINY, False
         found = {bound: inward(exact, at, side, strict=strict)}
+        self._lengths[at] = length(exact)
         if keyword != bound and bound in given:
             more.append(found)
             return {}
@@ -361,27 +369,51 @@ class _Keeper:
             digits, places = digits * 10, places + 1
         if digits >= MULTIPLE or places > -PLACES.adjusted() or Decimal(int(digits)).scaleb(-places) != exact:
             raise CannotKeep(at, f"is {shown(exact)}, which has too many digits to be enforced")
-        bounds = [abs(given[one]) for one in LOWER + UPPER if isinstance(given.get(one), int | float)]
-        if digits * len(f"{max(bounds, default=0):.0f}") > REMAINDERS:
-            raise CannotKeep(at, f"is {shown(exact)} beside long bounds, which is too hard to follow")
-        self._multiples[exact] = at
+        bounds = [given[one] for one in LOWER + UPPER if one in given and not isinstance(given[one], bool)]
+        if digits * max((length(number(one, at)) for one in bounds), default=1) > REMAINDERS:
+            raise CannotKeep(at, f"is {shown(exact)} {TOO_HARD}")
+        self._multiples[at] = exact
         return value
 
-    def _common_multiples(self) -> None:
-        """Schemas for the same value have the least common multiple, which the library computes in 32 bits."""
-        if len(self._multiples) < 2:
-            return
-        scale = Decimal(10) ** max(max(0, -one.normalize().as_tuple().exponent) for one in self._multiples)  # type: ignore[operator]
-        scaled = [int(one * scale) for one in self._multiples]
-        if math.lcm(*scaled) * max(scaled) >= MULTIPLE:
-            raise CannotKeep([*self._multiples.values()][-1], "has too many digits in common with the others")
+    def _check_multiples(self) -> None:
+        """Raises CannotKeep where schemas for the same value have multiples that are too much together.
+
+        The value is one of their least common multiple, which the library computes in 32 bits, within all of their
+        bounds.
+        """
+        lengths, multiples = Counter[str](), defaultdict[str, dict[str, Decimal]](dict)
+        for at, digits in self._lengths.items():
+            value = self._value_of(schema_of(at))
+            lengths[value] = max(lengths[value], digits)
+        for at, exact in self._multiples.items():
+            multiples[self._value_of(schema_of(at))][at] = exact
+        for value, found in multiples.items():
+            last, scale = [*found][-1], Decimal(10) ** max(max(0, digits_of(one)[1]) for one in found.values())
+            scaled = {int(one * scale) for one in found.values()}
+            common = math.lcm(*scaled)
+            if len(scaled) > 1 and common * max(scaled) >= MULTIPLE:
+                raise CannotKeep(last, "has too many digits in common with the others")
+            if common * max(lengths[value], 1) > REMAINDERS:
+                raise CannotKeep(last, f"is {shown(found[last])} {TOO_HARD}")
+
+    def _join(self, one: str, other: str) -> None:
+        """Notes that the schemas at two places are for the same value."""
+        if (above := self._value_of(one)) != (below := self._value_of(other)):
+            self._above[below] = above
+
+    def _value_of(self, place: str) -> str:
+        """The place that stands for those of all schemas for the same value."""
+        while (above := self._above.get(place)) is not None:
+            self._above[place] = place = self._above.get(above, above)
+        return place
 
     # -- references
 
     def _reference(self, value: Any, at: str) -> str:
+        target, place = self._target(value, at)
+        self._join(schema_of(at), place)
         if value == "#":
             return value
-        target, place = self._target(value, at)
         if place not in self._targets:
             self._targets[place] = str(len(self._targets))
             self._waiting.append((self._targets[place], target, place))
@@ -476,6 +508,11 @@ def referred(schema: Schema) -> list[str]:
     return [*own, *(name for part in schema.get("allOf", []) for name in referred(part))]
 
 
+def schema_of(at: str) -> str:
+    """The place of a keyword's schema."""
+    return at.rpartition(".")[0]
+
+
 def an_object(value: Any, at: str, problem: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise SchemaError(at, problem)
@@ -531,6 +568,11 @@ def number(value: Any, at: str) -> Decimal:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise SchemaError(at, "must be a number")
     return value.exact if isinstance(value, Written) else Decimal(repr(value))
+
+
+def length(exact: Decimal) -> int:
+    """The digits of a number before the point; 0 has one."""
+    return max(exact.adjusted(), 0) + 1
 
 
 def digits_of(exact: Decimal) -> tuple[int, int]:
