@@ -46,7 +46,8 @@ from .serve import complain, warm_up
 
 BLOCK_SIZE = 16
 PATIENCE = 600.0  # seconds for a request
-ALONE = 8  # requests that find the system empty: by these the ways from and to the client are measured
+PROBES = 12  # requests by which the ways from and to the client are measured
+BESIDE, BESIDE_TOKENS = 3, 400  # streams that run meanwhile, and the tokens of each at most
 REPORTS = 5.0  # seconds until the reports of a run's last iterations have come
 LAB = "orca_lab.baseline.app"  # the scheduler's program for selections of the lab
 
@@ -199,20 +200,31 @@ class Live:
 
     def ways(self) -> tuple[float, float]:
         """Seconds from a client to the scheduler, and from the last stage's tokens to the client: medians of requests
-        that find the system empty."""
-        spans = [self._runner.run(self._one_alone()) for _ in range(ALONE)]
-        moments = sorted(moment for path in self._journals() for moment in Recording.of(path).moments)[-ALONE:]
+        that find a place free while others run. On an idle machine both are shorter."""
+        spans = self._runner.run(self._probe())
+        moments = sorted(moment for path in self._journals() for moment in Recording.of(path).moments)[-PROBES:]
         pairs = list(zip(spans, moments, strict=True))
         way_in = statistics.median(claimed - sent for (sent, _), (claimed, _) in pairs)
         way_out = statistics.median(ended - returned for (_, ended), (_, returned) in pairs)
         return max(0.0, way_in), max(0.0, way_out)
 
-    async def _one_alone(self) -> tuple[float, float]:
-        """When a request was sent and when it had ended, in seconds of the wall clock."""
-        began = time.time()
-        [answer] = await closed_case(self._door, fixed(1, 8, 4, vocabulary=self._vocabulary), patience=PATIENCE)
-        complain([answer])
-        return began + answer.sent, began + answer.ended
+    async def _probe(self) -> list[tuple[float, float]]:
+        """When each of PROBES requests was sent and when it had ended, in seconds of the wall clock.
+
+        A request-level engine takes none while it runs, so nothing runs beside them there.
+        """
+        places = 0 if self.setting.mbs else self.setting.max_bs - 1
+        longest = min(BESIDE_TOKENS, self.layout.checkpoint.max_positions - 8)
+        streams = fixed(min(BESIDE, places), 8, longest, vocabulary=self._vocabulary)
+        beside = asyncio.ensure_future(closed_case(self._door, streams, patience=PATIENCE))
+        spans = list[tuple[float, float]]()
+        for _ in range(1 + PROBES):
+            began = time.time()
+            [answer] = await closed_case(self._door, fixed(1, 8, 4, vocabulary=self._vocabulary), patience=PATIENCE)
+            complain([answer])
+            spans.append((began + answer.sent, began + answer.ended))
+        complain(await beside)
+        return spans[1:]  # the first one came with the streams
 
     def recording(self) -> Recording:
         """The journal with the reports of all that has run. Raises FailedPrecondition where it has too little."""

@@ -97,19 +97,21 @@ class Real:
 
 
 def calibrate(real: Real, setting: Setting, lengths: Lengths, requests: int, about: Mapping[str, Any]) -> Calibration:
-    """A sweep over batch sizes, and a saturated run, of one system. Costs are those of its stage reports."""
+    """A sweep over batch sizes, a saturated run and one at half of its load, of one system. Costs are those of its
+    stage reports: batches of a full queue alone say too little of those in the middle."""
     with Live(real.layout, setting) as live:
         ways = live.ways()
-        sweep_and_saturate(live, lengths, requests)
+        sweep(live, lengths, requests)
         return Calibration.of(live.recording(), ways, about_of(real, setting, about))
 
 
-def sweep_and_saturate(live: Live, lengths: Lengths, requests: int) -> None:
+def sweep(live: Live, lengths: Lengths, requests: int) -> None:
     size, shortest = 1, lengths.inputs[0]
     while size <= live.setting.max_bs:
         live.serve(drawn(Lengths((shortest, shortest), (16, 16)), AT_ONCE, 1.0, size, Seeds.of(size)))
         size *= 2
-    live.serve(drawn(lengths, AT_ONCE, 1.0, requests, Seeds.of(1)))
+    full = live.serve(drawn(lengths, AT_ONCE, 1.0, requests, Seeds.of(1)))
+    live.serve(drawn(lengths, POISSON, 0.5 * requests / full.seconds, max(1, requests // 2), Seeds.of(2)))
 
 
 def about_of(real: Real, setting: Setting, about: Mapping[str, Any]) -> dict[str, Any]:

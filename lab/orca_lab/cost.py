@@ -258,7 +258,8 @@ class Calibrated:
 
 
 def fit(loads: Sequence[Load], seconds: Sequence[float]) -> tuple[float, ...]:
-    """Non-negative coefficients by TERMS that make the sum of squared relative errors smallest.
+    """Non-negative coefficients by TERMS that make the sum of squared relative errors smallest, times the factor with
+    which their sum is that of `seconds`: where like batches scatter, least relative squares lie below their mean.
 
     The best ones are the plain least squares of those terms that are above 0, so all sets of terms are tried: 127.
     Raises ValueError without a measurement.
@@ -279,7 +280,9 @@ def fit(loads: Sequence[Load], seconds: Sequence[float]) -> tuple[float, ...]:
             if (part >= 0).all() and error < best - 1e-12:
                 best, found = error, np.zeros(len(TERMS))
                 found[chosen] = part
-    return tuple(map(float, found / scale))
+    found /= scale
+    said = float(np.array([terms(load) for load in loads]).dot(found).sum())
+    return tuple(map(float, found * (sum(seconds) / said)))
 
 
 def errors_of(coefficients: Sequence[float], loads: Sequence[Load], seconds: Sequence[float]) -> tuple[float, float]:

@@ -1,6 +1,7 @@
 """An engine's day in its journal: arrivals, lengths, ends, and the times of stages, hops, host and claims."""
 
 import statistics
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,7 @@ from orca_scheduler.master import journal
 from orca_scheduler.master.journal import CoreStep, Heading, Note
 
 from .cost import Calibrated, Load, errors_of, fit, load_of
-from .timeline import Times, percentile
+from .timeline import Times
 from .workload import Asked
 
 LEAST = 20  # iterations with reports that a fit needs
@@ -42,7 +43,6 @@ class Recording:
     times: dict[int, dict[int, Times]] = field(
         default_factory=dict[int, dict[int, Times]]
     )  # .. and stage; tensor rank 0
-    claims: list[float] = field(default_factory=list[float])  # from submission to claim
     _requests: dict[str, _Request] = field(default_factory=dict[str, _Request])
 
     @classmethod
@@ -90,7 +90,6 @@ class Recording:
             moment = submitted.get(one.claim, event.now + offset)
             name = names.get(one.claim, str(one.claim))
             if name not in self._requests:
-                self.claims.append(max(0.0, event.now + offset - moment))
                 self._requests[name] = _Request(moment, event.now + offset, one.input_tokens, one.max_new_tokens)
 
     def _step(self, event: Event, actions: Sequence[Action], moment: float, names: dict[int, str]) -> None:
@@ -139,8 +138,19 @@ class Recording:
 
     @property
     def claim(self) -> float:
-        """Seconds from a submission to a claim where nothing else waits."""
-        return percentile(self.claims, 0.05)
+        """Seconds from a submission to a claim: the median of requests that found a place, and nothing else waiting.
+        Without one of them the shortest that there was."""
+        requests = list(self._requests.values())
+        begun, ended = sorted(one.claimed for one in requests), sorted(one.ended for one in requests if one.ended)
+        asked = sorted(one.submitted for one in requests)
+        waits = list[float]()
+        for one in requests:
+            before = bisect_left(asked, one.submitted)
+            running = before - bisect_right(ended, one.submitted)
+            if bisect_right(begun, one.submitted) == before and running < self.numbers["max_bs"]:
+                waits.append(max(0.0, one.claimed - one.submitted))
+        shortest = min((max(0.0, one.claimed - one.submitted) for one in requests), default=0.0)
+        return statistics.median(waits) if waits else shortest
 
     def cost(self) -> tuple[Calibrated, list[tuple[float, float]]]:
         """Costs fitted to half of the iterations, and for each stage its errors on the other half: the mean of the

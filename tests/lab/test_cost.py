@@ -83,6 +83,8 @@ def test_a_fit_finds_what_made_the_times() -> None:
     mean, of_sum = errors_of(found, loads[1::2], noisy[1::2])
     assert mean < 0.04
     assert abs(of_sum) < 0.01
+    late = [seconds * chance.choice([1.0, 1.0, 1.0, 1.6]) for seconds in exact]  # as where a thread was kept waiting
+    assert errors_of(fit(loads, late), loads, late)[1] == pytest.approx(0, abs=1e-6)
 
 
 def test_a_fit_without_measurements_is_refused() -> None:

@@ -155,6 +155,7 @@ def test_what_if_predicts_the_record_and_other_settings(tmp_path: Path) -> None:
     path = record(tmp_path / "recorded", engine)
     what = WhatIf(Recording.read(path))
     assert all(mean < 1e-4 for mean, _ in what.fit_errors)
+    assert what.recording.claim == pytest.approx(LIVE.claim, rel=1e-3)
     again = what.predict(what.setting)
     assert all(abs(error) < 1e-3 for _, error in what.errors(again))
     assert again.extrapolated == ""
