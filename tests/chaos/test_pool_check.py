@@ -54,9 +54,8 @@ async def test_each_kind_of_key_is_known(server: RedisServer, monkeypatch: pytes
     monkeypatch.setattr(pool_check, "SETTLED", 0)
     prefix, link, names = Keys("p").prefix, Link(server.url), list[str]()
     await link.command("FLUSHALL")
-    for families, kind in re.findall(
-        r"^\| (\S[^|]*\S) +\| (hash|sorted set|set|string|stream) ", keys.__doc__ or "", re.M
-    ):
+    rows = re.findall(r"^\| (\S[^|]*\S) +\| (hash|sorted set|set|string|stream) ", keys.__doc__ or "", re.MULTILINE)
+    for families, kind in rows:
         for family in families.split(", "):
             names.append(family)
             command, *rest = MAKE[kind]
