@@ -9,8 +9,8 @@ from orca_pool.link import Link
 SETTLED = 30.0  # seconds: what is due by then is swept, and dead processes are forgotten
 PATIENCE = 30.0  # seconds for an answer of Redis: a busy machine is nothing that is left
 SINGLE = {
-    *("pool", "read", "waiting", "handed", "asking", "due", "ended", "leases"),
-    *("engines", "orphans", "endpoints", "schedulers"),
+    *("pool", "read", "waiting", "handed", "tags", "asking", "yielding", "due", "ended", "leases", "adapters"),
+    *("engines", "expected", "orphans", "endpoints", "schedulers"),
 }
 
 
@@ -46,7 +46,7 @@ async def _look(link: Link, prefix: str, engines: int, endpoints: int) -> list[s
         match family:
             case "claimed":
                 found.append(f"{await link.command('ZCARD', prefix + name)} requests are claimed by {of}")
-            case "listeners" | "calls":
+            case "listeners" | "calls" | "uses":
                 found.append(f"{name} is left of requests that have ended")
             case "request":
                 state = (await link.command("HGET", prefix + name, "state") or b"gone").decode()
@@ -57,13 +57,16 @@ async def _look(link: Link, prefix: str, engines: int, endpoints: int) -> list[s
             case "tokens" | "tops" | "prompt":
                 if of not in ended:
                     found.append(f"{name} is kept for ever")
+            case "prefixes":
+                marks = {mark[1:].decode() for mark in await link.command("HVALS", prefix + name)}
+                found += [f"request {gone} is gone, and marks a prompt" for gone in sorted(marks - ended)]
             case "load":
                 left = await link.command("HGETALL", prefix + name)
                 found.append(f"`load` counts what does not wait any more: {b' '.join(left).decode()}")
             case "delivery" | "endpoint":
                 if of not in known_endpoints:
                     found.append(f"{name} is left of an endpoint that is gone")
-            case "control" | "engine":
+            case "control" | "engine" | "has":
                 if of not in known_engines:
                     found.append(f"{name} is left of an engine that is gone")
             case _:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from orca_common.errors import FailedPrecondition
-from orca_scheduler.core.core import Action, Arrived, BatchReturned, Commit, Event, ScheduleBatch
+from orca_scheduler.core.core import Action, Adopted, Arrived, BatchReturned, Commit, Event, ScheduleBatch
 from orca_scheduler.master import journal
 from orca_scheduler.master.journal import CoreStep, Heading, Note
 
@@ -93,8 +93,13 @@ class Recording:
                 self._requests[name] = _Request(moment, event.now + offset, one.input_tokens, one.max_new_tokens)
 
     def _step(self, event: Event, actions: Sequence[Action], moment: float, names: dict[int, str]) -> None:
-        if isinstance(event, BatchReturned):
-            self.returned[event.iteration] = moment
+        match event:
+            case BatchReturned(iteration=iteration):
+                self.returned[iteration] = moment
+            case Adopted(policy=policy):
+                self.numbers |= {"policy": policy}
+            case _:
+                pass
         for action in actions:
             match action:
                 case ScheduleBatch():

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from orca_common.errors import FailedPrecondition
-from orca_scheduler.core.core import Arrived, BatchReturned, Cancelled, Commit, EngineReady, ScheduleBatch
+from orca_scheduler.core.core import Adopted, Arrived, BatchReturned, Cancelled, Commit, EngineReady, ScheduleBatch
 from orca_scheduler.core.request import Arrival
 from orca_scheduler.master import journal
 from orca_scheduler.master.journal import CoreStep, Heading
@@ -63,6 +63,8 @@ def compare(path: Path) -> Compared:
                     outputs[outcome.claim] = outputs.get(outcome.claim, 0) + (outcome.token is not None)
                 live -= {outcome.claim for outcome in action.outcomes if outcome.finish is not None}
         match event:
+            case Adopted():
+                numbers = {**(numbers or {}), "policy": event.policy}
             case EngineReady():
                 slots = event.n_slots
             case Arrived():

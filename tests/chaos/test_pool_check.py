@@ -7,6 +7,7 @@ import pytest
 from servers import RedisServer, redis_server
 
 from orca_chaos import pool_check
+from orca_pool import keys
 from orca_pool.keys import Keys
 from orca_pool.link import Link
 
@@ -32,8 +33,37 @@ LEFT = {
     "calls of 1 dead endpoints": ("SADD", "orphans", "ep-9"),
     "calls:ep-0 is left": ("SADD", "calls:ep-0", "a"),
     "listeners:engine-0 is left": ("HSET", "listeners:engine-0", 1, "1 ep-0"),
+    "request a is gone, and marks a prompt": ("HSET", "prefixes", "key", "1a"),
+    "has:engine-1 is left": ("HSET", "has:engine-1", 1, "+"),
+    "uses:b is left": ("SADD", "uses:b", "a"),
     "endpoints: 2 are registered instead of 1": ("ZADD", "endpoints", 1, "ep-1"),
 }
+
+
+MAKE = {
+    "hash": ("HSET", "f", "v"),
+    "sorted set": ("ZADD", 1, "m"),
+    "set": ("SADD", "m"),
+    "string": ("SET", "v"),
+    "stream": ("XADD", "*", "f", "v"),
+}
+
+
+async def test_each_kind_of_key_is_known(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the table of keys: none of them is a stranger's, whatever the release uses."""
+    monkeypatch.setattr(pool_check, "SETTLED", 0)
+    prefix, link, names = Keys("p").prefix, Link(server.url), list[str]()
+    await link.command("FLUSHALL")
+    rows = re.findall(r"^\| (\S[^|]*\S) +\| (hash|sorted set|set|string|stream) ", keys.__doc__ or "", re.MULTILINE)
+    for families, kind in rows:
+        for family in families.split(", "):
+            names.append(family)
+            command, *rest = MAKE[kind]
+            await link.command(command, prefix + re.sub(r":[A-Z]+$", ":x", family), *rest)
+    assert len(names) > 25
+    found = await pool_check.leftovers(server.url, "p", engines=1, endpoints=1)
+    await link.close()
+    assert not [one for one in found if "nobody knows" in one]
 
 
 @pytest.mark.parametrize("sentence", ["", *LEFT])

@@ -18,6 +18,7 @@ from scheduler.world import EOS, WORD, Asked, World, storm
 
 from orca_scheduler.core.core import (
     Action,
+    Adopted,
     Arrived,
     BatchReturned,
     BeginHere,
@@ -475,6 +476,7 @@ def test_notes_are_read_and_change_nothing(tmp_path: Path) -> None:
 
 
 EVENTS: list[Event] = [
+    Adopted(1.5, "balanced,positions=128"),
     EngineReady(1.5, 100, 1 << 60),
     Arrived(0.1, ()),
     Arrived(0.1, (Arrival(1 << 50, 2, 3, 4), Arrival(5, 6, 7, 8, 2, (9, 10), (11,), 12.25))),

@@ -17,7 +17,7 @@ from orca.v1 import worker_pb2_grpc
 from orca.v1.pool_pb2 import PoolRequest
 from orca.v1.sampling_pb2 import SamplingParams
 from orca_common.metrics import Metrics
-from orca_common.protocol import PROTOCOL
+from orca_common.protocol import GROWN, OUTPUTS, PARTS, PROTOCOL, SHARED
 from orca_common.service import LoopPulse
 from orca_common.telemetry import Telemetry
 from orca_common.tls import Plaintext
@@ -28,6 +28,7 @@ from orca_pool.wire import TOKEN
 from orca_scheduler import timers
 from orca_scheduler.core import core
 from orca_scheduler.core.core import BatchReturned, EngineLost, Room
+from orca_scheduler.core.sets import PAPER, fitting
 from orca_scheduler.discovery.candidates import Candidate
 from orca_scheduler.discovery.static import StaticDiscovery
 from orca_scheduler.lifecycle.events import Claimed, Opened
@@ -616,6 +617,20 @@ async def test_an_epoch_of_other_settings_is_not_kept(settings: dict[str, int], 
         assert [form.epoch for form in rank.forms] == [epoch, rank.epoch]
         assert (rank.formation.block_size, rank.slots) == (settings["block_size"], slots)
         assert this.master.core.memory.n_slots == slots
+
+
+async def test_auto_is_what_the_model_can_do_and_changes_with_it() -> None:
+    rank = Rank()
+    async with bench(rank, policy="auto", max_batch_size=5) as this:
+        await this.formed()
+        assert this.master.core.policy == PAPER
+        rank.can = [PARTS, GROWN, SHARED, OUTPUTS]
+        await this.succeed(block_size=8)  # forms anew
+        [info] = await this.pool.engine_infos()
+        assert info.policy == this.master.core.policy.name == fitting(rank.can, 4, 0).name
+        await this.submit("a", list(range(5, 205)), 2)
+        iteration = await this.iteration()
+        assert (list(iteration.counts), list(iteration.outputs)) == ([128], [0])  # a part of the prompt
 
 
 async def test_an_engine_with_a_role_forms_whatever_the_cut_of_the_others() -> None:

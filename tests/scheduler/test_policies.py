@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from properties import PART, examples
 
 from orca_common.block_keys import keys_of, root_of
+from orca_common.protocol import GROWN, OUTPUTS, PARTS, SHARED
 from orca_scheduler.core.core import (
     Action,
+    Adopted,
     Arrived,
     BatchReturned,
     Cancelled,
@@ -34,9 +36,10 @@ from orca_scheduler.core.fills import FILLS, IN_PARTS, first_come
 from orca_scheduler.core.invariants import violations
 from orca_scheduler.core.memory import Slots
 from orca_scheduler.core.on_demand import PREEMPTIONS, SPARE, OnDemand
+from orca_scheduler.core.policy import limits_of
 from orca_scheduler.core.request import Arrival, Phase, Request
 from orca_scheduler.core.selection import Limits, Stop, select
-from orca_scheduler.core.sets import DRAFTS, MEMORIES, POLICIES, PREFIXES, FirstCome, policy_named
+from orca_scheduler.core.sets import DRAFTS, MEMORIES, PAPER, POLICIES, PREFIXES, FirstCome, fitting, policy_named
 
 EOS, WORD = 0, 7
 COMBINATIONS = [*product(FILLS, MEMORIES, DRAFTS, PREFIXES[:2])]
@@ -517,6 +520,32 @@ def test_increments_may_not_use_all_positions() -> None:
 )
 def test_its_name_finds_it_again(policy: FirstCome) -> None:
     assert policy_named(policy.name) == policy
+
+
+WORDS = (PARTS, GROWN, SHARED, OUTPUTS)
+
+
+@pytest.mark.parametrize("can", [can for count in range(5) for can in combinations(WORDS, count)])
+def test_auto_takes_what_the_model_can_do(can: tuple[str, ...]) -> None:
+    for max_bs, run_ahead in product((1, 8, 64, 100, 4096), (0, 1)):
+        policy = fitting(can, max_bs, run_ahead)
+        assert policy.needs == set(can) - ({OUTPUTS} if run_ahead else set())
+        assert limits_of(policy, max_bs, 2).max_bs == max_bs  # the two go together
+        assert policy_named(policy.name) == policy
+    if not can:
+        assert fitting(can, 8, 0) == PAPER
+
+
+def test_an_adopted_policy_is_as_one_that_was_there_from_the_beginning() -> None:
+    text = "balanced,positions=8,prefix=tenant"
+    adopting, other = Core(4, 1, 4), Core(4, 1, 4, policy=policy_named(text))
+    assert adopting.step(Adopted(0.0, text)) == []
+    for event in (EngineReady(0.0, 64, 1), Arrived(0.0, (Arrival(1, 1, 20, 4), Arrival(2, 2, 3, 4)))):
+        assert adopting.step(event) == other.step(event)
+    assert adopting.state() == other.state()
+    assert [len(flight.requests) for flight in adopting.in_flight] == [1]  # a part of one prompt; in the paper both run
+    with pytest.raises(AssertionError, match="one policy from its formation on"):
+        adopting.step(Adopted(1.0, "paper"))
 
 
 @pytest.mark.parametrize("fill", sorted(IN_PARTS))

@@ -19,7 +19,7 @@ def tracing(term: int = SUBMITTED, silent_term: int | None = None) -> tuple[Trac
     ids = SpanIds()
     kept, provider = InMemorySpanExporter(), TracerProvider(id_generator=ids)
     provider.add_span_processor(SimpleSpanProcessor(kept))
-    found = Tracing(provider.get_tracer("test"), ids, "engine-0", "paper", term, silent_term)
+    found = Tracing(provider.get_tracer("test"), ids, "engine-0", term, silent_term)
     for claim in (1, 2):
         found.claimed(held(claim))
     return found, kept

@@ -1,12 +1,14 @@
 """A scheduler process of the lab: the scheduler service itself, with a selection of the lab in place of its policy."""
 
 import sys
+from collections.abc import Collection
 
 from pydantic_settings import SettingsConfigDict
 
 from orca_common.errors import InvalidArgument
 from orca_scheduler import app
 from orca_scheduler.core.core import Core
+from orca_scheduler.core.policy import Policy
 from orca_scheduler.core.roles import Role
 from orca_scheduler.settings import SchedulerSettings
 
@@ -21,11 +23,13 @@ class LabSettings(SchedulerSettings):
     lab_selection: str = "batchmaker"
     """As `any_policy` reads it: batchmaker, batchmaker-strict, or as in request-level,mbs=4,longest=1024."""
 
+    def policy_for(self, can: Collection[str]) -> Policy:
+        return any_policy(self.lab_selection)
+
     def core(self, role: Role | None = Role.MIXED) -> Core:
         if role:
             raise InvalidArgument("roles", "selections of the lab have none")
-        policy = any_policy(self.lab_selection)
-        return core_of(policy, self.max_batch_size, self.pp, self.block_size, self.run_ahead)
+        return core_of(self.policy_for(()), self.max_batch_size, self.pp, self.block_size, self.run_ahead)
 
 
 def main() -> None:

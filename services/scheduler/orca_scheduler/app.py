@@ -19,7 +19,6 @@ from orca_pool.outage import Outage
 from orca_pool.pool import Pool
 from orca_pool.retry import reached
 
-from .core.sets import policy_named
 from .discovery.candidates import Discovery, Scaled
 from .discovery.static import StaticDiscovery
 from .explain.telling import as_json
@@ -41,7 +40,7 @@ class SchedulerApp:
         self._presence = Presence()
         name = self._presence.name
         self._settings, self._loop = settings, asyncio.get_running_loop()
-        if policy_named(settings.policy).prefix == "shared":
+        if settings.policy_for(()).prefix == "shared":
             log.warning("prefix=shared: the time to a first token tells each caller of all others' prompts")
         self._telemetry = Telemetry("orca-scheduler", name, share=settings.trace_share, slow=settings.trace_slow)
         self._pulse = LoopPulse()

@@ -1,5 +1,6 @@
 """Settings of the scheduler."""
 
+from collections.abc import Collection
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
@@ -9,9 +10,9 @@ from orca_common.settings import PoolSettings, ServiceSettings
 
 from . import timers
 from .core.core import Core
-from .core.policy import limits_of
+from .core.policy import Policy, limits_of
 from .core.roles import Role, Roles
-from .core.sets import PAPER, policy_named
+from .core.sets import AUTO, fitting, policy_named
 from .lifecycle.places import Shape
 
 Positive = Annotated[int, Field(gt=0)]
@@ -57,8 +58,8 @@ class SchedulerSettings(ServiceSettings, PoolSettings):
     """Slots in a block."""
     slots: Positive | None = None
     """Tokens whose keys and values an engine holds, rounded down to whole blocks; what memory holds if not given."""
-    policy: str = PAPER.name
-    """The choice of batches: paper (Algorithm 1), even, stall-free, split-fuse, balanced, and parts that differ."""
+    policy: str = AUTO
+    """The choice of batches: auto, paper (Algorithm 1), even, stall-free, split-fuse, balanced, and other parts."""
     run_ahead: Annotated[int, Field(ge=0, le=1)] = 0
     """1: a batch's next iteration is issued before its tokens are back, and an end is found one iteration late."""
 
@@ -113,7 +114,7 @@ class SchedulerSettings(ServiceSettings, PoolSettings):
 
     @model_validator(mode="after")
     def _policy_can_be(self) -> Self:
-        policy = policy_named(self.policy)
+        policy = self.policy_for(())
         limits_of(policy, self.max_batch_size, self.pp)
         if policy.drafts != "off" and self.run_ahead:
             raise ValueError(
@@ -132,9 +133,16 @@ class SchedulerSettings(ServiceSettings, PoolSettings):
     def ranks_per_pod(self) -> int:
         return self.gpus_per_pod or self.tp
 
+    def policy_for(self, can: Collection[str]) -> Policy:
+        """The policy of engines whose model can do this. Raises ValueError for one that there is not."""
+        if self.policy == AUTO:
+            return fitting(can, self.max_batch_size, self.run_ahead)
+        return policy_named(self.policy)
+
     def core(self, role: Role | None = Role.MIXED) -> Core:
-        """The core of an engine under these settings. role: None: of one that will not form."""
-        policy = policy_named(self.policy)
+        """The core of an engine under these settings, whose model is not known yet. role: None: of one that will not
+        form."""
+        policy = self.policy_for(())
         return Core(self.max_batch_size, self.pp, self.block_size, self.run_ahead, policy, role or Role.MIXED)
 
     @property

@@ -20,9 +20,17 @@ from .policy import Policy, limits_of
 from .request import Arrival, Phase, Reason, Request
 from .roles import Role
 from .selection import Plan, Stop
-from .sets import PAPER
+from .sets import PAPER, policy_named
 
 # -- events
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """From its next formation on the engine runs by this policy, which its model can do."""
+
+    now: float
+    policy: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +118,9 @@ class LetGo:
     claims: tuple[int, ...]
 
 
-Event = EngineReady | EngineLost | Arrived | Cancelled | BatchReturned | Drain | Tick | Measured | Pulled | LetGo
+Event = (
+    Adopted | EngineReady | EngineLost | Arrived | Cancelled | BatchReturned | Drain | Tick | Measured | Pulled | LetGo
+)
 
 # -- actions
 
@@ -272,12 +282,9 @@ class Core:
     ) -> None:
         assert run_ahead in (0, 1), "a request is in one batch in flight, or in two"
         assert not (run_ahead and role), "requests change engines with all their tokens known"
-        self.role = role
-        self.limits = limits_of(policy, max_bs, n_workers)
+        self.role, self._max_bs = role, max_bs
         self.n_workers, self.block_size, self.run_ahead = n_workers, block_size, run_ahead
-        self.policy = policy
-        self._shares = SHARED in policy.needs
-        self.memory = policy.memory(0, block_size)
+        self._adopt(policy)
         self.in_flight: deque[Flight] = deque()  # oldest first
         self._pool: list[Request] = []  # live requests, in the policy's order
         self._claims: dict[int, Request] = {}
@@ -289,6 +296,12 @@ class Core:
         self._formed = self._draining = False
         self.failed_pulls = 0  # in a row
         self.pull_at = 0.0  # no pull is tried before
+
+    def _adopt(self, policy: Policy) -> None:
+        self.policy = policy
+        self.limits = limits_of(policy, self._max_bs, self.n_workers)
+        self._shares = SHARED in policy.needs
+        self.memory = policy.memory(0, self.block_size)
 
     @property
     def n_scheduled(self) -> int:
@@ -348,6 +361,9 @@ class Core:
         actions: list[Action] = []
         self._preempted.clear()
         match event:
+            case Adopted():
+                assert not self._formed, "an engine runs by one policy from its formation on"
+                self._adopt(policy_named(event.policy))
             case EngineReady():
                 assert not self._pool, "an engine was formed before its loss was told"
                 self.memory = self.policy.memory(event.n_slots, self.block_size)

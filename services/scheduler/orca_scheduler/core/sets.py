@@ -1,10 +1,10 @@
 """Scheduling policies by name, and how one is written: the name of a set, and parts that differ from it.
 
 `balanced,positions=128` is the set `balanced` with another budget of positions. A further policy is one class in one
-file and a line in `POLICIES`.
+file and a line in `POLICIES`. `auto` stands for what `fitting` finds for a model.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -19,8 +19,10 @@ from .request import Request
 from .selection import Limits, Plan, select
 
 PARTS_OF_A_POLICY = ("fill", "kv", "positions", "prefix", "drafts")
-AUTO = "auto:"  # before milliseconds
-POSITIONS = 256  # where no number is given; with AUTO until iterations have been measured
+BY_TIME = "auto:"  # before milliseconds
+AUTO = "auto"  # a policy that `fitting` finds
+POSITIONS = 256  # where no number is given; with BY_TIME until iterations have been measured
+POSITIONS_OF_AUTO = 128  # or four times `max_bs`. Measured on two cores; never on a GPU
 DRAFTS = ("off", "ngram")
 PREFIXES = ("off", "tenant", "shared")
 MEMORIES: dict[str, type[Slots]] = {"reserve": Slots, "on-demand": OnDemand}
@@ -60,7 +62,7 @@ class FirstCome:
         """`paper`, or all the parts: a set may have others in another release, and a journal must replay."""
         if self == PAPER:
             return "paper"
-        positions = self.positions if self.seconds is None else f"{AUTO}{round(self.seconds * 1e3)}"
+        positions = self.positions if self.seconds is None else f"{BY_TIME}{round(self.seconds * 1e3)}"
         parts = {"fill": self.fill, "kv": self.kv, "positions": positions, "prefix": self.prefix, "drafts": self.drafts}
         return ",".join(f"{part}={value}" for part, value in parts.items() if value is not None)
 
@@ -122,6 +124,20 @@ POLICIES: dict[str, Policy] = {
 }
 
 
+def fitting(can: Collection[str], max_bs: int, run_ahead: int) -> Policy:
+    """The policy `auto`: each part that is best on most loads (docs/policies.md#which-one), where a model can do it.
+
+    can: words of orca_common.protocol, of what the model's ranks can do; with none of them it is Algorithm 1.
+    """
+    parts = FirstCome("stall-free", positions=max(POSITIONS_OF_AUTO, 4 * max_bs)) if PARTS in can else PAPER
+    return replace(
+        parts,
+        kv="on-demand" if GROWN in can else "reserve",
+        prefix="tenant" if SHARED in can else "off",
+        drafts="ngram" if OUTPUTS in can and not run_ahead else "off",
+    )
+
+
 def policy_named(text: str) -> Policy:
     """Returns the policy that a text describes. Raises ValueError, which says what there is."""
     words = text.split(",")
@@ -147,10 +163,10 @@ def policy_named(text: str) -> Policy:
 
 def _positions(text: str) -> dict[str, int | float | None]:
     """A number of positions, or the time that an iteration may take."""
-    number = text.removeprefix(AUTO)
+    number = text.removeprefix(BY_TIME)
     if not (number.isascii() and number.isdecimal() and len(number) < 9 and int(number) > 0):
         raise ValueError(
-            f"policy: positions={text} must be a whole number from 1 to 99999999, or {AUTO} and milliseconds"
+            f"policy: positions={text} must be a whole number from 1 to 99999999, or {BY_TIME} and milliseconds"
         )
     if text == number:
         return {"positions": int(number), "seconds": None}

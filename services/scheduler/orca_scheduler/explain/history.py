@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from orca_common.reservation import Reservation
 
 from ..core.core import (
+    Adopted,
     Arrived,
     BatchReturned,
     BeginHere,
@@ -195,8 +196,7 @@ class History:
         self._offset = heading.wall - round(heading.now * SECOND)
         self.max_bs, self.n_workers = numbers["max_bs"], numbers["n_workers"]
         self._block = numbers["block_size"]
-        self._policy = policy_named(numbers["policy"])
-        self._reservation = Reservation(self._block, self._policy.reserves_output)
+        self._adopt(numbers["policy"])
         self._names |= heading.claims
         if heading.term == self._term:
             return  # a term goes on in another file
@@ -221,6 +221,10 @@ class History:
                 self._preempted(stay)
         self._reserved = sum(rows.values()) * self._block
         self._stand(heading.wall)
+
+    def _adopt(self, policy: str) -> None:
+        self._policy = policy_named(policy)
+        self._reservation = Reservation(self._block, self._policy.reserves_output)
 
     def _arrive(self, arrival: Arrival, at: int) -> Stay:
         stay = self._live.get(arrival.claim) or self._claim(arrival.claim, at)
@@ -267,6 +271,8 @@ class History:
         event, at = line.event, self._wall(line.event.now)
         taken = at + round(line.late * SECOND)
         match event:
+            case Adopted():
+                self._adopt(event.policy)
             case EngineReady():
                 self._formed, self._reserved = True, 0
                 self._hold(event.n_slots)

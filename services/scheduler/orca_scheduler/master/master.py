@@ -37,6 +37,7 @@ from orca_pool.wire import TOKEN
 from .. import timers
 from ..core import core
 from ..core.core import (
+    Adopted,
     Arrived,
     BatchReturned,
     BeginHere,
@@ -178,8 +179,9 @@ class EngineMaster:
             engine, self.shape, *_of_candidate(candidate), finish_seconds=settings.finish_seconds
         )
         self.core: Core = settings.core(role)
-        limits, seconds = self.core.limits, self.core.policy.seconds
-        self._forecast = Forecast(seconds, limits.positions) if seconds is not None and limits.positions else None
+        self._policy_for = settings.policy_for
+        self._policy = self.core.policy  # of the next formation
+        self._forecast = self._forecast_of_policy()
         self._pace = Pace()
         self._metrics = EngineMetrics(metrics, engine, settings.pp, decodes=role is Role.DECODE)
         self._adapters = EngineAdapters(pool, engine, owner, term, settings.shape.ranks, self._tell_adapters)
@@ -217,7 +219,7 @@ class EngineMaster:
         self._failed: asyncio.Future[None] = self._loop.create_future()  # ends by the error of a task
         self._tracing = None
         if telemetry.ids is not None:
-            self._tracing = Tracing(telemetry.tracer, telemetry.ids, engine, settings.policy, term, silent_term)
+            self._tracing = Tracing(telemetry.tracer, telemetry.ids, engine, term, silent_term)
         self._show_prompts = settings.show_prompts
         path = None if settings.run_dir is None else path_of(Path(settings.run_dir), engine, term)
         self._journal = Journal(path, self.core, self.lifecycle, term, self._names, recent)
@@ -608,8 +610,10 @@ class EngineMaster:
                 raise FailedPrecondition(
                     f"roles: {self.engine} has none, {self._roles} are {self._roles.engines} engines"
                 )
+            can = frozenset[str].intersection(*(frozenset(model.can) for model in models))
+            self._policy = self._policy_for(can)
+            check_needs(self._policy, can, self.core.role)
             for model in models:
-                check_needs(self.core.policy, model.can, self.core.role)
                 await reached(lambda of=model: self._pool.identify(of.digest, of.max_positions, of.vocab_size))
         except FailedPrecondition as refusal:
             self._post(Refused(self._now, life, None, str(refusal)))
@@ -621,7 +625,7 @@ class EngineMaster:
 
     async def _record(self, action: Record) -> None:
         shape = self.shape
-        policy, rule = self.core.policy, Reservation(shape.block_size, self.core.policy.reserves_output)
+        policy, rule = self._policy, Reservation(shape.block_size, self._policy.reserves_output)
         sizes = shape.tp, shape.pp, action.slots, action.epoch
         info = EngineInfo(self.engine, *sizes, action.weights, policy.name, rule, policy.prefix, self.core.role)
         self._post(Recorded(self._now, action.life, await self._ledger.formed(info, action.above)))
@@ -651,9 +655,16 @@ class EngineMaster:
 
     # -- the core's engine and requests
 
+    def _forecast_of_policy(self) -> Forecast | None:
+        limits, seconds = self.core.limits, self.core.policy.seconds
+        return Forecast(seconds, limits.positions) if seconds is not None and limits.positions else None
+
     def _tell_core(self, event: EngineReady | EngineLost | Drain) -> None:
         match event:
             case EngineReady(_, n_slots, _):
+                if self._policy.name != self.core.policy.name:
+                    self._step_core(Adopted(self._now, self._policy.name))
+                    self._forecast = self._forecast_of_policy()
                 shape = self.shape
                 self._note(formed=self._epoch, slots=n_slots, tp=shape.tp, pp=shape.pp)
                 log.info(
@@ -663,6 +674,7 @@ class EngineMaster:
                         "epoch": self._epoch,
                         "slots": n_slots,
                         "run_ahead": self.core.run_ahead,
+                        "policy": self.core.policy.name,
                     },
                 )
             case EngineLost():
@@ -746,7 +758,9 @@ class EngineMaster:
             message.admissions.append(self._admission(held, member.row, member.start))
         put_members(message, action.members)
         if self._tracing is not None:
-            message.trace.update(self._tracing.scheduled(action, self.core.memory.n_slots, self._epoch))
+            message.trace.update(
+                self._tracing.scheduled(action, self.core.memory.n_slots, self._epoch, self.core.policy.name)
+            )
         return message
 
     def _admission(self, held: Held, row: int, computed: int) -> pb.Admission:

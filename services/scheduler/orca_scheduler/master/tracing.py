@@ -28,12 +28,10 @@ class Tracing:
     together they last as long as the client's timings say, however the clocks of two machines differ.
     """
 
-    def __init__(
-        self, tracer: Tracer, ids: "SpanIds", engine: str, policy: str, term: int, silent_term: int | None
-    ) -> None:
+    def __init__(self, tracer: Tracer, ids: "SpanIds", engine: str, term: int, silent_term: int | None) -> None:
         """silent_term: of the master before, if it fell silent. A term's number is the moment of the pool at which it
         began (docs/pool.md, "Numbers")."""
-        self._tracer, self._ids, self._engine, self._policy = tracer, ids, engine, policy
+        self._tracer, self._ids, self._engine = tracer, ids, engine
         self._term, self._silent_term = term, silent_term
         self._stays: dict[int, Span] = {}  # claim -> orca.engine
         self._iterations: dict[int, Span] = {}
@@ -66,7 +64,7 @@ class Tracing:
             name, context_of(held.record.trace), attributes=attributes, start_time=moment * 1000
         )
 
-    def scheduled(self, action: ScheduleBatch, slots: int, epoch: int) -> dict[str, str]:
+    def scheduled(self, action: ScheduleBatch, slots: int, epoch: int, policy: str) -> dict[str, str]:
         """An iteration begins. Returns the context for the ranks; an empty one where no member is sampled."""
         stays = [(m, stay) for m in action.members if (stay := self._sampled(m.claim)) is not None]
         if not stays:
@@ -86,7 +84,7 @@ class Tracing:
                 "orca.members": [f"row {m.row} {m.phase} from {m.start} count {m.count}" for m in action.members],
                 "orca.slots.reserved": action.reserved,
                 "orca.slots.free": slots - action.reserved,
-                "orca.policy": self._policy,
+                "orca.policy": policy,
                 "orca.selection.stop": action.stop,
                 "orca.positions": action.positions,
                 "orca.preempted": len(action.preempted),
