@@ -170,7 +170,8 @@ class SchedulerProcess:
         self.process = world.process(name)
         self._pool = cast(Pool, ModelledPool(server, self.process))
         self._pods = [pod for engine in network.engines.values() for pod in engine.pods]
-        self._settings = SchedulerSettings(workers=",".join(self._pods), **settings)
+        # The ranks of the simulation hold whole rows of blocks of their own.
+        self._settings = SchedulerSettings(workers=",".join(self._pods), policy="paper", **settings)
         self._transport, self._telemetry = cast(Transport, network), telemetry
         self.scheduler: Scheduler | None = None
         self.process.start(self._run)
