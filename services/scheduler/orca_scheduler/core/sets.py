@@ -22,7 +22,10 @@ PARTS_OF_A_POLICY = ("fill", "kv", "positions", "prefix", "drafts")
 BY_TIME = "auto:"  # before milliseconds
 AUTO = "auto"  # a policy that `fitting` finds
 POSITIONS = 256  # where no number is given; with BY_TIME until iterations have been measured
-POSITIONS_OF_AUTO = 128  # or four times `max_bs`. Measured on two cores; never on a GPU
+POSITIONS_OF_AUTO = (
+    128,
+    512,
+)  # without and with a run-ahead, or four times `max_bs`. The 512 are for GPUs: never measured
 DRAFTS = ("off", "ngram")
 PREFIXES = ("off", "tenant", "shared")
 MEMORIES: dict[str, type[Slots]] = {"reserve": Slots, "on-demand": OnDemand}
@@ -129,7 +132,7 @@ def fitting(can: Collection[str], max_bs: int, run_ahead: int) -> Policy:
 
     can: words of orca_common.protocol, of what the model's ranks can do; with none of them it is Algorithm 1.
     """
-    parts = FirstCome("stall-free", positions=max(POSITIONS_OF_AUTO, 4 * max_bs)) if PARTS in can else PAPER
+    parts = FirstCome("stall-free", positions=max(POSITIONS_OF_AUTO[run_ahead], 4 * max_bs)) if PARTS in can else PAPER
     return replace(
         parts,
         kv="on-demand" if GROWN in can else "reserve",
