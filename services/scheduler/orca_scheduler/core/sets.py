@@ -23,9 +23,6 @@ BY_TIME = "auto:"  # before milliseconds
 AUTO = "auto"  # a policy that `fitting` finds
 POSITIONS = 256  # where no number is given; with BY_TIME until iterations have been measured
 POSITIONS_OF_AUTO = 128, 512  # without and with a run-ahead, as on GPUs, where nothing was measured
-    128,
-    512,
-)  # without and with a run-ahead, or four times `max_bs`. The 512 are for GPUs: never measured
 DRAFTS = ("off", "ngram")
 PREFIXES = ("off", "tenant", "shared")
 MEMORIES: dict[str, type[Slots]] = {"reserve": Slots, "on-demand": OnDemand}
