@@ -14,7 +14,7 @@ NUMBER = r"[\d.,]+"
     ("command", "lines"),
     [
         (
-            "control_plane --batches 1,3 --seconds 0.2",
+            "control_plane --batches 1,3 --seconds 0.5",
             [rf"batch   {b}: +{NUMBER} us CPU per iteration .*endpoint {NUMBER}, rank .*tokens/s" for b in (1, 3)],
         ),
         pytest.param(
