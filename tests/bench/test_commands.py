@@ -13,7 +13,7 @@ NUMBER = r"[\d.,]+"
 
 def test_the_control_plane_s_benchmark(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """In this process, which has torch already, and whose stacks are forked from what has it."""
-    monkeypatch.setattr(sys, "argv", ["control_plane", "--batches", "1,3", "--seconds", "0.2"])
+    monkeypatch.setattr(sys, "argv", ["control_plane", "--batches", "1,3", "--seconds", "0.5"])
     control_plane.main()
     found = capsys.readouterr().out.splitlines()
     for batch in (1, 3):

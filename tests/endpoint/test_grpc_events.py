@@ -1,11 +1,12 @@
-"""Events as messages: one encoder makes of each token what a message of its own would be."""
+"""Events as messages: an encoder makes of tokens that come together what messages of their own would be."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orca.v1.orca_pb2 import GenerateResponse
-from orca_endpoint.calls.events import Token, TopToken
-from orca_endpoint.grpc.answers import Encoder, token_message
+from orca_endpoint.calls.events import Accepted, Finished, Token, TopToken
+from orca_endpoint.grpc.answers import MOST_KEPT, Encoder, token_message
+from orca_pool.records import Reason
 
 TEXTS = st.sampled_from(["", " a", "ü"])
 TOKENS = st.builds(
@@ -21,9 +22,20 @@ TOKENS = st.builds(
 
 
 @settings(deadline=None)
-@given(st.lists(TOKENS))
-def test_each_token_is_encoded_as_if_it_were_the_first(tokens: list[Token]) -> None:
+@given(st.lists(st.lists(TOKENS, min_size=1, max_size=2 * MOST_KEPT + 1)))
+def test_each_token_is_encoded_as_if_it_were_the_first(pieces: list[list[Token]]) -> None:
     encoder = Encoder()
-    for token in tokens:
-        made = GenerateResponse.FromString(encoder.encode(token))
-        assert made == GenerateResponse(tokens=[token_message(token)])
+    for tokens in pieces:
+        made = GenerateResponse.FromString(encoder.encode(tokens))
+        assert made == GenerateResponse(tokens=map(token_message, tokens))
+
+
+def test_what_comes_beside_tokens_is_in_their_message() -> None:
+    encoder, token = Encoder(), Token(0, 5, " a", None, 7, "engine-0")
+    for tokens in ([token], [token, token]):
+        piece = [Accepted("r", 3, 0), *tokens, Finished(Reason.LENGTH, len(tokens), " b", None)]
+        made = GenerateResponse.FromString(encoder.encode(piece))
+        assert made.accepted.request_id == "r"
+        assert made.tokens == [token_message(one) for one in tokens]
+        assert made.finished.text == " b"
+        assert GenerateResponse.FromString(encoder.encode(tokens)) == GenerateResponse(tokens=made.tokens)

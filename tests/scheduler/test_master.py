@@ -356,7 +356,7 @@ async def test_tokens_of_an_engine_that_was_lost_are_not_taken() -> None:
         master._tell_core(EngineLost(master._now))
         report = pb.IterationReport(epoch=iteration.epoch, number=iteration.number, token_ids=[7])
         master._returned.append(Returned(master._now, report))
-        await master._take_returned()
+        master._take_returned()
         assert not master._returned
         assert not this.running.done()
         assert not master.core.requests
@@ -929,7 +929,7 @@ async def test_a_claim_that_was_given_back_is_not_run() -> None:
     rank = Rank()
     async with bench(rank) as this:
         await this.formed()
-        await this.master._inbox.put(Claimed(0.0, (5,)))
+        this.master._inbox.put(Claimed(0.0, (5,)))
         await this.submit("r", [1, 2], 1)
         assert [i.claim for i in (await this.iteration()).admissions] != [5]
         assert not this.running.done()

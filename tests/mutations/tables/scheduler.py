@@ -444,7 +444,7 @@ MUTATIONS = [
         "a place is taken until its request has ended",
         CORE,
         "Core._staying",
-        instead("r.goes_on", "True"),
+        instead("r.known < r.arrived.max_tokens", "True"),
         f"{CORE_TESTS}::test_room_counts_what_ends_with_the_oldest_batch",
     ),
     Mutation(

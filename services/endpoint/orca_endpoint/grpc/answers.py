@@ -1,6 +1,7 @@
 """Events as messages of orca.v1."""
 
 import math
+from collections.abc import Sequence
 
 from orca.v1.orca_pb2 import FinishReason, GenerateResponse, GenerateTextResponse, PromptToken, Timings, TopToken
 from orca.v1.orca_pb2 import Token as TokenMessage
@@ -9,50 +10,77 @@ from orca_pool.records import Times
 from ..calls import events
 from ..calls.events import Accepted, Event, Finished, Prompted, Token
 
+MOST_KEPT = 8  # tokens of a message that is kept
+
+
+class Kept:
+    """A message of some tokens, which is filled again and again."""
+
+    __slots__ = ("engines", "response", "scored", "texts", "tokens")
+
+    def __init__(self, size: int) -> None:
+        self.response = GenerateResponse()
+        self.tokens = [self.response.tokens.add() for _ in range(size)]
+        self.texts, self.engines = [""] * size, [""] * size
+        self.scored = False  # some tokens may have a logprob
+
 
 class Encoder:
-    """Turns events into serialized messages. One message serves all tokens, and is only told what has changed: protobuf
-    keeps each text that it was ever given."""
+    """Turns the events of one stream into serialized messages. Messages are kept by their number of tokens, and only
+    told what has changed: protobuf keeps each text that it was ever given."""
 
     def __init__(self) -> None:
-        self._response = GenerateResponse()
-        self._token = self._response.tokens.add()
-        self._text = self._engine = ""
-        self._scored = False  # the last token had a logprob
+        self._kept: dict[int, Kept] = {}
 
-    def encode(self, event: Event) -> bytes:
-        if type(event) is Token:
-            if event.top:
-                return GenerateResponse(tokens=[token_message(event)]).SerializeToString()
-            token = self._token
-            token.index, token.token_id, text, logprob, token.iteration, engine, _, _ = event
-            if text != self._text:
-                token.text = self._text = text
-            if engine != self._engine:
-                token.engine = self._engine = engine
-            if logprob is not None:
-                token.logprob, self._scored = logprob, True
-            elif self._scored:
+    def encode(self, events: Sequence[Event]) -> bytes:
+        """The message of events that come together. One of several takes 0.3 us a token less than one for each."""
+        if len(events) > MOST_KEPT:
+            parts = range(0, len(events), MOST_KEPT)
+            return b"".join([self.encode(events[first : first + MOST_KEPT]) for first in parts])
+        kept = self._kept.get(len(events))
+        if kept is None:
+            kept = self._kept[len(events)] = Kept(len(events))
+        if kept.scored:
+            for token in kept.tokens:
                 token.ClearField("logprob")
-                self._scored = False
-            return self._response.SerializeToString()
-        response = GenerateResponse()
-        if isinstance(event, Accepted):
-            accepted = response.accepted
-            accepted.request_id, accepted.input_tokens, accepted.queue_position = event[:3]
-            accepted.weights = event.weights
-            if event.starts_in is not None:
-                accepted.starts_in.FromMilliseconds(round(event.starts_in * 1000))
-        elif isinstance(event, Prompted):
-            response.prompt.extend(prompt_messages(event))
-        elif isinstance(event, Finished):
-            finished = response.finished
-            finished.reason = reason_of(event)
-            finished.output_tokens, finished.text = event.output_tokens, event.text
-            finished.cached_tokens = event.cached_tokens
-            if event.times is not None:
-                finished.timings.CopyFrom(timings(event.times))
-        return response.SerializeToString()
+            kept.scored = False
+        for n, (event, token) in enumerate(zip(events, kept.tokens, strict=True)):
+            if type(event) is not Token or event.top:
+                # Serialized messages one after the other are one message: protobuf merges them.
+                if len(events) > 1:
+                    return b"".join([self.encode((one,)) for one in events])
+                return message(event).SerializeToString()
+            token.index, token.token_id, text, logprob, token.iteration, engine, _, _ = event
+            if text != kept.texts[n]:
+                token.text = kept.texts[n] = text
+            if engine != kept.engines[n]:
+                token.engine = kept.engines[n] = engine
+            if logprob is not None:
+                token.logprob, kept.scored = logprob, True
+        return kept.response.SerializeToString()
+
+
+def message(event: Event) -> GenerateResponse:
+    """The message of one event."""
+    response = GenerateResponse()
+    if isinstance(event, Token):
+        response.tokens.append(token_message(event))
+    elif isinstance(event, Accepted):
+        accepted = response.accepted
+        accepted.request_id, accepted.input_tokens, accepted.queue_position = event[:3]
+        accepted.weights = event.weights
+        if event.starts_in is not None:
+            accepted.starts_in.FromMilliseconds(round(event.starts_in * 1000))
+    elif isinstance(event, Prompted):
+        response.prompt.extend(prompt_messages(event))
+    elif isinstance(event, Finished):
+        finished = response.finished
+        finished.reason = reason_of(event)
+        finished.output_tokens, finished.text = event.output_tokens, event.text
+        finished.cached_tokens = event.cached_tokens
+        if event.times is not None:
+            finished.timings.CopyFrom(timings(event.times))
+    return response
 
 
 def add(event: Event, answer: GenerateTextResponse, texts: list[str], logprobs: bool) -> None:

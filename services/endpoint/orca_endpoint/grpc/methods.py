@@ -119,6 +119,5 @@ class OrcaMethods:
         encode = Encoder().encode
         async with call:
             async for piece in call.pieces():
-                # Serialized messages one after the other are one message: protobuf merges them.
-                await on.write(b"".join([encode(event) for event in piece]))
+                await on.write(encode(piece))
                 held.release()  # the first piece says that the pool has the request

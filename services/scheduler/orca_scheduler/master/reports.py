@@ -5,7 +5,8 @@ wrong report is a verdict on that rank, and its engine forms again.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from itertools import accumulate, count
+from itertools import accumulate, count, repeat
+from operator import attrgetter
 from typing import NamedTuple
 
 from orca.v1 import worker_pb2 as pb
@@ -23,26 +24,29 @@ def problem_of(
     members: those of the iteration. held: the requests by claim. vocabulary: tokens of the model.
     """
     ends = [member for member in members if member.outputs]
-    claims = [member.claim for member in ends]
-    if len(report.made) not in (0, len(ends)):
-        return f"has numbers of tokens of {len(report.made)} requests, not of {len(ends)}"
-    tokens, places = report.token_ids, sum(report.made) if report.made else len(ends)
+    tokens, made = report.token_ids, report.made  # each look at a field of a message takes 0.1 us
+    if made and len(made) != len(ends):
+        return f"has numbers of tokens of {len(made)} requests, not of {len(ends)}"
+    places = sum(made) if made else len(ends)
     if len(tokens) != places:
         return f"has {len(tokens)} tokens for {len(ends)} requests"
-    if report.logprobs and len(report.logprobs) != places:
+    if len(report.logprobs) not in (0, places):
         return f"has {len(report.logprobs)} logprobs for {len(ends)} requests"
-    without = {*report.not_finite, *report.stuck, *report.waiting}
-    if without and max(without) >= places:
-        return f"names token {max(without)} of {places}"
-    if len(without) < len(report.not_finite) + len(report.stuck) + len(report.waiting):
+    absent = [*report.not_finite, *report.stuck, *report.waiting]
+    without = set(absent)
+    if absent and max(absent) >= places:
+        return f"names token {max(absent)} of {places}"
+    if len(without) < len(absent):
         return "names a place without a token twice"
-    if report.made:
-        if problem := _problem_of_drafts(report, ends, without):
-            return problem
-        claims = [member.claim for member, made in zip(ends, report.made, strict=True) for _ in range(made)]
+    if made and (problem := _problem_of_drafts(report, ends, without)):
+        return problem
     if tokens and max(tokens) >= vocabulary and any(t >= vocabulary for n, t in enumerate(tokens) if n not in without):
         return f"has a token {max(tokens)} of a vocabulary of {vocabulary}"
-    return _problem_of_tops(report, claims, held, without, vocabulary) or _problem_of_prompts(report, members, held)
+    if report.tops or any(map(attrgetter("top_size"), held.values())):
+        claims = [member.claim for member, n in zip(ends, made or repeat(1), strict=False) for _ in range(n)]
+        if problem := _problem_of_tops(report, claims, held, without, vocabulary):
+            return problem
+    return _problem_of_prompts(report, members, held) if report.prompts else None
 
 
 def first_tokens(report: pb.IterationReport, members: Sequence[Member]) -> dict[int, int]:

@@ -1,6 +1,7 @@
 """The members of a batch on the wire, and two kinds of them for those who drive ranks without a core."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from orca.v1 import worker_pb2 as pb
 from orca_common.protocol import NO_TOKEN
@@ -10,17 +11,24 @@ from ..core.core import Member
 
 def put_members(message: pb.Iteration, members: Sequence[Member]) -> None:
     """Writes members into an iteration's control message, and the blocks that their rows get."""
-    message.rows.extend([member.row for member in members])
-    message.starts.extend([member.start for member in members])
-    message.counts.extend([member.count for member in members])
-    message.outputs.extend([member.outputs for member in members])
-    if any(member.token is not None for member in members):
-        message.tokens.extend([NO_TOKEN if member.token is None else member.token for member in members])
-    for member in members:
-        if member.new_blocks:
-            message.growths.add(row=member.row, blocks=member.new_blocks, shared=member.shared)
-        if member.drafts:
-            message.drafts.extend(member.drafts)
+    if not members:
+        return
+    columns: Any = zip(*members, strict=True)  # in C: four lists of members' fields take twice as long
+    _, rows, starts, counts, outputs, new_blocks, tokens, shared, drafts = columns
+    message.rows.extend(rows)
+    message.starts.extend(starts)
+    message.counts.extend(counts)
+    message.outputs.extend(outputs)
+    if None not in tokens:
+        message.tokens.extend(tokens)
+    elif tokens.count(None) < len(tokens):
+        message.tokens.extend([NO_TOKEN if token is None else token for token in tokens])
+    if any(new_blocks):
+        for row, blocks, others in zip(rows, new_blocks, shared, strict=True):
+            if blocks:
+                message.growths.add(row=row, blocks=blocks, shared=others)
+    for guessed in filter(None, drafts):
+        message.drafts.extend(guessed)
 
 
 def initiation(row: int, tokens: int, blocks: Iterable[int]) -> Member:

@@ -145,7 +145,7 @@ class Ranks:
 
     def send(self, iteration: pb.Iteration) -> None:
         """Puts an iteration on the control lane of stage 0's controller."""
-        work = Work.of(iteration.starts, iteration.counts) if iteration.rows else None
+        work = Work.of(iteration.starts[:], iteration.counts[:]) if iteration.rows else None
         self._progress.sent(iteration.number, work, self._now)
         if iteration.HasField("pull"):
             self._pulls[iteration.number] = iteration.pull.admission.claim, {}

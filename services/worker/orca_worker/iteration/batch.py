@@ -138,7 +138,7 @@ def build_batch(
     Raises FailedPrecondition when the message does not fit what this rank holds.
     """
     rows_of, starts_of, counts, outputs, given = (
-        list(part) for part in (iteration.rows, iteration.starts, iteration.counts, iteration.outputs, iteration.tokens)
+        part[:] for part in (iteration.rows, iteration.starts, iteration.counts, iteration.outputs, iteration.tokens)
     )
     b = len(rows_of)
     if not b:
@@ -161,12 +161,14 @@ def build_batch(
         raise FailedPrecondition(f"rows {rows_of} have not come as far as {starts_of}: a token would be missing")
     if given:
         behind = before >= members["admitted"]  # whose token is not among those of its admission
-        learnt = np.array(given)[behind]
+        of, at, learnt = each, before, np.array(given)
+        if np.count_nonzero(behind) < b:
+            of, at, learnt = each[behind], before[behind], learnt[behind]
         if np.count_nonzero(learnt == NO_TOKEN):
             raise FailedPrecondition(
                 f"rows {rows_of} at {starts_of}: neither their admissions nor {given} have a token"
             )
-        rows.learn(each[behind], before[behind], learnt)
+        rows.learn(of, at, learnt)
         members = rows.table.take(each)
     known, back = members["known"], before < members["length"]  # its last position runs again
     if rows.adjusted and not tokens_on_device:  # who waits has its last token again, and a run-ahead goes on from that
@@ -195,24 +197,24 @@ def build_batch(
         flat_rows = each.repeat(counts)
         positions = np.arange(len(token_ids)) + (before - starts[:-1]).repeat(counts)
         ends = before + np.array(counts)
-    largest = int(token_ids.max())
-    if largest >= vocab_size:
-        raise FailedPrecondition(f"token id {largest} of a vocabulary of {vocab_size}")
-    end = int(ends.max())
-    if end > max_positions:
-        raise FailedPrecondition(f"a token at {end - 1} of a model with {max_positions} positions")
+    if np.count_nonzero(token_ids >= vocab_size):
+        raise FailedPrecondition(f"token id {int(token_ids.max())} of a vocabulary of {vocab_size}")
+    if np.count_nonzero(ends > max_positions):
+        raise FailedPrecondition(f"a token at {int(ends.max()) - 1} of a model with {max_positions} positions")
     inputs = members["prompt"] if prefix_lm else None
     if inputs is not None and np.count_nonzero(np.where(before == 0, ends, before + 1) < inputs):
         raise FailedPrecondition(f"rows {rows_of}: a part of a prompt, to a prefix LM")
-    made = np.array(outputs)
-    if np.count_nonzero((made > 0) & (ends - np.maximum(made - 1, 0) < members["admitted"])):
+    one_each = outputs.count(1) == b
+    if one_each:
+        early, out_member, out_at = ends < members["admitted"], np.arange(b), starts[1:] - 1
+    else:
+        made = np.array(outputs)
+        early = (made > 0) & (ends - np.maximum(made - 1, 0) < members["admitted"])
+        out_member, firsts = np.arange(b).repeat(made), made.cumsum() - made
+        last = starts[1:][out_member]  # the last places of each member
+        out_at = last - made[out_member] + np.arange(len(out_member)) - firsts[out_member]
+    if np.count_nonzero(early):
         raise FailedPrecondition(f"rows {rows_of}: a part of a prompt makes no token")
-    one_each = np.count_nonzero(made == 1) == b
-    out_member = np.arange(b) if one_each else np.arange(b).repeat(made)
-    out_at = starts[1:] - 1
-    if not one_each:  # the last places of each member
-        firsts = made.cumsum() - made
-        out_at = out_at[out_member] + 1 - made[out_member] + np.arange(len(out_member)) - firsts[out_member]
     requests = members if one_each else members[out_member]
     adjusted, scored = {}, {}
     if rows.adjusted and members["adjusted"].any():
@@ -227,11 +229,12 @@ def build_batch(
         scored = {
             n: one for n, one in adjusting.items() if one.scores_prompt and starts_of[n] < one.prompt and not back[n]
         }
-    out_ends = positions[out_at] + 1
-    for n in np.flatnonzero(requests["forced_at"] == out_ends - requests["prompt"] + 1).tolist():
-        requests["likeliest"][n] = False
-        adjusted[n] = copy(adjusted.get(n) or Adjusted(SamplingParams(), (), 0))  # other outputs are not forced
-        adjusted[n].force(int(requests["forced"][n]))
+    out_ends = ends if one_each else positions[out_at] + 1
+    if np.count_nonzero(requests["forced_at"]):
+        for n in np.flatnonzero(requests["forced_at"] == out_ends - requests["prompt"] + 1).tolist():
+            requests["likeliest"][n] = False
+            adjusted[n] = copy(adjusted.get(n) or Adjusted(SamplingParams(), (), 0))  # other outputs are not forced
+            adjusted[n].force(int(requests["forced"][n]))
     return Batch(
         rows=each,
         query_lengths=counts,
@@ -261,6 +264,8 @@ def adapters_of(members: np.ndarray) -> np.ndarray | None:
 
 def drafts_of(iteration: worker_pb2.Iteration, outputs: Sequence[int], counts: Sequence[int]) -> list[np.ndarray]:
     """The drafts of each member."""
+    if outputs.count(1) == len(outputs) and not iteration.drafts:
+        return [NO_DRAFTS] * len(outputs)
     sizes = [max(made - 1, 0) for made in outputs]
     if len(iteration.drafts) != sum(sizes):
         raise FailedPrecondition(f"{len(iteration.drafts)} drafts for outputs of {list(outputs)}")

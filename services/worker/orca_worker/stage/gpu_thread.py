@@ -134,18 +134,7 @@ class GpuThread:
         where = {"epoch": result.epoch, "iteration": result.number}
         try:
             output = read()
-            made = worker_pb2.IterationReport(
-                token_ids=output.token_ids,
-                logprobs=output.logprobs,
-                not_finite=output.not_finite,
-                stuck=output.stuck,
-                made=output.made,
-                waiting=output.waiting,
-            )
-            for index, scores in output.tops.items():
-                made.tops.add(index=index, scores=scores)
-            for index, scores in output.prompts.items():
-                made.prompts.add(index=index, scores=scores)
+            put_output(result, output)
         except PeerLost as error:
             log.warning("iteration abandoned: %s", error, extra=where)
             result.error, result.peer_lost = str(error), True
@@ -156,10 +145,27 @@ class GpuThread:
             result.error = reason_of(error)
         else:
             self.iteration = result.number
-            result.MergeFrom(made)
         if result.error:
             result.times.sent = time.time_ns()
         self._report(report)
+
+
+def put_output(result: worker_pb2.IterationReport, output: Output) -> None:
+    """Writes what an iteration has made into its report."""
+    result.token_ids.extend(output.token_ids)
+    result.logprobs.extend(output.logprobs)
+    if output.not_finite:
+        result.not_finite.extend(output.not_finite)
+    if output.stuck:
+        result.stuck.extend(output.stuck)
+    if output.waiting:
+        result.waiting.extend(output.waiting)
+    if output.made:
+        result.made.extend(output.made)
+    for index, scores in output.tops.items():
+        result.tops.add(index=index, scores=scores)
+    for index, scores in output.prompts.items():
+        result.prompts.add(index=index, scores=scores)
 
 
 def fail(error: Exception) -> Output:

@@ -275,8 +275,9 @@ class Stage:
             self._check_filled(iteration.rows)
         if not iteration.tokens:
             self._collect(self._going_on(iteration))
-        going_on = iteration.rows[len(iteration.admissions) :]
-        needed = self._place.samples and not self.rows.adjusted.keys().isdisjoint(going_on)
+        needed = False
+        if self._place.samples and self.rows.adjusted:
+            needed = not self.rows.adjusted.keys().isdisjoint(iteration.rows[len(iteration.admissions) :])
         self._learn(wait=needed)
         batch = build_batch(
             iteration,
@@ -378,9 +379,11 @@ class Stage:
 
     def _know(self, batch: Batch, token_ids: Sequence[int], kept: np.ndarray) -> None:
         """Keeps the tokens [O] of an iteration that count, unless another request has their row by now."""
-        rows = batch.out_rows
+        rows, ends, tokens = batch.out_rows, batch.out_ends, np.array(token_ids)
         which = kept & self.rows.still(rows, batch.requests["claim"])
-        self.rows.learn(rows[which], batch.out_ends[which], np.array(token_ids)[which])
+        if np.count_nonzero(which) < len(which):
+            rows, ends, tokens = rows[which], ends[which], tokens[which]
+        self.rows.learn(rows, ends, tokens)
 
     def _begin_masks(self, batch: Batch) -> None:
         """Starts on the masks of requests that ask for a form, so that they are there when the layers have run."""
