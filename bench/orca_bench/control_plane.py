@@ -1,6 +1,6 @@
 """The cost of the control plane: CPU time per iteration of each process, with a model that computes nothing.
 
-    python -m orca_bench.control_plane [--batches 1,8,32,64] [--seconds 5] [--json FILE]
+    python -m orca_bench.control_plane [--batches 1,8,32,64] [--seconds 5] [--policy paper] [--json FILE]
 
 The stack is that of `orca serve`. For a batch of b, b requests run at once; the CPU time that endpoint, scheduler,
 rank and Redis spend in a window is divided by the iterations of the window. The load comes from a process of its own,
@@ -122,13 +122,14 @@ async def measure(stack: Stack, run_dir: Path, batch: int, seconds: float) -> di
     }
 
 
-async def bench(batches: list[int], seconds: float, out: Path | None) -> None:
+async def bench(batches: list[int], seconds: float, policy: str, out: Path | None) -> None:
     folder = Path(tempfile.mkdtemp(prefix="orca-control-plane-"))
     model = make_timed_model(folder / "model")
     rows = []
     try:
         for batch in batches:
-            settings = ServeSettings.load(model=str(model), max_batch_size=batch, slots=SLOTS, port=0, http_port=0)
+            numbers = {"max_batch_size": batch, "slots": SLOTS, "port": 0, "http_port": 0}
+            settings = ServeSettings.load(model=str(model), policy=policy, **numbers)
             run_dir = folder / f"batch-{batch}"
             stack = Stack(settings, run_dir, lambda step: None)
             try:
@@ -157,6 +158,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batches", default="1,8,32,64")
     parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--policy", default="paper")  # `auto` has work of its own: keys of blocks, drafts
     parser.add_argument("--json", type=Path)
     parser.add_argument("--load", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -164,7 +166,7 @@ def main() -> None:
     if arguments.load:
         uvloop.run(load(arguments.load, batches[0], arguments.seconds))
     else:
-        asyncio.run(bench(batches, arguments.seconds, arguments.json))
+        asyncio.run(bench(batches, arguments.seconds, arguments.policy, arguments.json))
 
 
 if __name__ == "__main__":

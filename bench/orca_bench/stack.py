@@ -107,7 +107,9 @@ async def bench(model: str | None, names: Sequence[str], number: int, run_ahead:
     checkpoint, cases = chosen_cases(options, None, names)
     warm_up = fixed(32, 32, 8, seed=WARM_UP_SEED, vocabulary=vocabulary_of(checkpoint.vocab_size))
     engine = Engine(options, checkpoint, max(slots_for(case, 32) for case in (warm_up, *cases.values())))
-    settings = ServeSettings.load(model=model, max_batch_size=32, run_ahead=run_ahead, port=0, http_port=0)
+    settings = ServeSettings.load(
+        model=model, policy="paper", max_batch_size=32, run_ahead=run_ahead, port=0, http_port=0
+    )
     when: dict[str, list[tuple[int, int]]] = {}
     with tempfile.TemporaryDirectory(prefix="orca-stack-") as folder:
         stack = Stack(settings, Path(folder), lambda step: None)
