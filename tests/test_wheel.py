@@ -70,9 +70,7 @@ def test_the_wheel_alone_serves(on_disk: Path) -> None:
         try:
             assert serving.stdout is not None
             said = next(line for line in serving.stdout if "try: " in line)
-            called = subprocess.check_output(
-                shlex.split(said.partition("try: ")[2]), text=True, cwd=on_disk, env=alone
-            )
+            called = subprocess.check_output(shlex.split(said.partition("try: ")[2]), text=True, cwd=on_disk, env=alone)
         finally:
             serving.send_signal(signal.SIGINT)
             serving.communicate(timeout=60)  # its last words fail on a pipe that is closed
