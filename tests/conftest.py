@@ -8,6 +8,7 @@ import gc
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -116,6 +117,13 @@ def redis_url() -> Iterator[str]:
 
     with redis_server() as server:
         yield server.url
+
+
+@pytest.fixture
+def on_disk() -> Iterator[Path]:
+    """A folder for gigabytes: those of `tmp_path` lie in memory."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(autouse=True)

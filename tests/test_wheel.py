@@ -49,10 +49,10 @@ def test_a_release_asks_for_one(tmp_path: Path) -> None:
 
 @pytest.mark.long  # it fetches 1.7 GB, or 6 with a GPU
 @pytest.mark.timeout(1800)
-def test_the_wheel_alone_serves(tmp_path: Path) -> None:
+def test_the_wheel_alone_serves(on_disk: Path) -> None:
     """In a fresh environment, without the source tree: installed, served, called and ended."""
-    made, _ = wheel(tmp_path)
-    environment, lock = tmp_path / "venv", tmp_path / "serve.txt"
+    made, _ = wheel(on_disk)
+    environment, lock = on_disk / "venv", on_disk / "serve.txt"
     subprocess.run([sys.executable, "-m", "venv", environment], check=True)
     pip = [environment / "bin/pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
     light = [sys.executable, ROOT / "services/worker/light_torch.py"]
@@ -64,15 +64,13 @@ def test_the_wheel_alone_serves(tmp_path: Path) -> None:
         (site,) = environment.glob("lib/python3*/site-packages")
         subprocess.run([*light, "link", site], check=True)
     subprocess.run([*pip, made], check=True)
-    orca, alone = environment / "bin/orca", {"HOME": str(tmp_path), "PATH": f"{environment}/bin:/usr/bin:/bin"}
-    command = [orca, "serve", "--port", "0", "--http-port", "0", "--run-dir", tmp_path / "run"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=alone) as serving:
+    orca, alone = environment / "bin/orca", {"HOME": str(on_disk), "PATH": f"{environment}/bin:/usr/bin:/bin"}
+    command = [orca, "serve", "--port", "0", "--http-port", "0", "--run-dir", on_disk / "run"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=on_disk, env=alone) as serving:
         try:
             assert serving.stdout is not None
             said = next(line for line in serving.stdout if "try: " in line)
-            called = subprocess.check_output(
-                shlex.split(said.partition("try: ")[2]), text=True, cwd=tmp_path, env=alone
-            )
+            called = subprocess.check_output(shlex.split(said.partition("try: ")[2]), text=True, cwd=on_disk, env=alone)
         finally:
             serving.send_signal(signal.SIGINT)
             serving.communicate(timeout=60)  # its last words fail on a pipe that is closed

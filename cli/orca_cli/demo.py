@@ -138,6 +138,6 @@ LEGEND = (
     "[bold]Iteration-level scheduling:[/] a request joins at the next iteration after its arrival and leaves when it "
     "is done; none waits for the longest. [bold]Selective batching:[/] all tokens of an iteration, of different "
     "requests, phases and positions, run as one flat batch \\[ΣL, H] through every linear layer; attention alone is "
-    "split by request. [bold]Slots[/] are reserved for a request's whole length at its first iteration and released "
-    "at its end."
+    "split by request. [bold]Slots[/] are reserved for a request's prompt at its first iteration, for its tokens as "
+    "they come, and released at its end."
 )

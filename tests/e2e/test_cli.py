@@ -80,6 +80,7 @@ def test_serve_generate_and_ctrl_c(served: tuple[subprocess.Popen[str], Path, st
 
     rank = next(line for line in shown.stdout.splitlines() if line.startswith("engine-0 rank 0 "))
     assert (shown.returncode, rank.split()[-1]) == (0, "yes"), shown.stdout
+    assert "fill=stall-free" in shown.stdout, "the policy that `auto` became"
     assert f"try: {ORCA} generate " in said
     assert f", status {found['endpoint']['status']} (pid " in said
 

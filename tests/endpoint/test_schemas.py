@@ -375,6 +375,7 @@ KEPT = {  # a schema, an answer that fits it, and one that does not
         "[140002, 70000, 5]",
         "[140002, 70001]",
     ),
+    "a multiple beside a long zero": ('{"multipleOf": 70000, "minimum": 0e5}', "140000", "-70000"),
     "3.0 characters": ('{"type": "string", "maxLength": 3.0}', '"abc"', '"abcd"'),
 }
 
@@ -417,6 +418,7 @@ REFUSED = {  # a schema, the place of the keyword, and what is said of it
         ".allOf[1].multipleOf",
         "is 7000 beside long bounds",
     ),
+    "a bound beside a multiple": ('{"multipleOf": 2, "minimum": "1"}', ".minimum", "must be a number"),
     "of nothing": ('{"multipleOf": 0}', ".multipleOf", "must be above 0"),
     "names twice": ('{"minProperties": 2}', ".minProperties", "names may come twice"),
     "look-around": ('{"pattern": "^(?=a)"}', ".pattern", "look-around cannot be followed"),

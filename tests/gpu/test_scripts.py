@@ -55,13 +55,13 @@ def test_every_step_runs_without_a_gpu(tmp_path: Path, of: list[Step]) -> None:
 @pytest.mark.timeout(2400)
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may make a network without a way out")
 @pytest.mark.skipif(PYTHON is None, reason="no Python 3.12, on PATH or of pyenv")
-def test_every_step_runs_on_a_bare_machine(tmp_path: Path) -> None:
+def test_every_step_runs_on_a_bare_machine(on_disk: Path) -> None:
     """The versions of the machine that is lent, wheels instead of `make setup`, an empty environment and no network."""
     uv = [sys.executable, "-m", "uv"]
-    python, out = tmp_path / "image/bin/python", tmp_path / "out"
-    subprocess.run([*uv, "venv", "--quiet", "--python", str(PYTHON), tmp_path / "image"], check=True)
+    python, out = on_disk / "image/bin/python", on_disk / "out"
+    subprocess.run([*uv, "venv", "--quiet", "--python", str(PYTHON), on_disk / "image"], check=True)
     subprocess.run([*uv, "pip", "install", "--quiet", "--python", python, *IMAGE], check=True)
-    copy, home = tmp_path / "tree", tmp_path / "home"
+    copy, home = on_disk / "tree", on_disk / "home"
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]  # the files that travel
     for name in subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0"):
         if name and (ROOT / name).is_file():

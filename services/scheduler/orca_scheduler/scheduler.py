@@ -108,6 +108,10 @@ class Scheduler:
         """
         return {engine: master.unready for engine, (master, _) in list(self._masters.items())}
 
+    def policies(self) -> Sequence[str]:
+        """The policies of these engines that run, each once. May be called in any thread."""
+        return sorted({master.core.policy.name for master, _ in list(self._masters.values()) if master.unready is None})
+
     def refused(self) -> Mapping[str, str]:
         """Those of these engines whose ranks refuse to form, and why. May be called in any thread."""
         told = {engine: master.refusal for engine, (master, _) in list(self._masters.items())}

@@ -369,8 +369,9 @@ class _Keeper:
             digits, places = digits * 10, places + 1
         if digits >= MULTIPLE or places > -PLACES.adjusted() or Decimal(int(digits)).scaleb(-places) != exact:
             raise CannotKeep(at, f"is {shown(exact)}, which has too many digits to be enforced")
-        bounds = [given[one] for one in LOWER + UPPER if one in given and not isinstance(given[one], bool)]
-        if digits * max((length(number(one, at)) for one in bounds), default=1) > REMAINDERS:
+        bounds = [one for one in LOWER + UPPER if one in given and not isinstance(given[one], bool)]
+        lengths = [length(number(given[one], f"{schema_of(at)}.{one}")) for one in bounds]
+        if digits * max(lengths, default=1) > REMAINDERS:
             raise CannotKeep(at, f"is {shown(exact)} {TOO_HARD}")
         self._multiples[at] = exact
         return value
@@ -572,7 +573,7 @@ def number(value: Any, at: str) -> Decimal:
 
 def length(exact: Decimal) -> int:
     """The digits of a number before the point; 0 has one."""
-    return max(exact.adjusted(), 0) + 1
+    return max(exact.adjusted(), 0) + 1 if exact else 1  # 0e5 would have six
 
 
 def digits_of(exact: Decimal) -> tuple[int, int]:
