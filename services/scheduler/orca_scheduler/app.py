@@ -91,7 +91,7 @@ class SchedulerApp:
         """The other fields of the status port's answer."""
         return {
             "engines": self._scheduler.engines(),
-            "policy": self._settings.policy,
+            "policy": self._scheduler.policy() or self._settings.policy,
             "refused": self._scheduler.refused(),
             "notices": list(self._discovery.notices),
             "logits_not_finite": self._scheduler.not_finite,

@@ -108,6 +108,11 @@ class Scheduler:
         """
         return {engine: master.unready for engine, (master, _) in list(self._masters.items())}
 
+    def policy(self) -> str:
+        """The policies by which these engines run; "" while none does. May be called in any thread."""
+        masters = [master for master, _ in list(self._masters.values())]
+        return " and ".join(sorted({master.core.policy.name for master in masters if master.unready is None}))
+
     def refused(self) -> Mapping[str, str]:
         """Those of these engines whose ranks refuse to form, and why. May be called in any thread."""
         told = {engine: master.refusal for engine, (master, _) in list(self._masters.items())}
