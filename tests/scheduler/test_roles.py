@@ -376,6 +376,19 @@ def test_a_state_with_what_was_handed_over_is_restored(tmp_path: Path) -> None:
         assert isinstance(one.memory, Slots)
 
 
+@pytest.mark.parametrize("fill", sorted(FILLS))
+def test_a_pull_holds_up_no_prompt_that_is_computed_beside_it(fill: str) -> None:
+    """As after pulls that failed: one is tried, and may take 10 s."""
+    policy = FirstCome(fill, positions=64 if fill in IN_PARTS else None)
+    core = Core(8, 1, 4, policy=policy, role=Role.DECODE)
+    core.step(EngineReady(0.0, 1024, 1))
+    [pull] = core.step(Arrived(0.0, (Arrival(1, 1, 20, 9, 1, elsewhere=20),)))
+    assert isinstance(pull, Pull)
+    [batch] = core.step(Arrived(0.0, (Arrival(2, 2, 20, 9, 1),)))
+    assert isinstance(batch, ScheduleBatch)
+    assert [(member.claim, member.count, member.outputs) for member in batch.members] == [(2, 21, 1)]
+
+
 def began_here(actions: list[Action]) -> list[BeginHere]:
     return [action for action in actions if isinstance(action, BeginHere)]
 
