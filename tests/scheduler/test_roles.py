@@ -389,6 +389,21 @@ def test_a_pull_holds_up_no_prompt_that_is_computed_beside_it(fill: str) -> None
     assert [(member.claim, member.count, member.outputs) for member in batch.members] == [(2, 21, 1)]
 
 
+def test_a_request_that_is_to_be_pulled_begins_behind_no_blocks_of_others() -> None:
+    """So it waits for room for all of it, and what is left is counted so."""
+    core = Core(8, 1, 4, policy=FirstCome(kv="on-demand", prefix="tenant"), role=Role.DECODE)
+    core.step(EngineReady(0.0, 44, 1))
+    text = [*range(20), WORD]
+    keys, tail = keys_of(root_of("all"), text, 4), (WORD,)
+    one, other = (Arrival(n, n, 20, 9, 1, prefix=keys, tail=tail, elsewhere=20) for n in (1, 2))
+    core.step(Arrived(0.0, (one,)))
+    [batch] = core.step(Pulled(0.0, 1, True))
+    assert isinstance(batch, ScheduleBatch)
+    assert core.step(Arrived(0.0, (other,))) == []
+    core.step(BatchReturned(0.0, batch.iteration, ((WORD,),)))
+    assert (core.memory.free, core.room().slots) == (20, 0)
+
+
 def began_here(actions: list[Action]) -> list[BeginHere]:
     return [action for action in actions if isinstance(action, BeginHere)]
 
