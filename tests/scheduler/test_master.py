@@ -19,6 +19,7 @@ from orca.v1.sampling_pb2 import SamplingParams
 from orca_common.block_keys import root_of
 from orca_common.metrics import Metrics
 from orca_common.protocol import GROWN, OUTPUTS, PARTS, PROTOCOL, SHARED
+from orca_common.reservation import Reservation
 from orca_common.service import LoopPulse
 from orca_common.telemetry import Telemetry
 from orca_common.tls import Plaintext
@@ -641,7 +642,7 @@ async def test_a_kept_epoch_runs_by_the_new_master_s_policy() -> None:
         assert info.policy == this.master.core.policy.name == fitting(rank.can, 4, 0).name
         identity = await this.pool.identity()
         assert identity is not None
-        assert (identity.prefix, identity.reservation.output) == ("tenant", False)
+        assert (identity.prefix, identity.reservation) == ("tenant", Reservation(16, output=False))
         rank.report(again, 6)
         rank.report(await this.iteration(), 7)
         assert await this.finished("r") == [5, 6, 7]

@@ -124,7 +124,7 @@ POLICIES: dict[str, Policy] = {
 }
 
 
-def fitting(can: Collection[str], max_bs: int, run_ahead: int) -> Policy:
+def fitting(can: Collection[str], max_bs: int, run_ahead: int) -> FirstCome:
     """The policy `auto`: each part that is best on most loads (docs/policies.md#which-one), where a model can do it.
 
     can: words of orca_common.protocol, of what the model's ranks can do; with none of them it is Algorithm 1.
