@@ -121,3 +121,4 @@ async def test_the_status_ports_are_told(stack: Running) -> None:
     assert with_status == {"endpoint", "scheduler", "supervisor"}
     for role in with_status:
         assert status(stack, role)["ok"]
+    assert status(stack, "scheduler")["policy"].startswith("fill=stall-free,kv=on-demand,positions=128,"), "of auto"

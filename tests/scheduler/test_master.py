@@ -16,8 +16,10 @@ from orca.v1 import worker_pb2 as pb
 from orca.v1 import worker_pb2_grpc
 from orca.v1.pool_pb2 import PoolRequest
 from orca.v1.sampling_pb2 import SamplingParams
+from orca_common.block_keys import root_of
 from orca_common.metrics import Metrics
 from orca_common.protocol import GROWN, OUTPUTS, PARTS, PROTOCOL, SHARED
+from orca_common.reservation import Reservation
 from orca_common.service import LoopPulse
 from orca_common.telemetry import Telemetry
 from orca_common.tls import Plaintext
@@ -617,6 +619,33 @@ async def test_an_epoch_of_other_settings_is_not_kept(settings: dict[str, int], 
         assert [form.epoch for form in rank.forms] == [epoch, rank.epoch]
         assert (rank.formation.block_size, rank.slots) == (settings["block_size"], slots)
         assert this.master.core.memory.n_slots == slots
+
+
+async def test_a_kept_epoch_runs_by_the_new_master_s_policy() -> None:
+    """With all that hangs on it: the request that goes on, and what the pool says of the engine."""
+    rank = Rank()
+    rank.can = [PARTS, GROWN, SHARED, OUTPUTS]
+    async with bench(rank, policy="paper") as this:
+        await this.submit("r", [1, 2], 3)
+        epoch, first = rank.epoch, await this.iteration()
+        assert first.admissions[0].root == b""
+        this.master.leave()
+        rank.report(first, 5)
+        await asyncio.wait_for(this.running, 5)
+        rank.rows = [0]
+        await this.start({"policy": "auto"}, await this.state())
+        again = await this.iteration()
+        assert (again.epoch, len(rank.forms), list(again.free_rows)) == (epoch, 1, [0])
+        (begins,) = again.admissions
+        assert (list(begins.token_ids), begins.generated, begins.root.hex()) == ([1, 2, 5], 1, root_of("tenant "))
+        [info] = await this.pool.engine_infos()
+        assert info.policy == this.master.core.policy.name == fitting(rank.can, 4, 0).name
+        identity = await this.pool.identity()
+        assert identity is not None
+        assert (identity.prefix, identity.reservation) == ("tenant", Reservation(16, output=False))
+        rank.report(again, 6)
+        rank.report(await this.iteration(), 7)
+        assert await this.finished("r") == [5, 6, 7]
 
 
 async def test_auto_is_what_the_model_can_do_and_changes_with_it() -> None:

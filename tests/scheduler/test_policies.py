@@ -484,7 +484,8 @@ def test_blocks_on_demand_need_fewer_iterations() -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("shortest", r"there is no 'shortest'; there are: balanced, even, paper, split-fuse, stall-free"),
+        ("shortest", r"there is no 'shortest'; there are: auto, balanced, even, paper, split-fuse, stall-free"),
+        ("auto,drafts=off", r"'auto,drafts=off': auto stands alone .*; sets that are known before are balanced, even,"),
         ("fill=greedy", r"fill=greedy is not there; there are: paper, even, stall-free, split-fuse"),
         ("drafts=model", r"drafts=model is not there; there are: off, ngram"),
         ("kv=swap", r"kv=swap is not there; there are: reserve, on-demand"),

@@ -3,7 +3,7 @@ random events; and the roles that are refused."""
 
 import random
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,9 @@ import pytest
 from properties import examples
 from pydantic import ValidationError
 
+from orca_common.block_keys import keys_of, root_of
 from orca_common.errors import FailedPrecondition
+from orca_common.protocol import GROWN, OUTPUTS, PARTS, SHARED
 from orca_local.settings import ServeSettings
 from orca_scheduler.core.core import (
     Action,
@@ -37,7 +39,7 @@ from orca_scheduler.core.invariants import violations
 from orca_scheduler.core.memory import Slots
 from orca_scheduler.core.request import Arrival, Phase
 from orca_scheduler.core.roles import Role, Roles
-from orca_scheduler.core.sets import MEMORIES, PAPER, FirstCome
+from orca_scheduler.core.sets import MEMORIES, PAPER, FirstCome, fitting
 from orca_scheduler.explain.history import History
 from orca_scheduler.lifecycle.lifecycle import Lifecycle
 from orca_scheduler.lifecycle.places import Shape
@@ -46,6 +48,7 @@ from orca_scheduler.master.master import check_needs
 from orca_scheduler.settings import SchedulerSettings
 
 EOS, WORD = 0, 7
+ALIKE = 24  # tokens with which all prompts begin
 
 
 @dataclass
@@ -69,13 +72,14 @@ class Engine:
     flights: deque[ScheduleBatch] = field(default_factory=deque[ScheduleBatch])
     pulls: dict[int, Pull] = field(default_factory=dict[int, Pull])  # under way, by claim
     blocks: dict[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])  # of each row at the ranks
+    texts: dict[int, list[int]] = field(default_factory=dict[int, list[int]])  # of full blocks, up to the block's end
     numbers: int = 0  # the last iteration's
 
 
 class World:
     """Two engines and the queue between them."""
 
-    def __init__(self, draw: random.Random, fill: str, kv: str, tmp_path: Path) -> None:
+    def __init__(self, draw: random.Random, fill: str, kv: str, tmp_path: Path, auto: bool = False) -> None:
         self.draw, self.claims, self.now = draw, 0, 0.0
         self.here = set[int]()  # claims that the decoding engine computes, because their pull failed
         self.asked: dict[int, Asked] = {}  # by arrival
@@ -83,8 +87,13 @@ class World:
         self.recomputed = self.pulled = self.failed = 0
         max_bs, workers, block = draw.randint(1, 4), draw.randint(1, 3), draw.choice((1, 4, 16))
         positions = max_bs + draw.randint(1, 20) if fill in IN_PARTS else None
-        policy, mixed = FirstCome(fill, kv, positions), FirstCome(kv=kv)
-        self.slots = 60 + draw.choice((block, 60))
+        if auto:
+            fitted = fitting((PARTS, GROWN, SHARED, OUTPUTS), max_bs, 0)
+            policy = mixed = replace(fitted, positions=positions)
+        else:
+            policy, mixed = FirstCome(fill, kv, positions), FirstCome(kv=kv)
+        self.auto, self.block, self.shared, self.drafts = auto, block, 0, 0
+        self.slots = (32 if auto else 60) + draw.choice((block, 60))
         self.engines = {
             "p": Engine(Core(max_bs, workers, block, 0, policy, Role.PREFILL)),
             "d": Engine(Core(max_bs, workers, block, 0, mixed, Role.DECODE)),
@@ -95,7 +104,7 @@ class World:
             self.step(name, EngineReady(self.now, self.slots, 1))
 
     def arrive(self) -> None:
-        total = self.draw.randint(2, 40)
+        total = self.draw.randint(2, min(40, self.slots))
         inputs = self.draw.randint(1, total - 1)
         self.asked[len(self.asked) + 1] = Asked(inputs, total - inputs)
 
@@ -108,30 +117,51 @@ class World:
             return
         one = self.asked[first]
         need = core.policy.reserves_output * one.new + one.inputs + one.made
-        if core.room().slots < need:
+        if core.room().slots < need and not (self.auto and self.draw.random() < 0.3):  # there was more as it was asked
             return
         self.claims += 1
         one.at, one.claim, self.by_claim[self.claims] = name, self.claims, first
         elsewhere = one.inputs + one.made - 1 if name == "d" else 0
-        arrival = Arrival(self.claims, first, one.inputs, one.new, one.made, (EOS,), elsewhere=elsewhere)
+        known, prefix, tail = self.text(first, one.inputs + one.made), (), ()
+        if self.auto:
+            prefix = keys_of(root_of("all"), known, self.block)
+            tail = tuple(known[(len(prefix) - 1) * self.block :])
+        arrival = Arrival(
+            *(self.claims, first, one.inputs, one.new, one.made, (EOS,)),
+            prefix=prefix,
+            tail=tail,
+            elsewhere=elsewhere,
+        )
         self.step(name, Arrived(self.now, (arrival,)))
+
+    def text(self, arrival: int, count: int) -> list[int]:
+        """The first tokens of a request. All prompts begin alike."""
+        inputs = min(self.asked[arrival].inputs, count)
+        return [n if n < ALIKE else 100 * arrival + n for n in range(inputs)] + [WORD] * (count - inputs)
 
     def back(self, name: str) -> None:
         engine = self.engines[name]
         if engine.flights:
             batch = engine.flights.popleft()
             ends = EOS if self.draw.random() < 0.05 else WORD
-            made = tuple((ends,) for member in batch.members if member.outputs)
-            self.step(name, BatchReturned(self.now, batch.iteration, made))
+            members = [member for member in batch.members if member.outputs]
+            right = [member.drafts.count(WORD) for member in members]
+            made = tuple((*[WORD] * count, ends) for count in right)
+            offers = ()
+            if self.auto:
+                offers = tuple((self.draw.choice((WORD, WORD + 1)),) * self.draw.randint(0, 8) for _ in members)
+            self.step(name, BatchReturned(self.now, batch.iteration, made, offers=offers))
 
     def pull(self, done: bool | None = None) -> None:
         """The oldest pull ends, now and then in vain."""
         engine = self.engines["d"]
         if engine.pulls:
             claim = next(iter(engine.pulls))
-            del engine.pulls[claim]
+            pull = engine.pulls.pop(claim)
             done = self.draw.random() < 0.8 if done is None else done
             self.pulled, self.failed = self.pulled + done, self.failed + (not done)
+            if done and pull.row in engine.blocks:
+                self.fill(engine, pull.row, claim, pull.positions)
             if done and claim in self.by_claim:
                 self.let_go(self.asked[self.by_claim[claim]])
             self.step("d", Pulled(self.now, claim, done))
@@ -157,6 +187,7 @@ class World:
         engine.flights.clear()
         engine.pulls.clear()
         engine.blocks.clear()
+        engine.texts.clear()
         self.step(name, EngineLost(self.now))
         for one in self.asked.values():
             if one.kept is not None and one.kept[0] == name:
@@ -182,14 +213,22 @@ class World:
                 self.numbered(engine, action.iteration, action.free_rows)
                 engine.flights.append(action)
                 for member in action.members:
-                    self.grow(engine, member.row, member.new_blocks, new=bool(member.new_blocks) and not member.start)
+                    new, size = bool(member.new_blocks) and (member.shared > 0 or not member.start), self.block
+                    self.grow(engine, member.row, member.new_blocks, new, member.shared)
+                    assert not member.shared or member.start == member.shared * size
+                    for n, block in enumerate(member.new_blocks[: member.shared], 1):
+                        text = self.text(self.by_claim[member.claim], n * size)
+                        assert engine.texts[block] == text, "it begins behind another text"
+                    computed = member.start + member.count - len(member.drafts)
+                    self.fill(engine, member.row, member.claim, computed)
+                    self.shared, self.drafts = self.shared + member.shared, self.drafts + len(member.drafts)
                     assert member.claim not in engine.pulls, "a request ran before its blocks were there"
                     if name == "d":
                         self.recomputed += member.phase is Phase.INITIATION and member.claim not in self.here
             case Pull():
                 self.numbered(engine, action.iteration, action.free_rows)
                 self.grow(engine, action.row, action.blocks, new=True)
-                assert len(action.blocks) * engine.core.block_size > action.positions > 0
+                assert len(action.blocks) * self.block > action.positions > 0
                 engine.pulls[action.claim] = action
             case Commit():
                 for claim, base, token, finish in action.outcomes:
@@ -228,12 +267,19 @@ class World:
         for row in free_rows:
             del engine.blocks[row]
 
-    def grow(self, engine: Engine, row: int, blocks: tuple[int, ...], new: bool) -> None:
+    def grow(self, engine: Engine, row: int, blocks: tuple[int, ...], new: bool, shared: int = 0) -> None:
         """As the ranks do: a block is one row's, until they know that the row is free."""
         assert not new or row not in engine.blocks
         taken = {block for held in engine.blocks.values() for block in held}
-        assert taken.isdisjoint(blocks), "a block of another row, which the ranks do not know to be free"
+        assert taken.isdisjoint(blocks[shared:]), "a block of another row, which the ranks do not know to be free"
         engine.blocks[row] = (*engine.blocks.get(row, ()), *blocks)
+        for block in blocks[shared:]:
+            engine.texts.pop(block, None)
+
+    def fill(self, engine: Engine, row: int, claim: int, positions: int) -> None:
+        """A row has keys and values up to this position."""
+        for n, block in enumerate(engine.blocks[row][: positions // self.block], 1):
+            engine.texts[block] = self.text(self.by_claim[claim], n * self.block)
 
     def quiesce(self) -> None:
         for _ in range(20_000):
@@ -258,38 +304,59 @@ class World:
             engine.journal.close()
 
 
+def play(world: World) -> None:
+    """Lets 150 things happen, and then all requests end."""
+    draw = world.draw
+    for _ in range(150):
+        world.now += 0.25
+        luck = draw.random()
+        if luck < 0.25:
+            world.arrive()
+        elif luck < 0.5:
+            world.claim(draw.choice("pd"))
+        elif luck < 0.8:
+            world.back(draw.choice("pd"))
+        elif luck < 0.92:
+            world.pull()
+        elif luck < 0.97:
+            world.cancel()
+        elif luck < 0.985:
+            world.lose(draw.choice("pd"))
+    world.quiesce()
+
+
+def check_replays(folder: Path) -> None:
+    for path in folder.glob("*.jsonl"):
+        for recorded, again in replay(path):
+            assert recorded.actions == tuple(again)
+
+
 @pytest.mark.parametrize("kv", sorted(MEMORIES))
 @pytest.mark.parametrize("fill", sorted(FILLS))
 def test_storms(fill: str, kv: str, tmp_path: Path) -> None:
     """Everything ends, no slot is left, and the core that decodes initiates nothing that it has not preempted."""
     pulled = failed = here = 0
     for seed in range(examples(80)):
-        draw = random.Random(f"{fill} {kv} {seed}")
-        world = World(draw, fill, kv, tmp_path)
-        for _ in range(150):
-            world.now += 0.25
-            luck = draw.random()
-            if luck < 0.25:
-                world.arrive()
-            elif luck < 0.5:
-                world.claim(draw.choice("pd"))
-            elif luck < 0.8:
-                world.back(draw.choice("pd"))
-            elif luck < 0.92:
-                world.pull()
-            elif luck < 0.97:
-                world.cancel()
-            elif luck < 0.985:
-                world.lose(draw.choice("pd"))
-        world.quiesce()
+        world = World(random.Random(f"{fill} {kv} {seed}"), fill, kv, tmp_path)
+        play(world)
         assert kv == "on-demand" or not world.recomputed
         pulled, failed, here = pulled + world.pulled, failed + world.failed, here + len(world.here)
     assert here > 5
     assert pulled > 100
     assert failed > 5
-    for path in tmp_path.glob("*.jsonl"):
-        for recorded, again in replay(path):
-            assert recorded.actions == tuple(again)
+    check_replays(tmp_path)
+
+
+def test_storms_of_the_default(tmp_path: Path) -> None:
+    """The same by `auto`, whose engines share beginnings and draft: no row begins behind another text."""
+    worlds = list[World]()
+    for seed in range(examples(80)):
+        worlds.append(World(random.Random(seed), "stall-free", "", tmp_path, auto=True))
+        play(worlds[-1])
+    assert sum(world.shared for world in worlds) > 100
+    assert sum(world.drafts for world in worlds) > 100
+    assert sum(world.pulled for world in worlds) > 100
+    check_replays(tmp_path)
 
 
 def test_a_state_with_what_was_handed_over_is_restored(tmp_path: Path) -> None:
@@ -307,6 +374,34 @@ def test_a_state_with_what_was_handed_over_is_restored(tmp_path: Path) -> None:
         assert one.step(LetGo(0.0, (1,))) == []
         assert one.room().slots == 64
         assert isinstance(one.memory, Slots)
+
+
+@pytest.mark.parametrize("fill", sorted(FILLS))
+def test_a_pull_holds_up_no_prompt_that_is_computed_beside_it(fill: str) -> None:
+    """As after pulls that failed: one is tried, and may take 10 s."""
+    policy = FirstCome(fill, positions=64 if fill in IN_PARTS else None)
+    core = Core(8, 1, 4, policy=policy, role=Role.DECODE)
+    core.step(EngineReady(0.0, 1024, 1))
+    [pull] = core.step(Arrived(0.0, (Arrival(1, 1, 20, 9, 1, elsewhere=20),)))
+    assert isinstance(pull, Pull)
+    [batch] = core.step(Arrived(0.0, (Arrival(2, 2, 20, 9, 1),)))
+    assert isinstance(batch, ScheduleBatch)
+    assert [(member.claim, member.count, member.outputs) for member in batch.members] == [(2, 21, 1)]
+
+
+def test_a_request_that_is_to_be_pulled_begins_behind_no_blocks_of_others() -> None:
+    """So it waits for room for all of it, and what is left is counted so."""
+    core = Core(8, 1, 4, policy=FirstCome(kv="on-demand", prefix="tenant"), role=Role.DECODE)
+    core.step(EngineReady(0.0, 44, 1))
+    text = [*range(20), WORD]
+    keys, tail = keys_of(root_of("all"), text, 4), (WORD,)
+    one, other = (Arrival(n, n, 20, 9, 1, prefix=keys, tail=tail, elsewhere=20) for n in (1, 2))
+    core.step(Arrived(0.0, (one,)))
+    [batch] = core.step(Pulled(0.0, 1, True))
+    assert isinstance(batch, ScheduleBatch)
+    assert core.step(Arrived(0.0, (other,))) == []
+    core.step(BatchReturned(0.0, batch.iteration, ((WORD,),)))
+    assert (core.memory.free, core.room().slots) == (20, 0)
 
 
 def began_here(actions: list[Action]) -> list[BeginHere]:

@@ -96,7 +96,8 @@ if __name__ == "__main__":
 
 def test_an_unknown_policy_is_refused_by_name() -> None:
     with pytest.raises(
-        ValueError, match=r"policy: there is no 'shortest'; there are: balanced, even, paper, split-fuse, stall-free"
+        ValueError,
+        match=r"policy: there is no 'shortest'; there are: auto, balanced, even, paper, split-fuse, stall-free",
     ):
         policy_named("shortest")
 

@@ -28,6 +28,7 @@ MASTER_TESTS = "tests/scheduler/test_master.py"
 CORE_TESTS = "tests/scheduler/test_algorithm1.py"
 PREFIX_TESTS = "tests/scheduler/test_prefix.py"
 POLICIES_TESTS = "tests/scheduler/test_policies.py"
+ROLES_TESTS = "tests/scheduler/test_roles.py"
 MEMORY_TESTS = "tests/scheduler/test_memory.py"
 STORIES = "tests/scheduler/test_transcripts.py"
 SCHEDULER_TESTS = "tests/scheduler/test_scheduler.py"
@@ -474,6 +475,13 @@ MUTATIONS = [
         "_in_parts",
         drop("request.goes_on"),
         f"{POLICIES_TESTS}::test_a_prompt_that_has_the_place_of_one_that_ends_holds_up_no_increment",
+    ),
+    Mutation(
+        "a pull is an initiation",
+        FILLS,
+        "_in_parts",
+        Text(" and not request.elsewhere", ""),
+        f"{ROLES_TESTS}::test_a_pull_holds_up_no_prompt_that_is_computed_beside_it",
     ),
     # The memory.
     Mutation(

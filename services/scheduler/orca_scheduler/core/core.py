@@ -445,7 +445,7 @@ class Core:
         plan = NOTHING
         if self._shares and self.n_scheduled < self.n_workers + self.run_ahead:
             for request in self._pool:
-                if request.row is None:
+                if request.row is None and not request.elsewhere:
                     request.computed = self.memory.match(request)
         if self.n_scheduled < self.n_workers:  # line 8
             plan = self.policy.plan(self._waiting(), self._pool, self.limits, self.memory)  # line 4
@@ -645,7 +645,6 @@ class Core:
         if not self._formed or self._draining:
             return pulls
         for request in [r for r in self._pool if r.elsewhere and not r.in_flight]:
-            request.computed = 0  # it takes no block of others
             if self.memory.need(request, request.remaining) > self.memory.free:
                 break
             [(row, blocks, _)] = self.memory.admit([request])

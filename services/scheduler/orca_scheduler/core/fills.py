@@ -112,7 +112,8 @@ def split_fuse(ready: Iterable[Request], live: Sequence[Request], limits: Limits
 
 def _in_parts(ready: Iterable[Request], live: Sequence[Request], limits: Limits, memory: Memory, in_turn: bool) -> Plan:
     filling, at_hand, places = Filling(live, limits, memory), set(ready), limits.places
-    live = [request for request in live if request.goes_on]  # those in their last iteration have no place any more
+    # Those in their last iteration have no place any more, and those that are pulled no initiation.
+    live = [request for request in live if request.goes_on and not request.elsewhere]
     behind, begins = False, True  # behind: the initiation of an earlier prompt goes on after this iteration
     for part in (live[:places], live[places:]):  # those without a place gave way, and have what is left
         for request in part:

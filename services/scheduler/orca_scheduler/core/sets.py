@@ -124,7 +124,7 @@ POLICIES: dict[str, Policy] = {
 }
 
 
-def fitting(can: Collection[str], max_bs: int, run_ahead: int) -> Policy:
+def fitting(can: Collection[str], max_bs: int, run_ahead: int) -> FirstCome:
     """The policy `auto`: each part that is best on most loads (docs/policies.md#which-one), where a model can do it.
 
     can: words of orca_common.protocol, of what the model's ranks can do; with none of them it is Algorithm 1.
@@ -142,8 +142,13 @@ def policy_named(text: str) -> Policy:
     """Returns the policy that a text describes. Raises ValueError, which says what there is."""
     words = text.split(",")
     named = [word for word in words[:1] if "=" not in word]
+    if named == [AUTO]:
+        raise ValueError(
+            f"policy: {text!r}: {AUTO} stands alone and follows from the model as an engine forms; "
+            f"sets that are known before are {', '.join(sorted(POLICIES))}"
+        )
     if named and named[0] not in POLICIES:
-        raise ValueError(f"policy: there is no {named[0]!r}; there are: {', '.join(sorted(POLICIES))}")
+        raise ValueError(f"policy: there is no {named[0]!r}; there are: {', '.join(sorted((AUTO, *POLICIES)))}")
     policy = POLICIES[named[0]] if named else PAPER
     changes = dict[str, str | int | float | None]()
     for word in words[len(named) :]:
