@@ -99,3 +99,10 @@ def test_a_hand_over_whose_answer_was_lost_is_said_again() -> None:
     assert (again.base, again.tokens, again.handed) == (3, b"", b"here")
     assert outputs.answered([again], [Committed.OK]) == ([], [], [1])
     assert not outputs.held
+
+
+def test_drafts_follow_tokens_that_came_without_any() -> None:
+    """A batch without a place for drafts returns none, and the next one's know its tokens."""
+    outputs = held(0, committed=0)
+    assert outputs.offers([1], [(1, 2, 3, 4)], 0) == ()
+    assert outputs.offers([1, 2], [(1, 2, 3), (9,)], 2) == ((4, 1), ())

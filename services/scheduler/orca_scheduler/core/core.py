@@ -76,7 +76,7 @@ class BatchReturned:
     made: tuple[tuple[int, ...], ...]
     stuck: tuple[int, ...] = ()  # places in `made` without a token: none can follow by the form of the answer
     waiting: tuple[int, ...] = ()  # the same: the form's work is not done, so the last position runs again
-    offers: tuple[tuple[int, ...], ...] = ()  # drafts for each member in `made`, where the policy has them
+    offers: tuple[tuple[int, ...], ...] = ()  # drafts for each member in `made`; without them no member gets one
 
 
 @dataclass(frozen=True, slots=True)
@@ -603,8 +603,7 @@ class Core:
                 if most > 1:
                     request.fall_back(most - len(tokens))
                     adapt(request, len(tokens) - 1, most - 1)
-                if offers:
-                    request.offer = offers[place]
+                request.offer = offers[place] if offers else ()
                 for token in tokens:
                     index = request.generated
                     request.generated += 1

@@ -55,7 +55,7 @@ from ..core.core import (
     Pulled,
     ScheduleBatch,
 )
-from ..core.drafting import MOST
+from ..core.drafting import MOST, POSITIONS
 from ..core.invariants import violations
 from ..core.policy import Policy
 from ..core.request import Arrival
@@ -449,7 +449,8 @@ class EngineMaster:
                 self._note_not_finite(report, firsts)
             made = made_of(report, firsts.values())
             ngram = self.core.policy.drafts == "ngram"
-            offers = self._ledger.outputs.offers(firsts, made.made, MOST) if ngram else ()
+            most = MOST if len(members) <= POSITIONS else 0  # the next batch has no place for them either
+            offers = self._ledger.outputs.offers(firsts, made.made, most) if ngram else ()
             event = BatchReturned(now, report.number, *made, offers)
             late = self._now - now if held_up else 0.0
             began = time.perf_counter()

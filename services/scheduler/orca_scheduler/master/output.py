@@ -108,9 +108,9 @@ class Outputs:
         return held
 
     def offers(self, claims: Iterable[int], made: Sequence[Sequence[int]], most: int) -> tuple[tuple[int, ...], ...]:
-        """Drafts for requests that have just made these tokens.
+        """Drafts for requests that have just made these tokens, up to `most` each. A request that is gone gets none.
 
-        A request that is gone gets none.
+        With `most` 0 nothing is returned, and the tokens are only kept for later drafts.
         """
         offers = list[tuple[int, ...]]()
         for claim, tokens in zip(claims, made, strict=True):
@@ -121,8 +121,8 @@ class Outputs:
             if held.ngrams is None:
                 held.ngrams = Ngrams([*held.record.prompt_ids, *held.token_ids()])
             held.ngrams.extend(tokens)
-            offers.append(held.ngrams.drafts(most))
-        return tuple(offers)
+            offers.append(held.ngrams.drafts(most) if most else ())
+        return tuple(offers) if most else ()
 
     def scored(self, claim: int, prompt: bytes) -> None:
         """The logprobs of a part of the request's prompt, behind those of the part before."""

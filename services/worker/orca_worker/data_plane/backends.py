@@ -55,16 +55,17 @@ class Backend(Protocol):
 @contextmanager
 def without_preemption() -> Iterator[None]:
     """Threads that begin meanwhile are those of a batch job: they do not take the core of a thread that wakes them."""
-    if os.sched_getscheduler(0) != os.SCHED_OTHER:  # an operator has chosen another policy
-        yield
-        return
+    changed = False
     with suppress(OSError):  # a sandbox may forbid it
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        if os.sched_getscheduler(0) == os.SCHED_OTHER:  # and no other one, which an operator has chosen
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+            changed = True
     try:
         yield
     finally:
-        with suppress(OSError):
-            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+        if changed:
+            with suppress(OSError):
+                os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
 def first_operation(group: Group, x: Tensor, rank: int, size: int, sums: bool) -> None:
