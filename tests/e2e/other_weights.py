@@ -30,8 +30,9 @@ from orca_client import Accepted, Token  # noqa: E402
 from orca_client.errors import Aborted  # noqa: E402
 
 VOCAB, MAX_BS = 211, 2
-# By engines: enough for some to run when the last engine changes; a single engine is hit amid two long ones.
-REQUESTS, TOKENS = {1: 10, 2: 40}, {1: 120, 2: 40}
+# By engines: enough for some to run when the last engine changes; a single engine is hit in the first third of two long
+# ones, for it is ahead of what has come here.
+REQUESTS, TOKENS = {1: 10, 2: 40}, {1: 240, 2: 40}
 WEIGHTS = "model.safetensors"
 
 
@@ -41,7 +42,7 @@ class Rounds:
     def __init__(self, folder: Path, draw: random.Random, engines: int) -> None:
         self._draw, self._engines = draw, engines
         self._requests, self._tokens = REQUESTS[engines], TOKENS[engines]
-        self._kept = [make_gpt2(folder / name, heads=4, layers=2, hidden=24, vocab=VOCAB, positions=160, seed=seed)
+        self._kept = [make_gpt2(folder / name, heads=4, layers=2, hidden=24, vocab=VOCAB, positions=280, seed=seed)
                       for seed, name in enumerate("ab")]  # fmt: skip
         self._references = [Reference(kept) for kept in self._kept]
         self._now = 0  # which of the two is served
@@ -63,7 +64,7 @@ class Rounds:
         other = self._kept[1 - self._now] / WEIGHTS
         shutil.copy(other, self.served / "part")
         for engine in range(self._engines):
-            moment = len(came) + self._draw.randint(1, self._tokens if engine else self._requests * self._tokens // 8)
+            moment = len(came) + self._draw.randint(1, self._tokens if engine else self._requests * self._tokens // 16)
             name = f"engine-{engine}"
             ranks = [one["pid"] for one in stack.processes() if one["role"] == "rank" and one["engine"] == name]
             while len(came) < moment and not all(task.done() for task in streams):
@@ -125,7 +126,8 @@ def ended(streams: list[asyncio.Task[tuple[list[int], set[str], Aborted | None]]
 async def rounds_of(folder: Path, rounds: int, seed: int, engines: int, pp: int) -> Counter[str]:
     """Runs rounds on one stack. Returns how many streams ended with which model's tokens, or MODEL_CHANGED."""
     lab = Rounds(folder, random.Random(seed), engines)
-    async with running(folder / "run", lab.served, engines=engines, pp=pp, max_batch_size=MAX_BS) as stack:
+    settings = {"engines": engines, "pp": pp, "max_batch_size": MAX_BS, "policy": "paper"}  # a token an iteration
+    async with running(folder / "run", lab.served, **settings) as stack:
         for n in range(rounds):
             await lab.round(stack)
             print(f"round {n + 1}: {dict(lab.ends)}", flush=True)
