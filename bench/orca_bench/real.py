@@ -275,7 +275,7 @@ FIGURES: dict[int, Callable[[Scale, Real, Say, Sequence[Setting]], Found]] = {9:
 
 
 class Measures(NamedTuple):
-    """What was measured of one run. Times in seconds; requests per second."""
+    """The measures of one run. Times in seconds; requests per second."""
 
     throughput: float
     normalized: float  # median

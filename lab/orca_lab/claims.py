@@ -46,7 +46,7 @@ class Results:
         return self._found[figure].numbers[name]
 
     def sustained(self, panel: str, system: str, figure: int = 10) -> float:
-        """What a system sustains; ft on more than one stage with phi 1."""
+        """The rates that a system sustains; ft on more than one stage with phi 1."""
         names = (f"{panel} {system}{phi} sustained, req/s" for phi in ("", " phi 1"))
         numbers = self._found[figure].numbers
         return next(numbers[name].mean for name in names if name in numbers)

@@ -148,14 +148,14 @@ class Recording:
         requests = list(self._requests.values())
         begun, ended = sorted(one.claimed for one in requests), sorted(one.ended for one in requests if one.ended)
         asked = sorted(one.submitted for one in requests)
-        waits = list[float]()
+        waits, at_once = list[float](), list[float]()
         for one in requests:
+            waits.append(max(0.0, one.claimed - one.submitted))
             before = bisect_left(asked, one.submitted)
             running = before - bisect_right(ended, one.submitted)
             if bisect_right(begun, one.submitted) == before and running < self.numbers["max_bs"]:
-                waits.append(max(0.0, one.claimed - one.submitted))
-        shortest = min((max(0.0, one.claimed - one.submitted) for one in requests), default=0.0)
-        return statistics.median(waits) if waits else shortest
+                at_once.append(waits[-1])
+        return statistics.median(at_once) if at_once else min(waits, default=0.0)
 
     def cost(self) -> tuple[Calibrated, list[tuple[float, float]]]:
         """Costs fitted to half of the iterations, and for each stage its errors on the other half: the mean of the

@@ -59,7 +59,7 @@ class SchedulerSettings(ServiceSettings, PoolSettings):
     slots: Positive | None = None
     """Tokens whose keys and values an engine holds, rounded down to whole blocks; what memory holds if not given."""
     policy: str = AUTO
-    """The choice of batches: auto, paper (Algorithm 1), even, stall-free, split-fuse, balanced, and other parts."""
+    """Choice of batches: auto, paper (Algorithm 1), even, stall-free, split-fuse, balanced, and parts that differ."""
     run_ahead: Annotated[int, Field(ge=0, le=1)] = 0
     """1: a batch's next iteration is issued before its tokens are back, and an end is found one iteration late."""
 
