@@ -5,8 +5,9 @@
 
 FILE gets a JSON line for each kill with the streams that ended meanwhile, and a run goes on behind the lines that it
 finds there, until its phase has this number of kills and of streams, or for a number of seconds. At the end no key and
-no slot may be left. The answers that streams are compared with are in `FILE.PHASE.json`: each was made once, alone, on
-a stack that nothing disturbed. `FILE.wrong` gets a line for each stream that differs or fails.
+no slot may be left, and in no log a verdict or an end that no fault explains. The answers that streams are compared
+with are in `FILE.PHASE.json`: each was made once, alone, on a stack that nothing disturbed. `FILE.wrong` gets a line
+for each stream that differs or fails.
 
 decoder   two engines of two stages of GPT-2, two endpoints, two schedulers; all features of `long_streams.py`
 encoder   the same with a T5, which has no chats
@@ -22,6 +23,7 @@ import asyncio
 import json
 import math
 import random
+import re
 import sys
 import tempfile
 import time
@@ -56,6 +58,10 @@ FROZEN = 4.0  # seconds
 WAYS = {Kind.KILL: "SIGKILL", Kind.STOP: f"SIGSTOP, {FROZEN:g} s"}
 NOTHING = Victim("nothing", "nothing", ())  # as long as a freeze, for what the machine's other load does to streams
 EACH = (Kind.KILL, Kind.KILL, Kind.STOP)  # of each role in a round: a freeze takes as long as three kills
+OF_THEMSELVES = {  # lines of logs about what no fault here explains
+    "verdict on a right rank": re.compile(r'"event": "rank lost".*\) failed: '),
+    "process that ended by itself": re.compile(r"ended with status [0-9]"),
+}
 
 
 @dataclass
@@ -236,9 +242,16 @@ async def play(folder: Path, file: Path, phase: str, seed: int, bounds: Bounds) 
                 )
                 write(line)
             load.end()
-        write(Line(phase=phase))
         await clients.close()
         await nothing_left(target)
+        load.ended.errors += unfounded(folder / "run" / "logs")
+        write(Line(phase=phase))
+
+
+def unfounded(logs: Path) -> Counter[str]:
+    """What was lost without a kill or a freeze, by kind: streams survive it, and so say nothing of it."""
+    lines = [line for log in sorted(logs.glob("*.log")) for line in log.read_text(errors="replace").splitlines()]
+    return +Counter({kind: sum(bool(found.search(line)) for line in lines) for kind, found in OF_THEMSELVES.items()})
 
 
 async def hit(target: LocalTarget, fault: Fault, waits: Waits, phase: str) -> Line:

@@ -34,8 +34,10 @@ AGAIN = (429, 503)  # statuses that are answered with another call
 ID = "x-orca-request"  # the header with an answer's id
 ENDS = ("response.completed", "response.incomplete")
 HELD = ("response, tools",)  # features whose tokens are held back for long, so that their waits tell little
-OF_A_RUN = ("iteration", "engine", "timings")  # of a token, or of an end: another one in each run
+OF_A_RUN = ("iteration", "engine", "timings", "cached_tokens")  # of a token, or of an end: another one in each run
 TIMES = re.compile(r'(?<=ed_at": )[0-9.]+')  # of a response
+CACHED_OF = "prompt_tokens_details"  # of a usage: cached tokens alone, other ones in each run
+CACHED = re.compile(r'(?<="cached_tokens": )[0-9]+')  # of a response's prompt
 CALL = re.compile(r'(?<="call_id": ")[^"]+')
 GRAMMAR = 'start: N ("+" N){1,9}\nN: /[1-9][0-9]{0,2}/'
 REGEXES = (r"((ab|cd){3} ){6}[0-9]{3}", r"[a-f]{8,40}", r"-?(0|[1-9][0-9]{8})(\.[0-9]{1,30})?", "(é{1,3}x){9}")
@@ -416,7 +418,7 @@ class Clients:
         whole = json.dumps([event.model_dump(mode="json") for event in events])
         calls: dict[str, str] = {}  # ids of calls, which are drawn: each by the order in which it came
         whole = CALL.sub(lambda found: calls.setdefault(found[0], f"call {len(calls)}"), whole)
-        return TIMES.sub("0", whole.replace(name.rpartition("_")[2], "ID"))
+        return CACHED.sub("0", TIMES.sub("0", whole.replace(name.rpartition("_")[2], "ID")))
 
 
 class Broken(Exception):
@@ -444,7 +446,8 @@ class Choice:
 
     def take(self, event: Event) -> None:
         """Adds an event, and notes where to go on."""
-        self._usage = event.data.get("usage") or self._usage
+        if usage := event.data.get("usage"):
+            self._usage = {name: value for name, value in usage.items() if name != CACHED_OF}
         self.seen = event.number or self.seen
         for choice in event.data["choices"]:
             delta = choice.get("delta", {})

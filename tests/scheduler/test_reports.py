@@ -82,6 +82,25 @@ async def test_a_wrong_report_is_a_verdict(case: str) -> None:
         assert sentence in rank.verdicts[0]
 
 
+async def test_nothing_behind_a_wrong_report_is_believed() -> None:
+    """The batch that ran beside it came back first then, which ended the scheduler's process."""
+    rank = Rank()
+    async with bench(rank, run_ahead=1) as this:
+        await this.submit("r", [1, 2], 2)
+        first, second = await this.iteration(), await this.iteration()
+        ranks = this.master._ranks
+        assert ranks is not None
+        for wrong_or_right in (iteration_report(first, token_ids=[5, 6]), iteration_report(second)):
+            ranks._ranks[0]._heard(wrong_or_right.SerializeToString())  # both, before the master looks at one
+        again = await this.iteration(10)
+        assert [list(begins.token_ids) for begins in again.admissions] == [[1, 2]]
+        rank.report(again, 8)
+        rank.report(await this.iteration(), 9)
+        assert await this.finished("r") == [8, 9]
+        assert len(rank.verdicts) == 1
+        assert not this.running.done()
+
+
 @pytest.mark.parametrize("raw", [b"\xff", b"\x0a\x05abc", bytes(range(256))])
 async def test_bytes_that_are_no_report(raw: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     rank = Rank()
@@ -127,6 +146,18 @@ def test_a_right_report() -> None:
         assert problem_of(pb.IterationReport(**fields), MEMBERS, HELD, VOCABULARY) is None
     nothing = RIGHT | {"token_ids": [1 << 31, 5], "not_finite": [0], "tops": []}
     assert problem_of(pb.IterationReport(**nothing), MEMBERS, HELD, VOCABULARY) is None, "what stands there is no token"
+
+
+@pytest.mark.parametrize(("start", "count", "scored"), [(0, 2, 3), (0, 3, 3), (1, 1, 1), (1, 2, 1), (2, 1, 0)])
+def test_the_parts_of_a_prompt(start: int, count: int, scored: int) -> None:
+    """Each has scores of the tokens behind its own, and the first one of its first token, too."""
+    members = [Member(1, 1, start, count, int(start + count == 3), (), None)]
+    tokens = RIGHT | {"token_ids": [5], "logprobs": [-0.5]} if members[0].outputs else {}
+    for places, right in ((scored, True), (scored + 1, False)):
+        report = pb.IterationReport(
+            **tokens | {"prompts": [pb.Scores(index=0, scores=(SCORE.pack(-0.5) + TOPS) * places)]}
+        )
+        assert (problem_of(report, members, HELD, VOCABULARY) is None) is right
 
 
 BREAKS: list[Callable[[random.Random, pb.IterationReport], object]] = [

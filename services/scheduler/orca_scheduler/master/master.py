@@ -431,14 +431,13 @@ class EngineMaster:
         """Gives the core what has returned, as far as the pool keeps up. held_up: it did not, until now."""
         while self._returned and self._ledger.keeps_up(self._returned[0].report.number):
             now, report = self._returned.popleft()
-            if report.number not in self._in_flight:
-                continue  # the engine was lost meanwhile
+            if report.number != next(iter(self._in_flight), None):
+                continue  # the engine was lost meanwhile, or will be: a report before this one was wrong
             members = self._in_flight[report.number]
             problem = problem_of(report, members, self._ledger.outputs.held, self._vocabulary)
             if problem is not None:
-                self._returned.clear()
                 self._dialed.wrong(f"iteration {report.number}, which {problem}")
-                return
+                continue
             if self._tracing is not None:
                 self._tracing.returned(report)
             running = len(self.core.requests)

@@ -122,9 +122,12 @@ def _problem_of_prompts(report: pb.IterationReport, members: Sequence[Member], h
         member = members[part.index]
         if (one := held.get(member.claim)) is None:
             continue
-        size = size_of_prompt(one.record.sampling)
-        if not size or len(part.scores) > member.count * size or len(part.scores) % size:
-            return (
-                f"has {len(part.scores)} bytes of a prompt's logprobs, {size} for each of {member.count} tokens at most"
-            )
+        size, places = size_of_prompt(one.record.sampling), _scored(member, len(one.record.prompt_ids))
+        if not size or len(part.scores) > places * size or len(part.scores) % size:
+            return f"has {len(part.scores)} bytes of a prompt's logprobs, {size} for each of {places} tokens at most"
     return None
+
+
+def _scored(member: Member, prompt: int) -> int:
+    """How many tokens of a prompt its part scores: those behind its own tokens, and at its beginning the first one."""
+    return max(min(member.start + member.count + 1, prompt) - (member.start + 1 if member.start else 0), 0)
