@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import re
 import tempfile
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -21,6 +23,10 @@ from orca_local.settings import ServeSettings
 from orca_local.stack import Stack
 from orca_scheduler.master.journal import Line, read
 
+OF_THEMSELVES = {  # lines of logs about what no kill and no freeze explains
+    "verdict on a right rank": re.compile(r'"event": "rank lost".*\) failed: '),
+    "process that ended by itself": re.compile(r"ended with status [0-9]"),
+}
 of_stack.begin = begin_warm  # a start takes 0.6 s of processor time instead of 2.9
 
 
@@ -30,6 +36,13 @@ def folder_in_memory() -> tempfile.TemporaryDirectory[str]:
     Each commit waits for Redis's file, and a disk that others use stops at times.
     """
     return tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
+
+
+def of_themselves(run_dir: Path) -> Counter[str]:
+    """What a run's processes lost of themselves, by kind: streams survive that, and so they say nothing of it."""
+    logs = sorted((run_dir / "logs").glob("*.log"))
+    lines = [line for log in logs for line in log.read_text(errors="replace").splitlines()]
+    return +Counter({kind: sum(bool(found.search(line)) for line in lines) for kind, found in OF_THEMSELVES.items()})
 
 
 @dataclass
@@ -84,11 +97,13 @@ async def running(
     environment: Mapping[str, str] | None = None,
     ui: bool = False,
     scheduler: Program | None = None,
+    broken: bool = False,
     **settings: object,
 ) -> AsyncIterator[Running]:
     """Starts a stack with these settings of `orca serve`. Prints the processes' logs when the test fails.
 
-    ui: with the live page, which starts when all else is ready. scheduler: another program that schedules."""
+    ui: with the live page, which starts when all else is ready. scheduler: another program that schedules. broken: the
+    test makes a process fail; otherwise none may, nor may a rank be taken for one that has failed."""
     values = {"dtype": "float32", "device": "cpu", "slots": 4096, "threads": 1, "port": 0, "http_port": 0} | settings
     stack = Stack(
         ServeSettings.load(model=str(model), **values), run_dir, print, environment, ui=ui, scheduler=scheduler
@@ -102,6 +117,7 @@ async def running(
             grpc.aio.insecure_channel(stack.grpc_addresses[0], options=options) as channel,
         ):
             yield Running(stack, run_dir, client, OrcaStub(channel))
+        assert broken or not of_themselves(run_dir)
     except BaseException:
         for log in sorted((run_dir / "logs").glob("*.log")):
             print(f"---- {log.name}\n{log.read_text(errors='replace')[-4000:]}")

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 from e2e import long_run
-from e2e.long_run import NOTHING, Line, Load, faults, hit, read, row, table, unfounded
+from e2e.long_run import NOTHING, Line, Load, faults, hit, read, row, table
 from e2e.long_streams import Ask, Choice, Event, Waits, Wrong
+from stacks import of_themselves
 
 from orca_chaos.client import Violation
 from orca_chaos.faults import Fault, Kind
@@ -53,13 +54,15 @@ LINES = [
 def test_a_loss_that_no_fault_explains_is_an_error(tmp_path: Path) -> None:
     """A rank was taken for a liar again and again, and a scheduler ended, and all streams went on."""
     lost = '{"event": "rank lost", "verdict": "stage 1 rank 0 of engine-0 (host vm, pid 7, last iteration 9) '
-    (tmp_path / "scheduler-0.log").write_text(f'{lost}failed: it reported 5"}}\n{lost}has been silent for 2.1 s"}}\n')
-    (tmp_path / "serve.log").write_text(
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "scheduler-0.log").write_text(f'{lost}failed: it reported 5"}}\n{lost}has been silent for 2.1 s"}}\n')
+    (logs / "serve.log").write_text(
         '{"event": "scheduler-0 (pid 5) ended with status 1, starting it again"}\n'
         '{"event": "endpoint-0 (pid 6) was killed by SIGKILL, starting it again"}\n'
     )
-    (tmp_path / "supervisor-0.log").write_text('{"event": "rank ended", "why": "its process ended with status -9"}\n')
-    assert unfounded(tmp_path) == {"verdict on a right rank": 1, "process that ended by itself": 1}
+    (logs / "supervisor-0.log").write_text('{"event": "rank ended", "why": "its process ended with status -9"}\n')
+    assert of_themselves(tmp_path) == {"verdict on a right rank": 1, "process that ended by itself": 1}
 
 
 def test_pauses_count_where_the_program_itself_was_not_late() -> None:

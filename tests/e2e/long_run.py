@@ -23,7 +23,6 @@ import asyncio
 import json
 import math
 import random
-import re
 import sys
 import tempfile
 import time
@@ -38,6 +37,7 @@ sys.path[:0] = [str(Path(__file__).parents[1])]
 from checkpoints import make_gpt2, make_tokenizer  # noqa: E402
 from e2e.long_streams import BYTES, COMMENTS, Ask, Clients, Waits, Wrong, asks  # noqa: E402
 from encoder_decoders import make_t5  # noqa: E402
+from stacks import of_themselves  # noqa: E402
 from tool_templates import HERMES  # noqa: E402
 
 from orca_chaos.client import Violation  # noqa: E402
@@ -58,10 +58,6 @@ FROZEN = 4.0  # seconds
 WAYS = {Kind.KILL: "SIGKILL", Kind.STOP: f"SIGSTOP, {FROZEN:g} s"}
 NOTHING = Victim("nothing", "nothing", ())  # as long as a freeze, for what the machine's other load does to streams
 EACH = (Kind.KILL, Kind.KILL, Kind.STOP)  # of each role in a round: a freeze takes as long as three kills
-OF_THEMSELVES = {  # lines of logs about what no fault here explains
-    "verdict on a right rank": re.compile(r'"event": "rank lost".*\) failed: '),
-    "process that ended by itself": re.compile(r"ended with status [0-9]"),
-}
 
 
 @dataclass
@@ -244,14 +240,8 @@ async def play(folder: Path, file: Path, phase: str, seed: int, bounds: Bounds) 
             load.end()
         await clients.close()
         await nothing_left(target)
-        load.ended.errors += unfounded(folder / "run" / "logs")
+        load.ended.errors += of_themselves(folder / "run")
         write(Line(phase=phase))
-
-
-def unfounded(logs: Path) -> Counter[str]:
-    """What was lost without a kill or a freeze, by kind: streams survive it, and so say nothing of it."""
-    lines = [line for log in sorted(logs.glob("*.log")) for line in log.read_text(errors="replace").splitlines()]
-    return +Counter({kind: sum(bool(found.search(line)) for line in lines) for kind, found in OF_THEMSELVES.items()})
 
 
 async def hit(target: LocalTarget, fault: Fault, waits: Waits, phase: str) -> Line:
