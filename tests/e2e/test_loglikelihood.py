@@ -15,8 +15,8 @@ from stacks import running
 
 
 async def test_of_a_task(tmp_path: Path) -> None:
-    numbers = {"heads": 2, "layers": 2, "hidden": 16, "vocab": 256, "positions": 512, "seed": 3}
-    model = make_gpt2(tmp_path / "model", **numbers, tokenizer=True)
+    folder = tmp_path / "model"
+    model = make_gpt2(folder, heads=2, layers=2, hidden=16, vocab=256, positions=512, seed=3, tokenizer=True)
     draw = random.Random(4)
     lengths = [300, *(draw.randint(1, 20) for _ in range(11))]  # the default policy computes the first one in parts
     pairs = [(draw.choices(range(256), k=length), draw.choices(range(256), k=3)) for length in lengths]

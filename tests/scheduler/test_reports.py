@@ -152,11 +152,10 @@ def test_a_right_report() -> None:
 def test_the_parts_of_a_prompt(start: int, count: int, scored: int) -> None:
     """Each has scores of the tokens behind its own, and the first one of its first token, too."""
     members = [Member(1, 1, start, count, int(start + count == 3), (), None)]
-    tokens = RIGHT | {"token_ids": [5], "logprobs": [-0.5]} if members[0].outputs else {}
+    tokens: dict[str, Any] = {"token_ids": [5], "tops": RIGHT["tops"]} if members[0].outputs else {}
     for places, right in ((scored, True), (scored + 1, False)):
-        report = pb.IterationReport(
-            **tokens | {"prompts": [pb.Scores(index=0, scores=(SCORE.pack(-0.5) + TOPS) * places)]}
-        )
+        prompt = pb.Scores(index=0, scores=(SCORE.pack(-0.5) + TOPS) * places)
+        report = pb.IterationReport(prompts=[prompt], **tokens)
         assert (problem_of(report, members, HELD, VOCABULARY) is None) is right
 
 
