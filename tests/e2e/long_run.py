@@ -13,9 +13,9 @@ decoder   two engines of two stages of GPT-2, two endpoints, two schedulers; all
 encoder   the same with a T5, which has no chats
 
 A kill is SIGKILL; a freeze is SIGSTOP for FROZEN seconds, after which a process that still lives goes on. The next
-victim is hit when all processes run again and each stream has gone on. The pause of a kill is the longest wait
-inside a stream, or for a stream's first token, whatever it waited for. "nothing" is a freeze of no process: its pauses
-are those that the machine's other load makes.
+victim is hit when all processes run again, each stream has gone on, and it has lived for some seconds. The pause of a
+kill is the longest wait inside a stream, or for a stream's first token, whatever it waited for. "nothing" is a freeze
+of no process: its pauses are those that the machine's other load makes.
 """
 
 import argparse
@@ -28,12 +28,14 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parents[1])]
 
+import psutil  # noqa: E402
 from checkpoints import make_gpt2, make_tokenizer  # noqa: E402
 from e2e.long_streams import BYTES, COMMENTS, Ask, Clients, Waits, Wrong, asks  # noqa: E402
 from encoder_decoders import make_t5  # noqa: E402
@@ -45,6 +47,7 @@ from orca_chaos.faults import Fault, Kind, Victim  # noqa: E402
 from orca_chaos.late import WORTH_TELLING, watched  # noqa: E402
 from orca_chaos.local_target import LocalTarget, local_target  # noqa: E402
 from orca_chaos.rounds import HEALED, healed, nothing_left  # noqa: E402
+from orca_common.backoff import WORKED  # noqa: E402
 from orca_lab.timeline import percentile  # noqa: E402
 from orca_local.settings import ServeSettings  # noqa: E402
 
@@ -229,6 +232,7 @@ async def play(folder: Path, file: Path, phase: str, seed: int, bounds: Bounds) 
             for fault in faults(target.victims(), seed, number):
                 if bounds.reached(kills, streams):
                     break
+                await grown(target, fault.victim.name)
                 line = await hit(target, fault, waits, phase)
                 streams, kills = streams + load.ended.streams.total(), kills + (line.role != NOTHING.role)
                 waited = f"{line.inside:.2f} s inside, first token {line.first:.2f} s ({line.of})"
@@ -242,6 +246,16 @@ async def play(folder: Path, file: Path, phase: str, seed: int, bounds: Bounds) 
         await nothing_left(target)
         load.ended.errors += of_themselves(folder / "run")
         write(Line(phase=phase))
+
+
+async def grown(target: LocalTarget, name: str) -> None:
+    """Waits until a process has lived so long that another one follows it at once: a death is to be a single one."""
+    async with asyncio.timeout(HEALED):
+        while (pid := await asyncio.to_thread(target.pid, name)) is not None:
+            with suppress(psutil.NoSuchProcess):
+                if time.time() - psutil.Process(pid).create_time() > WORKED + 0.5:
+                    return
+            await asyncio.sleep(0.2)
 
 
 async def hit(target: LocalTarget, fault: Fault, waits: Waits, phase: str) -> Line:
