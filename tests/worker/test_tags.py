@@ -146,8 +146,6 @@ class Ranked(policies.Engine):
         row, start, end = member.row, member.start, member.start + member.count
         tokens = np.array([*given, *[policies.WORD] * end][start:end])
         tokens[member.count - len(member.drafts) :] = member.drafts
-        message = worker_pb2.Iteration()
-        put_members(message, [member])
         assert self.kvs is not None
         for kv, hidden in zip(self.kvs, (0, -1), strict=True):
             if member.start == member.shared * self.block and row not in kv.tags.texts:
@@ -159,7 +157,7 @@ class Ranked(policies.Engine):
                 tokens[max(len(prompt) + life.arrived.generated - start, 0) :] = hidden
             elif self.run_ahead and end > len(given) and self.draw.random() < 0.1:
                 tokens[-1] = 5  # of a run-ahead whose request waits for its form: it runs again
-            kv.ran(message, tokens)
+            kv.ran(np.array([row]), [start], [member.count], [member.outputs], tokens)
 
     def scheduled(self, batch: ScheduleBatch) -> None:
         if not self.flights or batch.iteration > self.flights[-1].iteration:

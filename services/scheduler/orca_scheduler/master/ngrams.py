@@ -25,13 +25,11 @@ class Ngrams:
     def extend(self, tokens: Iterable[int]) -> None:
         """Appends to the text."""
         known, ends = self._tokens, self._ends
-        new = list(tokens)
-        for token in new[-LOOKS_BACK:]:
-            known.append(token)
-            last = tuple(known[-SIZE:])
-            if len(last) == SIZE:
-                self._before = ends.get(last)
-                ends[last] = len(known)
+        start = max(len(known) - SIZE + 1, 0)
+        known += list(tokens)[-LOOKS_BACK:]
+        for end, last in enumerate(zip(*(known[start + n :] for n in range(SIZE)), strict=False), start + SIZE):
+            self._before = ends.get(last)
+            ends[last] = end
         if len(known) > 2 * LOOKS_BACK:  # begin again with the latest half
             self._begin()
             self.extend(known[-LOOKS_BACK:])

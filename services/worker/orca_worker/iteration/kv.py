@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from orca.v1 import worker_pb2
 from orca_common.errors import FailedPrecondition
 
 from ..partition import head_bytes
@@ -198,22 +197,32 @@ class KVManager:
         if np.count_nonzero(held):
             self.tags.check(each, self._table[:, : held.max()][each], held)
 
-    def ran(self, iteration: worker_pb2.Iteration, token_ids: np.ndarray) -> None:
-        """Gives keys to the blocks that these tokens [T] of an iteration have filled."""
+    def ran(
+        self,
+        rows: np.ndarray,
+        starts: Sequence[int],
+        counts: Sequence[int],
+        outputs: Sequence[int],
+        token_ids: np.ndarray,
+    ) -> None:
+        """Gives keys to the blocks that an iteration has filled.
+
+        rows [B], starts [B], counts [B], outputs [B]: of its members. token_ids [T]: those that it ran.
+        """
         tags = self.tags
         if not tags.texts:
             return
-        rows, starts, counts, outputs = iteration.rows[:], iteration.starts[:], iteration.counts[:], iteration.outputs[:]
         at_once = counts.count(1) >= AT_ONCE
         if at_once:
-            each, of, lengths = np.array(rows), np.array(starts), np.array(counts)
+            of = np.array(starts)
             if len(token_ids) == len(rows):
-                tags.ran_one(each, of, token_ids, self._table)
+                tags.ran_one(rows, of, token_ids, self._table)
                 return
+            lengths = np.array(counts)
             one = lengths == 1
-            tags.ran_one(each[one], of[one], token_ids[lengths.cumsum()[one] - 1], self._table)
+            tags.ran_one(rows[one], of[one], token_ids[lengths.cumsum()[one] - 1], self._table)
         at, tokens = 0, token_ids.tolist()
-        for row, start, count, made in zip(rows, starts, counts, outputs, strict=True):
+        for row, start, count, made in zip(rows.tolist(), starts, counts, outputs, strict=True):
             if row in tags.texts and not (at_once and count == 1):
                 tags.ran(row, start, tokens[at : at + count], max(made - 1, 0), self._table[row])
             at += count

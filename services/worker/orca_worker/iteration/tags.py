@@ -91,14 +91,14 @@ class Tags:
             grown = np.zeros((max(64, rows, 2 * row), max(8, columns, 2 * end), 2), np.uint64)
             grown[:rows, :columns] = self._wanted
             self._wanted = grown
-        of, wanted = self._of, self._wanted
         for i, block in enumerate(blocks[shared:], held + shared):
             self._private += 1
-            of[block] = fresh = PRIVATE, self._private
+            tag = self._of[block]
+            tag[0], tag[1] = PRIVATE, self._private
             if text is not None:
-                wanted[row, i] = fresh
+                self._wanted[row, i] = tag
         if text is not None and shared:
-            wanted[row, :shared] = _tags(text.keys[1 : 1 + shared])
+            self._wanted[row, :shared] = _tags(text.keys[1 : 1 + shared])
             self._filled(row, text, shared)
 
     def _filled(self, row: int, text: Text, blocks: int) -> None:
