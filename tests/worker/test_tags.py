@@ -352,6 +352,50 @@ def test_a_token_that_is_not_known_here_ends_the_keys() -> None:
     assert len(kv.tags.texts[0].keys) == 2
 
 
+@pytest.mark.parametrize("block", [1, 3, 4, 16])
+def test_rows_that_run_one_token_each_are_looked_at_together(block: int) -> None:
+    """Beside rows with parts of prompts and drafts, tokens that are not known here, positions that run again, rows
+    without keys: as if each row had been alone."""
+    draw, rows, blocks = random.Random(block), 7, 60
+    both = KVManager(None), KVManager(None)
+    lengths = [draw.randint(1, 3 * block) for _ in range(rows)]
+    for kv in both:
+        kv.allocate(rows * blocks * block, block)
+        for row, length in enumerate(lengths):
+            if row != 3:
+                kv.tags.begin(row, root_of("a"), range(length))
+            kv.grow(row, range(row * blocks, (row + 1) * blocks))
+    at = [0] * rows
+    for _ in range(20 * block):
+        starts, counts, outputs, tokens = list[int](), list[int](), list[int](), list[int]()
+        for row in range(rows):
+            part, again = max(lengths[row] - at[row], 0), min(at[row], draw.random() < 0.1)
+            starts.append(at[row] - again)
+            drafts = draw.randint(1, 3) if not part and draw.random() < 0.1 else 0
+            counts.append(draw.randint(1, part) if part > 1 and draw.random() < 0.3 else 1 + drafts)
+            outputs.append(1 + drafts)
+            run = range(starts[-1], starts[-1] + counts[-1])
+            tokens += [n if n < lengths[row] or draw.random() < 0.99 else -1 for n in run]
+            at[row] = starts[-1] + counts[-1] - draw.randint(0, drafts)
+        together, alone = both
+        order = draw.sample(range(rows), rows)
+        ends = np.cumsum(counts)
+        parts = [np.array(tokens[ends[row] - counts[row] : ends[row]]) for row in order]
+        of = [[values[row] for row in order] for values in (starts, counts, outputs)]
+        together.ran(np.array(order), *of, np.concatenate(parts))
+        for row, part, start, _, made in zip(order, parts, *of, strict=True):
+            if row != 3:
+                alone.tags.ran(row, start, part.tolist(), made - 1, alone._table[row])
+        assert (together.tags._of == alone.tags._of).all()
+        assert (together.tags._wanted == alone.tags._wanted).all()
+        for kv in both:
+            kv.check(range(rows))
+    for row, text in both[1].tags.texts.items():
+        assert both[0].tags.texts[row].keys == text.keys
+        assert both[0].tags.texts[row].filled == text.filled
+    assert sum(text.filled for text in both[0].tags.texts.values()) > 20
+
+
 @pytest.mark.parametrize(("block", "drafts"), covering((1, 3, 4, 16), range(8), strength=1))
 def test_keys_are_those_of_the_tokens_whatever_the_drafts_were(block: int, drafts: int) -> None:
     draw = random.Random(f"{block} {drafts}")

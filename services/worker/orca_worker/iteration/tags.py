@@ -143,10 +143,11 @@ class Tags:
         A token below 0 is not known here: the blocks from there on get no keys.
         """
         behind, end = int(self._start[row]), start + len(token_ids)
+        computed = end - drafts
         if behind < end and start <= self._end[row] and min(token_ids) >= 0:
             self._put(row, max(start, behind), token_ids[max(behind - start, 0) :])
-        if min(end - drafts, self._end[row]) >= self._due[row]:
-            self._fill(row, end - drafts, blocks)
+        if min(computed, self._end[row]) >= self._due[row]:
+            self._fill(row, computed, blocks)
 
     def ran_one(self, rows: np.ndarray, starts: np.ndarray, token_ids: np.ndarray, table: np.ndarray) -> None:
         """`ran` for rows [n] with one token each, at positions `starts` [n]. table [row, i]: blocks.
