@@ -58,15 +58,15 @@ class Held:
     def drafts(self, tokens: Sequence[int], most: int) -> tuple[int, ...]:
         """Up to `most` tokens that may follow its text and these tokens, which it has just made."""
         known = len(self.tokens) // TOKEN.size
-        if self.ngrams is None:
-            self.ngrams = Ngrams([*self.record.prompt_ids, *self.token_ids()])
-        elif self.read < known:
-            self.ngrams.extend(self.token_ids(self.read))
-        self.ngrams.extend(tokens)
-        self.read = known + len(tokens)
-        found = self.ngrams.drafts(most)
-        self.misses = 0 if found else self.misses + 1
-        self.looks = self.read + min(self.misses // MISSES, 3)
+        ngrams = self.ngrams = self.ngrams or Ngrams(self.record.prompt_ids)
+        ngrams.extend(tokens if self.read == known else [*self.token_ids(self.read), *tokens])
+        self.read = self.looks = known + len(tokens)
+        found = ngrams.drafts(most)
+        if found:
+            self.misses = 0
+        else:
+            self.misses += 1
+            self.looks += min(self.misses // MISSES, 3)
         return found
 
     def token_ids(self, first: int = 0) -> list[int]:

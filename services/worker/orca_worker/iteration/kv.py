@@ -189,13 +189,8 @@ class KVManager:
 
     def check(self, rows: Sequence[int]) -> None:
         """Raises FailedPrecondition where a block of one of these rows holds the keys and values of other tokens."""
-        if not self.tags.texts:
-            return
-        each = np.array(rows)
-        each = self.tags.keyed(each[each < len(self._capacity)])  # `build_batch` refuses the others
-        held = self._capacity.take(each) // self.block_size
-        if np.count_nonzero(held):
-            self.tags.check(each, self._table[:, : held.max()][each], held)
+        if rows and self.tags.texts:
+            self.tags.check(rows, self._table)
 
     def ran(
         self,
