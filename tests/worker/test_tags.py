@@ -374,18 +374,18 @@ def test_rows_that_run_one_token_each_are_looked_at_together(block: int) -> None
             drafts = draw.randint(1, 3) if not part and draw.random() < 0.1 else 0
             counts.append(draw.randint(1, part) if part > 1 and draw.random() < 0.3 else 1 + drafts)
             outputs.append(1 + drafts)
-            run = range(starts[-1], starts[-1] + counts[-1])
-            tokens += [n if n < lengths[row] or draw.random() < 0.99 else -1 for n in run]
+            positions = range(starts[-1], starts[-1] + counts[-1])
+            tokens += [n if n < lengths[row] or draw.random() < 0.99 else -1 for n in positions]
             at[row] = starts[-1] + counts[-1] - draw.randint(0, drafts)
         together, alone = both
         order = draw.sample(range(rows), rows)
         ends = np.cumsum(counts)
         parts = [np.array(tokens[ends[row] - counts[row] : ends[row]]) for row in order]
-        of = [[values[row] for row in order] for values in (starts, counts, outputs)]
-        together.ran(np.array(order), *of, np.concatenate(parts))
-        for row, part, start, _, made in zip(order, parts, *of, strict=True):
+        begun, run, made = ([values[row] for row in order] for values in (starts, counts, outputs))
+        together.ran(np.array(order), begun, run, made, np.concatenate(parts))
+        for row, part in zip(order, parts, strict=True):
             if row != 3:
-                alone.tags.ran(row, start, part.tolist(), made - 1, alone._table[row])
+                alone.tags.ran(row, starts[row], part.tolist(), outputs[row] - 1, alone._table[row])
         assert (together.tags._of == alone.tags._of).all()
         assert (together.tags._wanted == alone.tags._wanted).all()
         for kv in both:
