@@ -91,7 +91,7 @@ MUTATIONS = [
         "tests/worker/test_tags.py::test_rows_that_run_one_token_each_are_looked_at_together",
     ),
     Mutation(
-        "a block that one token fills has no key",
+        "a block filled by a single token has no key",
         "services/worker/orca_worker/iteration/tags.py",
         "Tags.ran_one",
         drop("_fill"),
