@@ -339,6 +339,26 @@ def test_roots_that_cannot_be(folder: Path, root: bytes, problem: str) -> None:
         engine.run(engine.arrive(("a", list(range(20)), 4)), without)
 
 
+def test_rows_without_keys_stand_beside_those_that_have_some() -> None:
+    """In any order, and beyond the last one with keys."""
+    kv = KVManager(None)
+    kv.allocate(400, 4)
+    for row in range(60, 68):
+        if row in (61, 62):
+            kv.tags.begin(row, root_of("a"), range(6))
+        kv.grow(row, [row, row + 10] if row != 62 else [row])
+    for rows in (range(60, 68), [62, 60, 66, 64], [62, 61], [67, 66], [61], [64, 99, 61], [99], [100_000, 62]):
+        kv.check(rows)
+        old = kv._table[62, 0]
+        kv._table[62, 0] = 61
+        if 62 in rows:
+            with pytest.raises(FailedPrecondition, match="row 62: block 61 has the keys and values of other tokens"):
+                kv.check(rows)
+        else:
+            kv.check(rows)
+        kv._table[62, 0] = old
+
+
 def test_a_token_that_is_not_known_here_ends_the_keys() -> None:
     """Of a row whose tokens stay on the device, only blocks of its input have keys."""
     kv = KVManager(None)
