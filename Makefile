@@ -135,7 +135,7 @@ stacks: $(STAMP) ## Run whole stacks: tokens of every tp x pp, SAMPLE=48 of them
 	$(BIN)/python tests/e2e/token_grid.py $(if $(SAMPLE),--sample $(SAMPLE))
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS)
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --tp 1 --pp 3 --run-ahead 1 --policy balanced,positions=9,prefix=tenant --slots 112
-	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --tp 1 --pp 2 --dtype bfloat16
+	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --tp 1 --pp 2 --dtype bfloat16 --policy paper
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --run-ahead 1 --kernels device-loop
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --forms --policy drafts=ngram
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --pp 1 --family llama --kv-dtype int8 --policy balanced,positions=9,prefix=tenant --slots 112

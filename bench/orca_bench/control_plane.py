@@ -1,10 +1,10 @@
 """The cost of the control plane: CPU time per iteration of each process, with a model that computes nothing.
 
-    python -m orca_bench.control_plane [--batches 1,8,32,64] [--seconds 5] [--policy paper] [--json FILE]
+    python -m orca_bench.control_plane [--batches 1,8,32,64] [--seconds 5] [--policy auto] [--json FILE]
 
-The stack is that of `orca serve`. For a batch of b, b requests run at once; the CPU time that endpoint, scheduler,
-rank and Redis spend in a window is divided by the iterations of the window. The load comes from a process of its own,
-which is not counted.
+The stack is that of `orca serve`, with its default policy; `paper` has no keys of blocks, and drafts nothing. For a
+batch of b, b requests run at once; the CPU time that endpoint, scheduler, rank and Redis spend in a window is divided
+by the iterations of the window. The load comes from a process of its own, which is not counted.
 
 The floor counts what an iteration cannot do without, with times of two cores with AVX2:
     b messages to clients, each with one token: 1.5 us each, the time to frame one
@@ -158,7 +158,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batches", default="1,8,32,64")
     parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--policy", default="paper")  # `auto` has work of its own: keys of blocks, drafts
+    parser.add_argument("--policy", default="auto")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--load", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

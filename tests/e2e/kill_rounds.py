@@ -241,7 +241,7 @@ if __name__ == "__main__":
     parser.add_argument("--family", choices=("gpt2", "llama", "t5"), default="gpt2")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--graphs-tp", action="store_true", help="graphs have the all-reduces of tensor ranks, too")
-    parser.add_argument("--policy", default="paper")
+    parser.add_argument("--policy", default="auto")
     parser.add_argument("--forms", action="store_true", help="two of three requests ask for a form")
     parser.add_argument("--kv-dtype", choices=("int8",), help="of keys and values; the default: --dtype")
     parser.add_argument("--slots", type=int, help="few, so that requests give theirs up")

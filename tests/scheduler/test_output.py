@@ -1,22 +1,30 @@
 """What an engine's master still has to commit of a request, tokens and scores together."""
 
 import math
+from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
 
 from orca.v1.pool_pb2 import PoolRequest
 from orca.v1.sampling_pb2 import SamplingParams
 from orca_common.scores import NOTHING, TOP, unpack_tops
 from orca_pool.records import Claimed, Committed, CommittedToken, Reason
 from orca_pool.wire import TOKEN
-from orca_scheduler.master.output import Outputs
+from orca_scheduler.master.ngrams import LOOKS_BACK
+from orca_scheduler.master.output import MISSES, Outputs
 
 
 def held(count: int, committed: int) -> Outputs:
     """A request with `count` tops a token, of which so many tokens were committed before the claim."""
+    outputs = Outputs()
+    add(outputs, 1, count, committed)
+    return outputs
+
+
+def add(outputs: Outputs, claim: int, count: int = 0, committed: int = 0) -> None:
     record = PoolRequest(request_id="r", sampling=SamplingParams(top_logprobs=count)).SerializeToString()
     tokens = [CommittedToken(n, -1.0, n) for n in range(committed)]
-    outputs = Outputs()
-    assert outputs.add(Claimed("r", 1, 1, 3, record, tokens, 0, None, 0, 0, 0), 0.0)
-    return outputs
+    assert outputs.add(Claimed("r", claim, 1, 3, record, tokens, 0, None, 0, 0, 0), 0.0)
 
 
 def test_scores_go_with_their_tokens() -> None:
@@ -101,8 +109,52 @@ def test_a_hand_over_whose_answer_was_lost_is_said_again() -> None:
     assert not outputs.held
 
 
+def made(outputs: Outputs, claim: int, tokens: Sequence[int]) -> None:
+    for token in tokens:
+        outputs.append(claim, TOKEN.pack(token, -1.0, 1), None)
+
+
 def test_drafts_follow_tokens_that_came_without_any() -> None:
-    """A batch without a place for drafts returns none, and the next one's know its tokens."""
+    """A batch without a place for drafts asks for none, and the next one's know its tokens."""
     outputs = held(0, committed=0)
-    assert outputs.offers([1], [(1, 2, 3, 4)], 0) == ()
+    made(outputs, 1, (1, 2, 3, 4))
     assert outputs.offers([1, 2], [(1, 2, 3), (9,)], 2) == ((4, 1), ())
+    made(outputs, 1, (1, 2, 3, 5, 6, 7, 5))
+    assert outputs.offers([1], [(6, 7)], 3) == ((5, 6, 7),)
+
+
+def test_a_long_text_is_read_beside_no_other() -> None:
+    """Each takes milliseconds, and the engine waits for all of them."""
+    outputs, half = held(0, committed=0), list(range(LOOKS_BACK // 2 + 1))
+    for claim in (2, 3, 4):
+        add(outputs, claim)
+        made(outputs, claim, half)
+    made(outputs, 1, half[: LOOKS_BACK // 2 - 1])
+    turn = partial(outputs.offers, [2, 3, 1, 4], [(0, 1, 2)] * 4, 1)
+    assert turn() == ((3,), (), (3,), ())
+    for claim in (1, 2):
+        made(outputs, claim, (0, 1, 2))
+    assert turn() == ((0,), (3,), (0,), ())
+    for claim in (1, 2, 3):
+        made(outputs, claim, (0, 1, 2))
+    assert turn() == ((0,), (0,), (0,), (3,))
+
+
+def test_a_text_without_drafts_is_looked_at_less_and_less_often() -> None:
+    """And again at each token once there was one."""
+    outputs, looked = held(0, committed=0), list[int]()
+    one = outputs.held[1]
+    for n in range(8 * MISSES):
+        before = one.misses
+        assert outputs.offers([1], [(n,)], 4) == ((),)
+        made(outputs, 1, (n,))
+        looked += [n] * (one.misses > before)
+    assert [b - a for a, b in pairwise(looked)] == [
+        *[1] * (MISSES - 1), *[2] * MISSES, *[3] * MISSES, *[4] * (len(looked) - 3 * MISSES)
+    ]  # fmt: skip
+    found = 0
+    for n in range(MISSES):
+        found += outputs.offers([1], [(n,)], 4) != ((),)
+        made(outputs, 1, (n,))
+    assert found >= MISSES - 6
+    assert one.misses == 0

@@ -146,8 +146,6 @@ class Ranked(policies.Engine):
         row, start, end = member.row, member.start, member.start + member.count
         tokens = np.array([*given, *[policies.WORD] * end][start:end])
         tokens[member.count - len(member.drafts) :] = member.drafts
-        message = worker_pb2.Iteration()
-        put_members(message, [member])
         assert self.kvs is not None
         for kv, hidden in zip(self.kvs, (0, -1), strict=True):
             if member.start == member.shared * self.block and row not in kv.tags.texts:
@@ -159,7 +157,7 @@ class Ranked(policies.Engine):
                 tokens[max(len(prompt) + life.arrived.generated - start, 0) :] = hidden
             elif self.run_ahead and end > len(given) and self.draw.random() < 0.1:
                 tokens[-1] = 5  # of a run-ahead whose request waits for its form: it runs again
-            kv.ran(message, tokens)
+            kv.ran(np.array([row]), [start], [member.count], [member.outputs], tokens)
 
     def scheduled(self, batch: ScheduleBatch) -> None:
         if not self.flights or batch.iteration > self.flights[-1].iteration:
@@ -341,6 +339,26 @@ def test_roots_that_cannot_be(folder: Path, root: bytes, problem: str) -> None:
         engine.run(engine.arrive(("a", list(range(20)), 4)), without)
 
 
+def test_rows_without_keys_stand_beside_those_that_have_some() -> None:
+    """In any order, and beyond the last one with keys."""
+    kv = KVManager(None)
+    kv.allocate(400, 4)
+    for row in range(60, 68):
+        if row in (61, 62):
+            kv.tags.begin(row, root_of("a"), range(6))
+        kv.grow(row, [row, row + 10] if row != 62 else [row])
+    for rows in (range(60, 68), [62, 60, 66, 64], [62, 61], [67, 66], [61], [64, 99, 61], [99], [100_000, 62]):
+        kv.check(rows)
+        old = kv._table[62, 0]
+        kv._table[62, 0] = 61
+        if 62 in rows:
+            with pytest.raises(FailedPrecondition, match="row 62: block 61 has the keys and values of other tokens"):
+                kv.check(rows)
+        else:
+            kv.check(rows)
+        kv._table[62, 0] = old
+
+
 def test_a_token_that_is_not_known_here_ends_the_keys() -> None:
     """Of a row whose tokens stay on the device, only blocks of its input have keys."""
     kv = KVManager(None)
@@ -352,6 +370,50 @@ def test_a_token_that_is_not_known_here_ends_the_keys() -> None:
         kv.tags.ran(0, n, tokens, 0, kv._table[0])
     assert kv.tags.texts[0].filled == 1
     assert len(kv.tags.texts[0].keys) == 2
+
+
+@pytest.mark.parametrize("block", [1, 3, 4, 16])
+def test_rows_that_run_one_token_each_are_looked_at_together(block: int) -> None:
+    """Beside rows with parts of prompts and drafts, tokens that are not known here, positions that run again, rows
+    without keys: as if each row had been alone."""
+    draw, rows, blocks = random.Random(block), 7, 60
+    both = KVManager(None), KVManager(None)
+    lengths = [draw.randint(1, 3 * block) for _ in range(rows)]
+    for kv in both:
+        kv.allocate(rows * blocks * block, block)
+        for row, length in enumerate(lengths):
+            if row != 3:
+                kv.tags.begin(row, root_of("a"), range(length))
+            kv.grow(row, range(row * blocks, (row + 1) * blocks))
+    at = [0] * rows
+    for _ in range(20 * block):
+        starts, counts, outputs, tokens = list[int](), list[int](), list[int](), list[int]()
+        for row in range(rows):
+            part, again = max(lengths[row] - at[row], 0), min(at[row], draw.random() < 0.1)
+            starts.append(at[row] - again)
+            drafts = draw.randint(1, 3) if not part and draw.random() < 0.1 else 0
+            counts.append(draw.randint(1, part) if part > 1 and draw.random() < 0.3 else 1 + drafts)
+            outputs.append(1 + drafts)
+            positions = range(starts[-1], starts[-1] + counts[-1])
+            tokens += [n if n < lengths[row] or draw.random() < 0.99 else -1 for n in positions]
+            at[row] = starts[-1] + counts[-1] - draw.randint(0, drafts)
+        together, alone = both
+        order = draw.sample(range(rows), rows)
+        ends = np.cumsum(counts)
+        parts = [np.array(tokens[ends[row] - counts[row] : ends[row]]) for row in order]
+        begun, run, made = ([values[row] for row in order] for values in (starts, counts, outputs))
+        together.ran(np.array(order), begun, run, made, np.concatenate(parts))
+        for row, part in zip(order, parts, strict=True):
+            if row != 3:
+                alone.tags.ran(row, starts[row], part.tolist(), outputs[row] - 1, alone._table[row])
+        assert (together.tags._of == alone.tags._of).all()
+        assert (together.tags._wanted == alone.tags._wanted).all()
+        for kv in both:
+            kv.check(range(rows))
+    for row, text in both[1].tags.texts.items():
+        assert both[0].tags.texts[row].keys == text.keys
+        assert both[0].tags.texts[row].filled == text.filled
+    assert sum(text.filled for text in both[0].tags.texts.values()) > 20
 
 
 @pytest.mark.parametrize(("block", "drafts"), covering((1, 3, 4, 16), range(8), strength=1))

@@ -473,14 +473,14 @@ MUTATIONS = [
         "one that ends keeps its place among increments",
         FILLS,
         "_in_parts",
-        drop("request.goes_on"),
+        instead("r.known < r.arrived.max_tokens", "True"),
         f"{POLICIES_TESTS}::test_a_prompt_that_has_the_place_of_one_that_ends_holds_up_no_increment",
     ),
     Mutation(
         "a pull is an initiation",
         FILLS,
         "_in_parts",
-        Text(" and not request.elsewhere", ""),
+        Text(" and not r.elsewhere", ""),
         f"{ROLES_TESTS}::test_a_pull_holds_up_no_prompt_that_is_computed_beside_it",
     ),
     # The memory.

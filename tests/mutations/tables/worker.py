@@ -31,7 +31,7 @@ MUTATIONS = [
         "a block with other keys and values is used",
         "services/worker/orca_worker/iteration/kv.py",
         "KVManager.check",
-        never("keyed"),
+        never("texts"),
         "tests/worker/test_tags.py::test_a_block_that_is_not_what_a_rows_tokens_say",
     ),
     Mutation(
@@ -80,8 +80,22 @@ MUTATIONS = [
         "keys of drafts",
         "services/worker/orca_worker/iteration/tags.py",
         "Tags.ran",
-        instead("start + len(token_ids) - drafts", "start + len(token_ids)"),
+        instead("end - drafts", "end"),
         "tests/worker/test_tags.py::test_keys_are_those_of_the_tokens_whatever_the_drafts_were",
+    ),
+    Mutation(
+        "rows that run one token each have keys of tokens that are not known",
+        "services/worker/orca_worker/iteration/tags.py",
+        "Tags.ran_one",
+        instead("token_ids >= 0", "token_ids > -9"),
+        "tests/worker/test_tags.py::test_rows_that_run_one_token_each_are_looked_at_together",
+    ),
+    Mutation(
+        "a block filled by a single token has no key",
+        "services/worker/orca_worker/iteration/tags.py",
+        "Tags.ran_one",
+        drop("_fill"),
+        "tests/worker/test_tags.py::test_rows_that_run_one_token_each_are_looked_at_together",
     ),
     Mutation(
         "a form does not hold behind a draft",

@@ -462,11 +462,10 @@ class Core:
             begun = self.memory.admit([request for request, _ in new])
             for (request, count), (row, blocks, shared) in zip(new, begun, strict=True):
                 request.row, request.filled = row, shared
+                request.holds = len(blocks) * self.block_size
                 members.append(self._member(request, count, blocks, shared))
-        if drafts or self.memory.grows:
-            for request, count in going_on:
-                guessed = drafts.get(request.claim, ())
-                members.append(self._member(request, count, self._grown(request, count + len(guessed)), 0, guessed))
+        if drafts:
+            members += [self._member(r, count, drafts=drafts.get(r.claim, ())) for r, count in going_on]
         else:
             members += [self._member(request, count) for request, count in going_on]
         parts = [*new, *going_on]
@@ -508,7 +507,11 @@ class Core:
     def _grown(self, request: Request, count: int) -> tuple[int, ...]:
         """Blocks that a row gets for the request's next `count` positions."""
         need = self.memory.need(request, count)
-        return self.memory.grow(request.row, need) if need and request.row is not None else ()
+        if not need or request.row is None:
+            return ()
+        blocks = self.memory.grow(request.row, need)
+        request.holds += len(blocks) * self.block_size
+        return blocks
 
     def _member(
         self,
@@ -518,7 +521,7 @@ class Core:
         shared: int = 0,
         drafts: tuple[int, ...] = (),
     ) -> Member:
-        """The request's part in the batch that is being made. blocks: that its row gets."""
+        """The request's part in the batch that is being made. blocks: of a new row; others grow here."""
         start, known, run, outputs = request.computed, request.known, count, 0
         end = start + count
         assert start < end <= known, "a plan runs a position whose token is not known"
@@ -527,6 +530,8 @@ class Core:
         if drafts:
             outputs, run = outputs + len(drafts), count + len(drafts)
             assert 1 < outputs <= request.arrived.max_tokens - known, "a plan has drafts too many"
+        if start + run > request.holds:
+            blocks = self._grown(request, run)
         request.computed = start + run
         request.known = known + outputs
         request.in_flight += 1  # line 6
@@ -550,7 +555,7 @@ class Core:
         if request.row is not None:
             self.memory.release(request.row)
             self._free_rows.append(request.row)
-            request.row = None
+            request.row, request.holds = None, 0
 
     def _arrived(self, event: Arrived) -> list[Action]:
         if not self._formed:  # claimed while the engine was lost
@@ -609,7 +614,9 @@ class Core:
                     request.generated += 1
                     request.last_token = token
                     if keyed and request.keys:
-                        request.learn(token, self.block_size)
+                        request.tail.append(token)
+                        if len(request.tail) == self.block_size:
+                            request.fill_key()
                     finish = request.end_by(token)
                     outcomes.append(_outcome((request.arrived.claim, index, token, finish)))
                     if finish is not None:
@@ -647,7 +654,7 @@ class Core:
             if self.memory.need(request, request.remaining) > self.memory.free:
                 break
             [(row, blocks, _)] = self.memory.admit([request])
-            request.row, request.in_flight = row, 1
+            request.row, request.in_flight, request.holds = row, 1, len(blocks) * self.block_size
             free_rows, iteration = tuple(self._free_rows), self._iteration
             pulls.append(Pull(iteration, request.claim, row, request.elsewhere, blocks, free_rows))
             self._free_rows.clear()

@@ -26,6 +26,8 @@ def adapt(request: Request, right: int, drafted: int) -> None:
 def with_drafts(plan: Plan, limits: Limits, memory: Memory) -> Plan:
     """The same batch, with drafts as far as there are positions, in the batch's order, and none where a row would need
     slots for them."""
+    if len(plan.batch) >= POSITIONS:
+        return plan
     left = min(limits.positions or POSITIONS, POSITIONS) - sum(count for _, count in plan.batch)
     drafts = dict[int, tuple[int, ...]]()
     for request, count in plan.batch:

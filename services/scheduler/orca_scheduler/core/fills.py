@@ -13,6 +13,8 @@ from .memory import Memory
 from .request import Request
 from .selection import Limits, Plan, Stop
 
+UNBOUNDED = 1 << 62  # positions
+
 Fill = Callable[[Iterable[Request], Sequence[Request], Limits, Memory], Plan]
 
 
@@ -23,7 +25,8 @@ class Filling:
         self._live, self._limits, self._memory = live, limits, memory
         self._batch: list[tuple[Request, int]] = []
         self._preempt: dict[Request, int] = {}  # with the slots that become free
-        self._left, self._free = limits.positions, memory.free
+        self._left = UNBOUNDED if limits.positions is None else limits.positions
+        self._free = memory.free
         self._stop = Stop.POOL
         self._blocked = False
 
@@ -34,17 +37,28 @@ class Filling:
         if len(self._batch) == self._limits.max_bs:
             self._stop = Stop.BATCH_FULL
             return 0
-        if self._left is not None:
-            if not self._left:
-                self._stop = Stop.POSITIONS
-                return 0
-            count = min(count, self._left)
+        if not self._left:
+            self._stop = Stop.POSITIONS
+            return 0
+        count = min(count, self._left)
         if not self._has_slots(request, count):
             return 0
-        if self._left is not None:
-            self._left -= count
+        self._left -= count
         self._batch.append((request, count))
         return count
+
+    def offer_all(self, requests: Iterable[Request]) -> None:
+        """Offers each request all its positions. Those whose blocks hold them, as nearly all increments', take no more
+        than a look at these numbers."""
+        batch, most, preempted = self._batch, self._limits.max_bs, self._preempt
+        for request in requests:
+            known = request.known
+            count = known - request.computed
+            if known <= request.holds and count <= self._left and len(batch) < most and not preempted:
+                self._left -= count
+                batch.append((request, count))
+            else:
+                self.offer(request, count)
 
     def _has_slots(self, request: Request, count: int) -> bool:
         """Takes the slots that the request needs. Where they are not there, no request begins behind it."""
@@ -113,14 +127,14 @@ def split_fuse(ready: Iterable[Request], live: Sequence[Request], limits: Limits
 def _in_parts(ready: Iterable[Request], live: Sequence[Request], limits: Limits, memory: Memory, in_turn: bool) -> Plan:
     filling, at_hand, places = Filling(live, limits, memory), set(ready), limits.places
     # Those in their last iteration have no place any more, and those that are pulled no initiation.
-    live = [request for request in live if request.goes_on and not request.elsewhere]
+    # (`goes_on`, of which a call takes 0.1 us a row)
+    live = [r for r in live if not r.ended and r.known < r.arrived.max_tokens and not r.elsewhere]
     behind, begins = False, True  # behind: the initiation of an earlier prompt goes on after this iteration
     for part in (live[:places], live[places:]):  # those without a place gave way, and have what is left
-        for request in part:
-            if request.initiated and request in at_hand:
-                filling.offer(request, request.remaining)
-        begun = (request for request in part if request.row is not None and not request.initiated)
-        new = (request for request in part if request.row is None) if begins else ()
+        filling.offer_all([request for request in part if request.initiated and request in at_hand])
+        others = [request for request in part if not request.initiated]
+        begun = (request for request in others if request.row is not None)
+        new = (request for request in others if request.row is None) if begins else ()
         for request in chain(begun, new):
             count = request.remaining - 1 if behind and in_turn else request.remaining
             if not count and request.row is None:

@@ -38,6 +38,8 @@ def violations(core: Core) -> list[str]:
         held_by = held * memory.block_size
         if r.computed > held_by:
             found.append(f"claim {r.claim} has {r.computed} positions in {held_by} slots")
+        if r.holds > (held_by if r.row is not None else 0):
+            found.append(f"claim {r.claim} counts on {r.holds} slots in its row, which has {held_by}")
         if not r.ended and not 0 <= r.computed < r.known:
             found.append(f"claim {r.claim} has computed {r.computed} of {r.known} positions")
     found += [f"claim {r.claim} ended and was kept" for r in live if r.ended and not r.running]

@@ -72,6 +72,7 @@ class Request:
     computed: int = 0
     in_flight: int = 0  # batches in flight that it is in: one, or with a run-ahead two
     row: int | None = None  # given with its first slots
+    holds: int = 0  # slots in its row's blocks, as far as is known: a row that grows asks its memory beyond them
     last_token: int | None = None  # that has returned since it was given its row
     iterations: int = 0  # how many it was scheduled in
     ended: bool = False  # it ended while RUNNING: its slots stay until its batches have returned
@@ -112,12 +113,10 @@ class Request:
         """Whether there are iterations left to schedule, as far as is known before its batches return."""
         return not self.ended and self.known < self.arrived.max_tokens
 
-    def learn(self, token: int, block_size: int) -> None:
-        """A token has returned: its block's key, once the block is full."""
-        self.tail.append(token)
-        if len(self.tail) == block_size:
-            self.keys.append(key_of(self.keys[-1], self.tail))
-            self.tail.clear()
+    def fill_key(self) -> None:
+        """The tail is a full block: it gets its key."""
+        self.keys.append(key_of(self.keys[-1], self.tail))
+        self.tail.clear()
 
     def fall_back(self, tokens: int) -> None:
         """Takes back this number of tokens that its last iteration might have made: the drafts for them were wrong."""

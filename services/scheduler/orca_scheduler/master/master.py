@@ -447,9 +447,9 @@ class EngineMaster:
             if report.not_finite:
                 self._note_not_finite(report, firsts)
             made = made_of(report, firsts.values())
-            ngram = self.core.policy.drafts == "ngram"
-            most = MOST if len(members) <= POSITIONS else 0  # the next batch has no place for them either
-            offers = self._ledger.outputs.offers(firsts, made.made, most) if ngram else ()
+            # After a batch that has no place for drafts, the next one has none either.
+            drafting = self.core.policy.drafts == "ngram" and len(members) < POSITIONS
+            offers = self._ledger.outputs.offers(firsts, made.made, MOST) if drafting else ()
             event = BatchReturned(now, report.number, *made, offers)
             late = self._now - now if held_up else 0.0
             began = time.perf_counter()

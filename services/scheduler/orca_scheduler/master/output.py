@@ -11,9 +11,11 @@ from orca_common.scores import NOTHING, TOP, size_of_tops
 from orca_pool.records import Claimed, CommitRow, Committed, Reason
 from orca_pool.wire import TOKEN, commit_row, pack_tokens
 
-from .ngrams import Ngrams
+from .ngrams import LOOKS_BACK, Ngrams
 
 log = logging.getLogger(__name__)
+
+MISSES = 8  # after which a text is looked at for drafts a token later than before
 
 
 @dataclass(slots=True, eq=False)
@@ -34,7 +36,10 @@ class Held:
     prompt: bytearray = field(default_factory=bytearray)
     cached: int = 0  # tokens of the prompt behind whose keys and values it began
     top_size: int = 0  # bytes that the tops of one token take; 0: they were not asked for
-    ngrams: Ngrams | None = None  # of its text, where drafts come from there
+    ngrams: Ngrams | None = None  # of its text, where drafts come from there: of its prompt, and of
+    read: int = 0  # generated tokens
+    misses: int = 0  # how often in a row there was no draft in it
+    looks: int = 0  # it is looked at again with this number of generated tokens
     handed: bytes = b""  # where its keys and values are, for the engine that goes on with it
 
     def unacked(self) -> CommitRow:
@@ -50,8 +55,23 @@ class Held:
         said = self.finish, tops, prompt, cached, self.handed
         return commit_row((claimed.request_id, claimed.claim, acked, tokens, *said))
 
-    def token_ids(self) -> list[int]:
-        return [token_id for token_id, _, _ in TOKEN.iter_unpack(self.tokens)]
+    def drafts(self, tokens: Sequence[int], most: int) -> tuple[int, ...]:
+        """Up to `most` tokens that may follow its text and these tokens, which it has just made."""
+        known = len(self.tokens) // TOKEN.size
+        ngrams = self.ngrams = self.ngrams or Ngrams(self.record.prompt_ids)
+        ngrams.extend(tokens if self.read == known else [*self.token_ids(self.read), *tokens])
+        self.read = self.looks = known + len(tokens)
+        found = ngrams.drafts(most)
+        if found:
+            self.misses = 0
+        else:
+            self.misses += 1
+            self.looks += min(self.misses // MISSES, 3)
+        return found
+
+    def token_ids(self, first: int = 0) -> list[int]:
+        """The ids of its generated tokens, from the one with this index on."""
+        return [token_id for token_id, _, _ in TOKEN.iter_unpack(self.tokens[first * TOKEN.size :])]
 
     def text(self) -> list[list[int]]:
         """The token ids of its prompt and of its answer so far. Only readers that may see prompts get them."""
@@ -110,19 +130,19 @@ class Outputs:
     def offers(self, claims: Iterable[int], made: Sequence[Sequence[int]], most: int) -> tuple[tuple[int, ...], ...]:
         """Drafts for requests that have just made these tokens, up to `most` each. A request that is gone gets none.
 
-        With `most` 0 nothing is returned, and the tokens are only kept for later drafts.
+        Texts are read when drafts are wanted, one long text a call: that may take 2 ms, and an iteration waits for it.
+        A text without drafts is looked at less and less often, down to each fourth token.
         """
-        offers = list[tuple[int, ...]]()
+        offers, left = list[tuple[int, ...]](), LOOKS_BACK
         for claim, tokens in zip(claims, made, strict=True):
-            held = self.held.get(claim)
-            if held is None:
-                offers.append(())
-                continue
-            if held.ngrams is None:
-                held.ngrams = Ngrams([*held.record.prompt_ids, *held.token_ids()])
-            held.ngrams.extend(tokens)
-            offers.append(held.ngrams.drafts(most) if most else ())
-        return tuple(offers) if most else ()
+            held, found = self.held.get(claim), ()
+            if held is not None and (known := len(held.tokens) // TOKEN.size) >= held.looks:
+                unread = known - held.read if held.ngrams else known + len(held.record.prompt_ids)
+                if unread <= left or left == LOOKS_BACK:
+                    left -= unread
+                    found = held.drafts(tokens, most)
+            offers.append(found)
+        return tuple(offers)
 
     def scored(self, claim: int, prompt: bytes) -> None:
         """The logprobs of a part of the request's prompt, behind those of the part before."""

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from orca.v1 import worker_pb2
 from orca_common.errors import FailedPrecondition
 
 from ..partition import head_bytes
@@ -26,6 +25,9 @@ if TYPE_CHECKING:
     import torch
 
     from orca_kernels.reference import Cache
+
+
+AT_ONCE = 4  # rows that run one token each: from there on it is cheaper to look at all of them at once
 
 
 @dataclass(frozen=True)
@@ -147,14 +149,18 @@ class KVManager:
             grown[:rows, :columns] = self._table
             self._table = grown
             self._capacity = np.concatenate([self._capacity, np.zeros(len(grown) - rows, np.int64)])
-        if any(block >= self.n_blocks for block in blocks):
+        if blocks and max(blocks) >= self.n_blocks:
             raise FailedPrecondition(f"row {row}: block {max(blocks)} of {self.n_blocks} blocks")
-        if len({*blocks, *self._table[row, :held].tolist()}) < held + len(blocks):
-            raise FailedPrecondition(f"row {row}: a block twice in {[*self._table[row, :held].tolist(), *blocks]}")
-        if not self._owners.keys().isdisjoint(blocks[shared:]):
-            block = next(block for block in blocks[shared:] if block in self._owners)
-            raise FailedPrecondition(f"row {row}: block {block} belongs to another row")
-        self._owners.update({block: self._owners.get(block, 0) + 1 for block in blocks})
+        owners = self._owners
+        if len(set(blocks)) < len(blocks) or not owners.keys().isdisjoint(blocks):
+            mine = self._table[row, :held].tolist()
+            if len({*blocks, *mine}) < held + len(blocks):
+                raise FailedPrecondition(f"row {row}: a block twice in {[*mine, *blocks]}")
+            if not self._owners.keys().isdisjoint(blocks[shared:]):
+                block = next(block for block in blocks[shared:] if block in owners)
+                raise FailedPrecondition(f"row {row}: block {block} belongs to another row")
+        for block in blocks:
+            owners[block] = owners.get(block, 0) + 1
         self._begun.update(blocks)
         self._table[row, held : held + len(blocks)] = blocks
         self.tags.grown(row, held, blocks, shared)
@@ -183,23 +189,38 @@ class KVManager:
 
     def check(self, rows: Sequence[int]) -> None:
         """Raises FailedPrecondition where a block of one of these rows holds the keys and values of other tokens."""
-        if not self.tags.texts:
-            return
-        keyed = [row for row in rows if row in self.tags.texts and self._capacity[row]]
-        if keyed:
-            held = self._capacity[keyed] // self.block_size
-            self.tags.check(keyed, self._table[keyed, : held.max()], held)
+        if rows and self.tags.texts:
+            self.tags.check(rows, self._table)
 
-    def ran(self, iteration: worker_pb2.Iteration, token_ids: np.ndarray) -> None:
-        """Gives keys to the blocks that these tokens [T] of an iteration have filled."""
-        if self.tags.texts:
-            at, tokens = 0, token_ids.tolist()
-            members = zip(iteration.rows, iteration.starts, iteration.counts, iteration.outputs, strict=True)
-            for row, start, count, outputs in members:
-                if row in self.tags.texts:
-                    drafts = max(outputs - 1, 0)
-                    self.tags.ran(row, start, tokens[at : at + count], drafts, self._table[row])
-                at += count
+    def ran(
+        self,
+        rows: np.ndarray,
+        starts: Sequence[int],
+        counts: Sequence[int],
+        outputs: Sequence[int],
+        token_ids: np.ndarray,
+    ) -> None:
+        """Gives keys to the blocks that an iteration has filled.
+
+        rows [B], starts [B], counts [B], outputs [B]: of its members. token_ids [T]: those that it ran.
+        """
+        tags = self.tags
+        if not tags.texts:
+            return
+        at_once = counts.count(1) >= AT_ONCE
+        if at_once:
+            of = np.array(starts)
+            if len(token_ids) == len(rows):
+                tags.ran_one(rows, of, token_ids, self._table)
+                return
+            lengths = np.array(counts)
+            one = lengths == 1
+            tags.ran_one(rows[one], of[one], token_ids[lengths.cumsum()[one] - 1], self._table)
+        at, tokens = 0, token_ids.tolist()
+        for row, start, count, made in zip(rows.tolist(), starts, counts, outputs, strict=True):
+            if row in tags.texts and not (at_once and count == 1):
+                tags.ran(row, start, tokens[at : at + count], max(made - 1, 0), self._table[row])
+            at += count
 
     @property
     def block_bytes(self) -> int:

@@ -267,10 +267,10 @@ class Stage:
             if admission.root:
                 self._kv.tags.begin(admission.row, _root(admission), admission.token_ids)
         for growth in iteration.growths:
-            self._kv.grow(growth.row, growth.blocks, growth.shared)
+            self._kv.grow(growth.row, growth.blocks[:], growth.shared)
         for admission in iteration.admissions:
             self._kv.check_start(admission.row, admission.computed)
-        self._kv.check(iteration.rows)
+        self._kv.check(iteration.rows[:])
         if self._fillings:
             self._check_filled(iteration.rows)
         if not iteration.tokens:
@@ -307,7 +307,7 @@ class Stage:
         if plane.returns_tokens and len(batch.out_at):
             self._return_tokens(batch, output)
         self.rows.advance(batch.rows, batch.ends)
-        self._kv.ran(iteration, batch.token_ids)
+        self._kv.ran(batch.rows, batch.contexts, batch.query_lengths, iteration.outputs, batch.token_ids)
         if output.token_ids:
             kept = batch.right(output.token_ids, output.without)
             self._know(batch, output.token_ids, kept)
@@ -347,7 +347,7 @@ class Stage:
         self._stop_filling((row,))
         root = _root(admission)
         kv.tags.begin(row, root, admission.token_ids)
-        kv.grow(row, asked.blocks)
+        kv.grow(row, asked.blocks[:])
         keys = wanted_keys(root, admission.token_ids[:positions], kv.block_size)
         if len(keys) > len(asked.blocks):
             raise FailedPrecondition(f"row {row}: {positions} positions in {len(asked.blocks)} blocks")
