@@ -9,8 +9,11 @@ import os
 import shutil
 import sys
 import tempfile
+from asyncio.base_subprocess import BaseSubprocessTransport
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from weakref import WeakSet
 
 import pytest
 
@@ -108,6 +111,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
+
+
+children: WeakSet[BaseSubprocessTransport] = WeakSet()  # those that asyncio has begun in this process
+begin_child = BaseSubprocessTransport.__init__
+
+
+def begin_and_keep(self: BaseSubprocessTransport, *args: Any, **kwargs: Any) -> None:
+    children.add(self)
+    begin_child(self, *args, **kwargs)
+
+
+BaseSubprocessTransport.__init__ = begin_and_keep  # type: ignore[method-assign]
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown() -> Iterator[None]:
+    """Fails a test whose event loop has not seen the end of a child. Its warning would come in a later test, the one in
+    which garbage is collected."""
+    yield
+    left = [child for child in children if not child.is_closing() and (loop := child._loop) and loop.is_closed()]
+    children.difference_update(left)
+    assert not left, "children of a loop that is closed"
 
 
 @pytest.fixture(scope="session")

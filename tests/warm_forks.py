@@ -5,6 +5,7 @@ A stack begins two, and each imports for a second or three, most of a start's pr
 torch, are forked from one.
 """
 
+import atexit
 import json
 import os
 import socket
@@ -40,6 +41,7 @@ def modules(of_services: bool) -> list[str]:
 def warm(of_services: bool, process: int) -> socket.socket:
     """The connection to a process that has imported what such fork servers import. It ends with `process`."""
     begun = begin(Path(__file__).stem, {"PYTHONPATH": str(HERE)})
+    atexit.register(begun.connection.close)
     with open(os.devnull, "w") as nowhere:
         said = {"modules": modules(of_services), "log_level": "INFO"}
         socket.send_fds(begun.connection, [json.dumps(said).encode()], [nowhere.fileno()])

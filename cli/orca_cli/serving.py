@@ -72,7 +72,7 @@ async def running(
             try:
                 await stack.stop()
             except asyncio.CancelledError:
-                stack.kill()
+                await stack.kill()
                 raise Aborted(f"killed before all was drained; logs and journals: {folder}") from None
             finally:
                 status.stop()

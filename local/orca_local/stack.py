@@ -271,13 +271,13 @@ class Stack:
             return ""
         return f" {count} stream{'s' if count > 1 else ''}" if count else ""
 
-    def kill(self) -> None:
-        """Ends everything at once."""
+    async def kill(self) -> None:
+        """Ends everything at once. Returns when every process of its own has ended."""
         self._warn("killed before all was drained")
-        for child in self._children:
-            child.kill()
-        for forks in filter(None, (self._forks, self._services)):
-            forks.kill()
+        running = [child for child in self._children if child.pid is not None]
+        for ending in (*running, *filter(None, (self._forks, self._services))):
+            ending.kill()
+        await asyncio.gather(*(child.ended() for child in running))
         self._ended()
 
     def _ended(self) -> None:

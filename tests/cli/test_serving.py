@@ -60,6 +60,7 @@ async def test_a_second_ctrl_c(tmp_path: Path, shown: io.StringIO) -> None:
     serve.cancel()
     with pytest.raises(Aborted, match=f"^killed before all was drained; logs and journals: {tmp_path / 'run'}$"):
         await serve
+    assert not psutil.pid_exists(int(redis)), "it has ended before the command does"
     assert "nothing is left running" not in shown.getvalue()
     _, alive = await asyncio.to_thread(psutil.wait_procs, started, timeout=20)
     assert not alive

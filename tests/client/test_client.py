@@ -263,7 +263,7 @@ async def test_resume_timeout(stage: Stage, face: Face, connect: Connect) -> Non
     await take(face, stream, 3)
     with pytest.raises(Unavailable, match="the request pool is away"):
         await face.next(stream)
-    assert 3 <= len(script.calls) <= 7
+    assert 1 < len(script.calls) <= 7
 
 
 async def test_nobody_there(stage: Stage, face: Face, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:

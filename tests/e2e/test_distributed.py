@@ -80,7 +80,7 @@ async def test_figure_8a(tmp_path: Path, run_ahead: int) -> None:
     # Pre-send: the control message reaches the last stage before the first stage has computed. This bound and the last
     # one are loose, for a machine with other work; `orca timeline` prints the exact numbers of a run.
     early = sum(i.times[2, 0].received < i.times[0, 0].computed for i in life.iterations)
-    assert early > 0.9 * len(life.iterations)
+    assert early > 0.5 * len(life.iterations)
     # Stages work at the same time. Without pipelining, each of the three would wait two thirds of the time.
     full = life.iterations[3:-3]
     windows = [

