@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -89,20 +90,18 @@ PREPARE = (
 )
 
 
-async def said_by(script: str, folder: Path) -> str:
-    """What a script prints in a process with a rank's settings."""
+def said_by(script: str, folder: Path) -> str:
+    """What a script prints in a process with a rank's settings, which ends with this call in any case."""
     environment = os.environ | {"ORCA_MODEL": str(folder)}
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", script, env=environment, stdout=PIPE)
-    async with asyncio.timeout(60):
-        printed, _ = await process.communicate()
-    return printed.decode().strip()
+    said = subprocess.check_output([sys.executable, "-c", script], env=environment, text=True, timeout=120)
+    return said.strip()
 
 
-async def test_a_prepared_rank_has_nothing_left_to_import(tmp_path: Path) -> None:
+def test_a_prepared_rank_has_nothing_left_to_import(tmp_path: Path) -> None:
     """Requests without a form cost nothing: their library comes with the first form."""
     folder = make_gpt2(tmp_path, heads=1, layers=1, hidden=4, vocab=97, positions=8, seed=0)
-    assert await said_by(FORM, folder) == "[] False"
+    assert said_by(FORM, folder) == "[] False"
 
 
-async def test_a_model_that_needs_no_torch_imports_none(tmp_path: Path) -> None:
-    assert await said_by(PREPARE, make_timed(tmp_path)) == "False"
+def test_a_model_that_needs_no_torch_imports_none(tmp_path: Path) -> None:
+    assert said_by(PREPARE, make_timed(tmp_path)) == "False"

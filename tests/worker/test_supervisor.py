@@ -1,6 +1,7 @@
 """The supervisor and its ranks as processes: which come back, which are killed, and that none is left in the end."""
 
 import asyncio
+import gc
 import json
 import os
 import resource
@@ -496,6 +497,7 @@ async def forget(forked: Forked) -> None:
 async def test_a_fork_leaves_no_descriptor(forks: ForkServer) -> None:
     """Neither in the fork server nor here: a rank that dies again and again would use them up."""
     counts = list[tuple[int, int]]()
+    gc.collect()  # descriptors of earlier tests
     for _ in range(4):
         await forget(await forks.fork())
         counts.append((psutil.Process(forks.pid).num_fds(), psutil.Process().num_fds()))
