@@ -82,7 +82,7 @@ class Helper:
         await self.end()
 
     async def end(self) -> int | None:
-        """Ends the process. Returns how it ended; None where there is none, as after an end that was under way."""
+        """Ends the process. Returns how it ended; None without a process, as after an end that was under way."""
         async with self._ending:
             process, self._process = self._process, None
             if process is None:
