@@ -1,8 +1,9 @@
 """Marks the slow tests, which `make check` leaves out: those of whole stacks and of processes that die and restart, and
 files that compute for long.
 
-They come first, the longest before the others. Each process takes a whole file at a time, and the quick files at the
-end keep all processes at work until about the same moment."""
+Each process of a run takes a whole file at a time. Slow files wait for processes half of their time, and the others
+compute: they take turns from the beginning to the end, so that the cores always have work. Of the slow ones the longest
+come first, and so all processes end at about the same moment."""
 
 import gc
 import os
@@ -101,11 +102,13 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    slow = {ROOT / name: place for place, name in enumerate(SLOW)}
+    slow = {ROOT / name: place / len(SLOW) for place, name in enumerate(SLOW)}
     for item in items:
         if item.path in slow:
             item.add_marker(pytest.mark.slow)
-    items.sort(key=lambda item: slow.get(item.path, len(slow)))
+    others = [path for path in dict.fromkeys(item.path for item in items) if path not in slow]
+    turns = slow | {path: place / len(others) for place, path in enumerate(others)}
+    items.sort(key=lambda item: turns[item.path])
 
 
 def pytest_collection_finish() -> None:

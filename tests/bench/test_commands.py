@@ -11,6 +11,7 @@ from orca_bench import control_plane
 NUMBER = r"[\d.,]+"
 
 
+@pytest.mark.long
 def test_the_control_plane_s_benchmark(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """In this process, which has torch already, and whose stacks are forked from what has it."""
     monkeypatch.setattr(sys, "argv", ["control_plane", "--batches", "1,3", "--seconds", "0.5"])

@@ -91,6 +91,7 @@ async def test_both_doors_of_a_stack_take_the_same_load(tmp_path: Path) -> None:
     assert (tmp_path / "both.svg").read_text().count("<circle") == 4
 
 
+@pytest.mark.long
 async def test_closed_cases_through_the_stack(tmp_path: Path) -> None:
     model, cases = make_timed(tmp_path / "model", vocab=300, tokenizer=True), tmp_path / "cases.json"
     cases.write_text(dump({"one": fixed(1, 4, 6, vocabulary=range(9)), "six": fixed(6, 4, 3, vocabulary=range(9))}))

@@ -2,8 +2,6 @@
 
 import json
 import shlex
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -88,8 +86,9 @@ def test_a_tokenizer_in_gpt2s_old_form(tmp_path: Path) -> None:
     (tmp_path / "merges.txt").write_text("\n".join(["#version: 0.2", *(" ".join(pair) for pair in whole["merges"])]))
     with pytest.raises(FailedPrecondition, match=r"has vocab\.json and merges\.txt, and no tokenizer\.json") as raised:
         read_checkpoint(tmp_path)
-    command = shlex.split(str(raised.value).partition("transformers makes it: ")[2])
-    subprocess.run([sys.executable, *command[1:]], check=True, timeout=120)
+    python, option, code = shlex.split(str(raised.value).partition("transformers makes it: ")[2])
+    assert (python, option) == ("python", "-c")
+    exec(code, {})  # noqa: S102  # of our own sentence
     made, before = (Tokenizer.from_file(str(folder / "tokenizer.json")) for folder in (tmp_path, DEMO_MODEL))
     assert read_checkpoint(tmp_path).tokenizer_file is not None
     text = "def main(x):\n    return '\u00fc' + 1  # \U0001f600"

@@ -2,6 +2,7 @@
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from properties import examples
 
 from orca.v1.orca_pb2 import GenerateResponse
 from orca_endpoint.calls.events import Accepted, Finished, Token, TopToken
@@ -21,7 +22,7 @@ TOKENS = st.builds(
 )
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=examples(100))
 @given(st.lists(st.lists(TOKENS, min_size=1, max_size=2 * MOST_KEPT + 1)))
 def test_each_token_is_encoded_as_if_it_were_the_first(pieces: list[list[Token]]) -> None:
     encoder = Encoder()

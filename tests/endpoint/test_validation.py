@@ -175,6 +175,7 @@ async def test_a_model_that_ends_its_longest_answers(model: Path) -> None:
     assert plain.record.sampling == SamplingParams(forced_end=ForcedEnd(token_id=5, max_new_tokens=8))
     for other in (generation(ignore_eos=True), generation(regex="a*")):
         assert not (await validator.generate(other)).record.sampling.HasField("forced_end")
+    await validator.close()
 
 
 async def test_defaults(validator: Validator) -> None:

@@ -25,7 +25,6 @@ from types import FrameType
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from fuzz.doors import Door
 from fuzz.mutations import LARGEST, mutated
 from fuzz.targets import CORPUS, Target, corpus, targets
 
@@ -79,11 +78,8 @@ def trouble_of(target: Target, raw: bytes) -> str | None:
 def fuzz(name: str, seed: int, seconds: float, count: int, present: Present, out: Path, folder: Path) -> None:
     """A process: runs inputs until the time or the count is over. Writes those that fail, and ends with 1 then."""
     bound_process()
-    with asyncio.Runner() as runner:
-        target = targets(folder, runner)[name]
-        failures = _inputs(target, name, seed, seconds, count, present, out)
-        if isinstance(target, Door):
-            target.close()
+    with asyncio.Runner() as runner, targets(folder, runner) as made:
+        failures = _inputs(made[name], name, seed, seconds, count, present, out)
     sys.exit(1 if failures else 0)
 
 
@@ -179,11 +175,8 @@ def main() -> None:
     for name in names:  # in memory where there is some: every input is a file for many of them
         with tempfile.TemporaryDirectory(prefix="orca-fuzz-", dir=SHM if SHM.is_dir() else None) as folder:
             if given.input is not None:
-                with asyncio.Runner() as runner:
-                    target = targets(Path(folder), runner)[name]
-                    target(given.input.read_bytes())
-                    if isinstance(target, Door):
-                        target.close()
+                with asyncio.Runner() as runner, targets(Path(folder), runner) as made:
+                    made[name](given.input.read_bytes())
                 return
             results.append(supervise(name, given.seed, given.seconds, given.count, given.out, Path(folder)))
             print(f"{name}: {results[-1].inputs:,} inputs in {results[-1].seconds:.0f} s", flush=True)

@@ -7,7 +7,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -80,10 +80,12 @@ def corpus(name: str) -> list[bytes]:
     return [path.read_bytes() for path in sorted((CORPUS / name).iterdir())]
 
 
-def targets(folder: Path, runner: asyncio.Runner) -> dict[str, Target]:
-    """By name; each has a folder of this name in the corpus. folder: an empty one, for the files that they parse."""
-    doors = folder / "doors"
-    return {
+@contextmanager
+def targets(folder: Path, runner: asyncio.Runner) -> Iterator[dict[str, Target]]:
+    """By name; each has a folder of this name in the corpus. folder: an empty one, for the files that they parse. At
+    the end the processes end that they have begun."""
+    (validator, settings), http = _endpoint(folder / "doors"), Door(folder / "http", runner)
+    yield {
         "config": _config(folder / "config"),
         "generation-config": _generation_config(folder / "generation"),
         "tokenizer": _tokenizer(folder / "tokenizer"),
@@ -91,15 +93,15 @@ def targets(folder: Path, runner: asyncio.Runner) -> dict[str, Target]:
         "index": _index(folder / "index"),
         "gguf": _gguf(folder / "gguf"),
         "quantized": _quantized(folder / "quantized"),
-        "generate": _message(doors, pb.GenerateRequest, lambda check, request: runner.run(check.generate(request))),
-        "resume": _message(doors, pb.ResumeRequest, lambda check, request: check.resume(request)),
-        "cancel": _message(doors, pb.CancelRequest, lambda check, request: check.cancel(request)),
-        "completions": _completions(doors, runner),
-        "chats": _conversations(doors, runner, lambda raw: parse_chat(raw, max_samples=32)),
-        "messages": _conversations(doors, runner, parse_message),
-        "responses": _conversations(doors, runner, lambda raw: alone(parse_response(raw))),
+        "generate": _message(validator, pb.GenerateRequest, lambda check, request: runner.run(check.generate(request))),
+        "resume": _message(validator, pb.ResumeRequest, lambda check, request: check.resume(request)),
+        "cancel": _message(validator, pb.CancelRequest, lambda check, request: check.cancel(request)),
+        "completions": _completions(validator, settings, runner),
+        "chats": _conversations(validator, runner, lambda raw: parse_chat(raw, max_samples=32)),
+        "messages": _conversations(validator, runner, parse_message),
+        "responses": _conversations(validator, runner, lambda raw: alone(parse_response(raw))),
         "chat-template": _chat_template(folder / "template"),
-        "http": Door(folder / "http", runner),
+        "http": http,
         "http2": _http2(runner),
         "reports": _reports(runner),
         "control": _control(folder / "control", runner),
@@ -110,6 +112,8 @@ def targets(folder: Path, runner: asyncio.Runner) -> dict[str, Target]:
         "blocks": _blocks,
         "pulls": _pulls,
     }
+    http.close()
+    runner.run(validator.close())
 
 
 # -- files of a checkpoint
@@ -273,9 +277,7 @@ def _endpoint(folder: Path) -> tuple[Validator, EndpointSettings]:
     return Validator(settings, checkpoint, vocabulary, threads, chats, FormCompiler(checkpoint)), settings
 
 
-def _message(folder: Path, kind: type[Message], check: Callable[[Validator, Any], object]) -> Target:
-    validator, _ = _endpoint(folder)
-
+def _message(validator: Validator, kind: type[Message], check: Callable[[Validator, Any], object]) -> Target:
     def target(raw: bytes) -> None:
         with suppress(OrcaError, DecodeError):
             check(validator, kind.FromString(raw))
@@ -283,9 +285,7 @@ def _message(folder: Path, kind: type[Message], check: Callable[[Validator, Any]
     return target
 
 
-def _completions(folder: Path, runner: asyncio.Runner) -> Target:
-    validator, settings = _endpoint(folder)
-
+def _completions(validator: Validator, settings: EndpointSettings, runner: asyncio.Runner) -> Target:
     async def check(raw: bytes) -> None:
         asked = parse(raw, settings.max_prompts)
         for sample in asked.samples:
@@ -326,9 +326,8 @@ class Recorder(asyncio.Transport):
     def resume_reading(self) -> None: ...
 
 
-def _conversations(folder: Path, runner: asyncio.Runner, parse: Callable[[bytes], Asked]) -> Target:
+def _conversations(validator: Validator, runner: asyncio.Runner, parse: Callable[[bytes], Asked]) -> Target:
     """parse: reads the body of a method."""
-    validator, _ = _endpoint(folder)
 
     async def check(raw: bytes) -> None:
         asked = parse(raw)

@@ -6,7 +6,6 @@ import random
 from collections.abc import Iterator, Mapping
 
 import pytest
-from fuzz.doors import Door
 from fuzz.mutations import mutated
 from fuzz.targets import CORPUS, Target, corpus, targets
 from properties import examples
@@ -17,12 +16,8 @@ COUNT = examples(200)
 
 @pytest.fixture(scope="module")
 def parsers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Target]]:
-    with asyncio.Runner() as runner:
-        made = targets(tmp_path_factory.mktemp("fuzz"), runner)
+    with asyncio.Runner() as runner, targets(tmp_path_factory.mktemp("fuzz"), runner) as made:
         yield made
-        door = made["http"]
-        assert isinstance(door, Door)
-        door.close()
 
 
 def test_every_parser_has_a_corpus(parsers: Mapping[str, Target]) -> None:

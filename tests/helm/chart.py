@@ -4,12 +4,12 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import helm_python
 import yaml
+from properties import covering
 
 FOLDER = Path(__file__).parents[2] / "helm"
 NAME, NAMESPACE = "orca", "serving"
@@ -363,7 +363,7 @@ OPTIONS = {
 
 # How engines may be formed: the block `engine` of the values, which all else follows from.
 SHAPES = [
-    *({"tp": tp, "pp": pp, "count": count} for tp, pp, count in product((1, 2, 4, 8), (1, 2, 4), (1, 2, 3))),
+    *({"tp": tp, "pp": pp, "count": count} for tp, pp, count in covering((1, 2, 4, 8), (1, 2, 4), (1, 2, 3))),
     *({"tp": tp, "pp": 2, "count": 2, "gpusPerPod": per_pod} for tp, per_pod in ((2, 1), (4, 1), (4, 2), (8, 4))),
 ]
 

@@ -10,8 +10,9 @@ import kubernetes_validate
 import pytest
 from helm.chart import DEMO, FOLDER, OPTIONS, SHAPES, merged, render, rendered
 from kubernetes_validate import utils
+from properties import first
 
-VERSIONS = ("1.31", "1.32", "1.33", "1.34", "1.35", "1.36")
+VERSIONS = first(2, ("1.31", "1.36", "1.32", "1.33", "1.34", "1.35"))
 FOREIGN = (
     "cert-manager.io/",
     "gateway.networking.k8s.io/",

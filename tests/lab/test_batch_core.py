@@ -249,7 +249,10 @@ async def serve(master: Master, core: Core, known: Sequence[Known]) -> list[list
 
 @pytest.mark.parametrize(
     ("tp", "pp", "requests"),
-    [(1, 1, 40), (2, 1, 8), (1, 2, 8), *(pytest.param(*one, 40, marks=pytest.mark.long) for one in ((2, 1), (1, 2)))],
+    [
+        *((1, 1, 16), (2, 1, 8), (1, 2, 8)),
+        *(pytest.param(*cut, 40, marks=pytest.mark.long) for cut in ((1, 1), (2, 1), (1, 2))),
+    ],
 )
 async def test_tokens_are_those_of_transformers(known: list[Known], tp: int, pp: int, requests: int) -> None:
     longest = 32

@@ -34,11 +34,11 @@ async def test_an_engine_is_added(tmp_path: Path) -> None:
 
 
 async def test_an_engine_is_removed(tmp_path: Path) -> None:
-    async with world(tmp_path, engines=2, schedulers=0, seconds=0.02) as this:
+    async with world(tmp_path, engines=2, schedulers=0, seconds=0.05) as this:
         scheduler = await this.scheduler(told=True)
         scheduler.tell(*(engine(n, supervisor) for n, supervisor in enumerate(this.supervisors)))
         await this.formed("engine-0", "engine-1")
-        await load(this, 8, 250, seed=12)
+        await load(this, 8, 100, seed=12)
         assert await engines_of(this, 8) == {"engine-0", "engine-1"}
         scheduler.tell(engine(0, this.supervisors[0]))
 
@@ -46,7 +46,7 @@ async def test_an_engine_is_removed(tmp_path: Path) -> None:
             return await this.engine("engine-1") == {}
 
         await this.until(gone)
-        assert min(await this.progress()) < 250, "the load was to outlast the engine"
+        assert min(await this.progress()) < 100, "the load was to outlast the engine"
         await this.completed()
         assert [(await this.read(f"r{n}")).engines[-1][1] for n in range(8)] == ["engine-0"] * 8
         assert [await this.losses(f"r{n}") for n in range(8)] == [0] * 8

@@ -3,9 +3,8 @@
 import importlib
 import json
 import random
+import shlex
 import shutil
-import subprocess
-import sys
 import textwrap
 from collections.abc import Sequence
 from itertools import product
@@ -178,15 +177,15 @@ def prompts(count: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_logits_of_the_same_batches_are_near_float64(tmp_path: Path, shape: str) -> None:
-    """By each instruction set of this machine (in `make test` by the best and another one), in plain torch and in the
-    loop of a GPU.
+    """By each instruction set of this machine, in plain torch and in the loop of a GPU; in `make test` by the best one
+    and one of the others. The tokens of each family are those of plain torch above.
 
     (By Triton: kernels/triton_kernels/test_stage.py.)
     """
-    best, *others = instruction_sets()
+    best, *others = [*instruction_sets(), "device-loop", "torch"]
     if PART > 1:
-        others = others[list(SHAPES).index(shape) % len(others) :][:1] if others else []
-    check_logits(make_shape(tmp_path, shape), ["torch", "device-loop", best, *others])
+        others = [others[list(SHAPES).index(shape) % len(others)]]
+    check_logits(make_shape(tmp_path, shape), [best, *others])
 
 
 def check_logits(folder: Path, ways: Sequence[str]) -> None:
@@ -599,8 +598,9 @@ def test_pickled_weights_are_refused_with_the_command_that_converts_them(tmp_pat
     with pytest.raises(FailedPrecondition, match=r"has its weights in pytorch_model\.bin, a pickle") as refusal:
         make_stage(folder, 64, 4)
     command = str(refusal.value).partition("as safetensors: ")[2]
-    assert command.startswith("python -c ")
-    subprocess.run(["bash", "-c", command.replace("python", sys.executable, 1)], check=True, timeout=120)
+    python, option, code = shlex.split(command)  # as a shell splits it: a new Python would import for seconds
+    assert (python, option) == ("python", "-c")
+    exec(code, {})  # noqa: S102  # of our own sentence
     assert load_file(folder / "model.safetensors").keys() == weights.keys()
     check_against_transformers(folder, 211, (16,), 2, ("auto",))
 

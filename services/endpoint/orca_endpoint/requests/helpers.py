@@ -36,7 +36,7 @@ class Helper:
         ready."""
         self._name, self._module, self._opening, self._reason = name, module, opening, reason
         self._process: Process | None = None
-        self._starting = asyncio.Lock()
+        self._starting, self._ending = asyncio.Lock(), asyncio.Lock()
         self._closed = False
 
     async def start(self) -> Process:
@@ -82,18 +82,19 @@ class Helper:
         await self.end()
 
     async def end(self) -> int | None:
-        """Ends the process. Returns how it ended."""
-        process, self._process = self._process, None
-        if process is None:
-            return None
-        assert process.stdin is not None
-        process.stdin.close()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LAST):  # one that ends by itself says how
-                return await process.wait()
-        with suppress(ProcessLookupError):
-            process.kill()
-        return await process.wait()
+        """Ends the process. Returns how it ended; None without a process, as after an end that was under way."""
+        async with self._ending:
+            process, self._process = self._process, None
+            if process is None:
+                return None
+            assert process.stdin is not None
+            process.stdin.close()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LAST):  # one that ends by itself says how
+                    return await process.wait()
+            with suppress(ProcessLookupError):
+                process.kill()
+            return await process.wait()
 
 
 class Helpers:
