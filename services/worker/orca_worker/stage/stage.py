@@ -273,7 +273,7 @@ class Stage:
         self._kv.check(iteration.rows[:])
         if self._fillings:
             self._check_filled(iteration.rows)
-        if not iteration.tokens:
+        if not (iteration.tokens or self._place.samples):  # who samples is owed none
             self._collect(self._going_on(iteration))
         needed = False
         if self._place.samples and self.rows.adjusted:
@@ -308,11 +308,12 @@ class Stage:
             self._return_tokens(batch, output)
         self.rows.advance(batch.rows, batch.ends)
         self._kv.ran(batch.rows, batch.contexts, batch.query_lengths, iteration.outputs, batch.token_ids)
-        if output.token_ids:
+        if batch.drafts and output.token_ids:
             kept = batch.right(output.token_ids, output.without)
             self._know(batch, output.token_ids, kept)
-            if batch.drafts:
-                output = output.of(kept, batch.out_member)
+            output = output.of(kept, batch.out_member)
+        elif output.token_ids:  # all of them count, of requests that have just run
+            self.rows.learn(batch.out_rows, batch.out_ends, np.array(output.token_ids))
         if output.later is not None:
             self._unread.append(Unread(batch, output.later))
         times.sent = time.time_ns()
@@ -415,7 +416,7 @@ class Stage:
         pile up if no increment ever needed it.
         """
         place, owed = self._place, self._owed
-        if rows and place.is_first and not (place.samples or self._plane.returns_tokens):
+        if rows and place.is_first and not self._plane.returns_tokens:
             raise FailedPrecondition("increments without tokens: this epoch does not return them to the first stage")
         wanted = set(rows)
         last = max((i for i, one in enumerate(owed) if not wanted.isdisjoint(one.out_rows.tolist())), default=-1)
