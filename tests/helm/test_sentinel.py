@@ -110,7 +110,7 @@ def test_a_change_of_the_scripts_restarts_servers_and_sentinels() -> None:
     assert sums(2) != sums(3)
 
 
-@pytest.mark.parametrize(("ordinal", "milliseconds"), [(0, 1000), (1, 1400), (2, 1800)])
+@pytest.mark.parametrize(("ordinal", "milliseconds"), [(0, 1000), (1, 1200), (2, 1600)])
 def test_sentinels_miss_the_primary_one_after_the_other(ordinal: int, milliseconds: int, tmp_path: Path) -> None:
     """Those that miss it at once each vote for themselves: an election that no Sentinel won cost 30 s."""
     conf = rendered(PLAIN).one("ConfigMap", "orca-redis")["data"]["sentinel.conf"]

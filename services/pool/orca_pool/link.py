@@ -13,7 +13,8 @@ import asyncio
 import errno
 import os
 import re
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from typing import Any, NamedTuple, Protocol, cast
 
 import hiredis
@@ -35,7 +36,8 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from orca_common.errors import ErrorReason, FailedPrecondition, Unavailable
 
-from .primary import Primary
+from .primary import LOOK_AGAIN, Primary
+from .redis_url import Address
 from .scripts import Script
 from .signing_in import options, redis_alone
 
@@ -69,6 +71,9 @@ def too_old(version: str) -> bool:
 
 class Connection(Protocol):
     """A connection of redis.asyncio, which is typed only in part. It carries one exchange at a time."""
+
+    host: str
+    port: int
 
     async def connect(self) -> None: ...
     async def on_connect(self) -> None: ...
@@ -141,6 +146,8 @@ class Link:
         self._server: list[bytes] | None = None  # the server process, and the history of its dataset
         self._version = b""  # that the server named last
         self._away = False  # Redis was away, and no connection was made since
+        self._looking = asyncio.Lock()  # behind Sentinels one exchange looks for the primary, and the others wait
+        self._unreached: ConnectionError | None = None  # why the last look found none
         self.generation = 0
 
     async def close(self) -> None:
@@ -209,18 +216,31 @@ class Link:
             return await self._exchange(args, limit, replicas)
         except ConnectionError as error:
             await self._lose()
-            raise Unavailable(f"the request pool is away: {why(error)}", reason=ErrorReason.POOL_AWAY) from None
+            raise unavailable(error) from None
 
     async def _exchange(self, args: tuple[Argument, ...], limit: float, replicas: int) -> Any:
-        fresh, due = not self._idle, asyncio.get_running_loop().time() + limit
-        line = _Line(self._new_connection(), self._losses) if fresh else self._idle.pop()
         try:
-            async with asyncio.timeout_at(due):
-                if fresh:
-                    await self._connect(line.connection)
-                answer = await line.ask(*args)
-                if replicas:
-                    await self._copied(line, replicas, limit)
+            async with asyncio.timeout_at(asyncio.get_running_loop().time() + limit):
+                line = self._idle.pop() if self._idle else await self._line()
+                return await self._answer(line, args, limit, replicas)
+        except (TimeoutError, RedisTimeoutError):
+            await self._lose()
+            if self._unreached is not None:
+                raise unavailable(self._unreached) from None
+            raise NoAnswer(
+                f"the request pool did not answer within {limit:g} s", reason=ErrorReason.POOL_AWAY
+            ) from None
+        except AuthenticationError as error:  # a second try would end the same way
+            await self._lose()
+            raise unavailable(error) from None
+        except OSError as error:  # no descriptor is left, the name is unknown, and what else the system refuses
+            raise ConnectionError(str(error)) from error
+
+    async def _answer(self, line: _Line, args: tuple[Argument, ...], limit: float, replicas: int) -> Any:
+        try:
+            answer = await line.ask(*args)
+            if replicas:
+                await self._copied(line, replicas, limit)
         except MovedError as error:
             # Not an outage: the node that was asked does not hold the pool's keys, and says which one does.
             await line.close()
@@ -237,19 +257,6 @@ class Link:
             if isinstance(error, NOT_NOW) or str(error).startswith(NOT_NOW_TEXTS):
                 raise Unavailable(f"the request pool cannot serve now: {error}", reason=ErrorReason.POOL_AWAY) from None
             raise
-        except (TimeoutError, RedisTimeoutError):
-            await line.close()
-            await self._lose()
-            raise NoAnswer(
-                f"the request pool did not answer within {limit:g} s", reason=ErrorReason.POOL_AWAY
-            ) from None
-        except AuthenticationError as error:  # a second try would end the same way
-            await line.close()
-            await self._lose()
-            raise Unavailable(f"the request pool is away: {error}", reason=ErrorReason.POOL_AWAY) from None
-        except OSError as error:  # no descriptor is left, the name is unknown, and what else the system refuses
-            await line.close()
-            raise ConnectionError(str(error)) from error
         except BaseException:
             await line.close()
             raise
@@ -292,11 +299,57 @@ class Link:
         while self._idle:
             await self._idle.pop().close()
 
-    async def _connect(self, connection: Connection) -> None:
-        """Connects to the primary, and signs in. Raises what redis-py raises."""
-        redis_alone(connection)
-        await self._primary.direct(connection)
-        await connection.connect()
+    async def _line(self) -> _Line:
+        """A new connection to the primary, signed in. Raises what redis-py raises.
+
+        Behind Sentinels it waits until one is there, because the next one will be soon, and all streams wait for it. A
+        server that they replace is given up at once: a node that is gone answers no packet.
+        """
+        if not self._primary.watched:
+            return await self._dial(await self._primary.find())
+        async with self._looking:
+            while True:
+                try:
+                    address = await self._primary.find()
+                    async with self._unless_replaced(address):
+                        line = await self._dial(address)
+                    self._unreached = None
+                    return line
+                except AuthenticationError:
+                    raise
+                except ConnectionError as error:
+                    self._unreached = error
+                    await self._lose()
+                await asyncio.sleep(LOOK_AGAIN)
+
+    @asynccontextmanager
+    async def _unless_replaced(self, address: Address | None) -> AsyncGenerator[None]:
+        """Raises ConnectionError in the block when the Sentinels name another primary."""
+        loop = asyncio.get_running_loop()
+        watching = asyncio.ensure_future(self._primary.replaced(address))
+        try:
+            async with asyncio.timeout(None) as time:
+                watching.add_done_callback(give_up := lambda _: time.reschedule(loop.time()))
+                try:
+                    yield
+                finally:
+                    watching.remove_done_callback(give_up)
+                    watching.cancel()
+        except TimeoutError:
+            raise ConnectionError(f"{address} is not the primary any more") from None
+
+    async def _dial(self, address: Address | None) -> _Line:
+        """A connection to a server, signed in. None: to the URL's. Raises what redis-py raises."""
+        line = _Line(self._new_connection(), self._losses)
+        if address is not None:
+            line.connection.host, line.connection.port = address
+        redis_alone(line.connection)
+        try:
+            await line.connection.connect()
+        except BaseException:
+            await line.close()
+            raise
+        return line
 
     async def _on_connect(self, connection: Connection) -> None:
         """Signs in on a new connection, and tells another server process or dataset from the one before."""
@@ -311,6 +364,10 @@ class Link:
         if self._away or self._server not in (None, server):
             self.generation += 1
         self._away, self._server = False, server
+
+
+def unavailable(error: ConnectionError) -> Unavailable:
+    return Unavailable(f"the request pool is away: {why(error)}", reason=ErrorReason.POOL_AWAY)
 
 
 def why(error: ConnectionError) -> str:
