@@ -5,7 +5,7 @@ import re
 import signal
 import socket
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
@@ -78,8 +78,8 @@ async def test_what_a_client_saw_survives_the_primary(tmp_path: Path) -> None:
 
 
 @asynccontextmanager
-async def watched_pair(folder: Path) -> AsyncIterator[tuple[Server, int, str]]:
-    """A primary, the port of its replica, and the URL of a Sentinel that would make that the primary."""
+async def watched_pair(folder: Path) -> AsyncIterator[tuple[Server, int, Redis, str]]:
+    """A primary, the port of its replica, a Sentinel that would make that the primary, and its URL."""
     with (
         server(folder / "a") as primary,
         server(folder / "b", *primary.as_replica) as replica,
@@ -88,22 +88,55 @@ async def watched_pair(folder: Path) -> AsyncIterator[tuple[Server, int, str]]:
         asked = Redis(port=port, decode_responses=True)
         await until(lambda: replica.replication()["master_link_status"] == "up")
         await until(lambda: [r["port"] for r in asked.sentinel_slaves("orca")] == [replica.port])
-        yield primary, replica.port, f"redis+sentinel://127.0.0.1:{port}/orca/0"
+        yield primary, replica.port, asked, f"redis+sentinel://127.0.0.1:{port}/orca/0"
 
 
 async def port_of(pool: Pool) -> int:
     return int((await pool._link.command("CONFIG", "GET", "port"))[1])
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "silent"])
-async def test_an_exchange_waits_for_the_next_primary(tmp_path: Path, number: signal.Signals) -> None:
-    """It goes on when the Sentinels name one, also where the old server takes its connection and says nothing."""
-    async with watched_pair(tmp_path) as (primary, replica, url), Pool(url, "next", patience=50) as pool:
-        if number == signal.SIGKILL:
-            assert await port_of(pool) == primary.port
-        primary.send_signal(number)
+def killed(primary: Server, sentinel: Redis) -> None:
+    primary.kill()
+
+
+def silent(primary: Server, sentinel: Redis) -> None:
+    """As one whose node is gone."""
+    primary.send_signal(signal.SIGSTOP)
+
+
+def handing_over(primary: Server, sentinel: Redis) -> None:
+    """As one whose pod is deleted."""
+    Redis(port=primary.port).client_pause(60_000, all=False)
+    sentinel.execute_command("SENTINEL FAILOVER", "orca")
+
+
+@pytest.mark.parametrize("ends", [killed, silent, handing_over])
+@pytest.mark.parametrize("connected", [True, False])
+async def test_an_exchange_waits_for_the_next_primary(
+    tmp_path: Path, ends: Callable[[Server, Redis], None], connected: bool
+) -> None:
+    """It goes on when the Sentinels name one, whatever the old server does."""
+    async with watched_pair(tmp_path) as (primary, replica, asked, url), Pool(url, "next", patience=50) as pool:
+        if connected:
+            assert await pool.renew_endpoint("e", register=True)
+        ends(primary, asked)
+        assert await pool.renew_endpoint("e", register=True)
         assert await port_of(pool) == replica
-        assert pool.generation == 1
+        assert not connected or pool.generation == 1
+
+
+async def test_a_read_goes_on_at_the_next_primary(tmp_path: Path) -> None:
+    """It waits for tokens, so it is not late itself. Another exchange is."""
+    async with watched_pair(tmp_path) as (primary, replica, asked, url), Pool(url, "next", patience=50) as pool:
+        assert await pool.renew_endpoint("e", register=True)
+        reading = asyncio.create_task(pool.read("e", None, wait=3600))
+        await pool.cancel("nobody")
+        handing_over(primary, asked)
+        row = await stream(pool)
+        [entry] = await reading
+        assert entry.packets[0].request_id == "r"
+        assert row.base == 2
+        assert await port_of(pool) == replica
 
 
 @pytest.mark.parametrize("order", [1, -1])

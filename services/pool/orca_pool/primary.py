@@ -110,16 +110,6 @@ class Primary:
             return ""
         return Named(said["config-epoch"], (said["ip"], said["port"]))
 
-    async def replaced(self, address: Address | None) -> None:
-        """Returns when the Sentinels name another primary than this one."""
-        while True:
-            await asyncio.sleep(LOOK_AGAIN)
-            try:
-                if await self.find() != address:
-                    return
-            except ConnectionError:
-                pass  # they have not agreed yet
-
     def moved(self, address: Address) -> None:
         """A node of a cluster says that another one holds the pool's keys."""
         self._moved = address
