@@ -76,7 +76,7 @@ def server(folder: Path, *options: str) -> Iterator[Server]:
 def sentinel(
     folder: Path, primary: int, quorum: int = 1, down_after: float = DOWN_AFTER, epoch: int = 0
 ) -> Iterator[int]:
-    """A Sentinel that finds the primary down after so many seconds, and knows of `epoch` failovers. Its port."""
+    """A Sentinel that finds the primary down after `down_after` seconds, and knows of `epoch` failovers. Its port."""
     kept = embedded_pool.keep_port()
     port = kept.getsockname()[1]
     folder.mkdir()

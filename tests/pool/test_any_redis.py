@@ -130,7 +130,7 @@ async def test_a_read_goes_on_at_the_next_primary(tmp_path: Path) -> None:
     async with watched_pair(tmp_path) as (primary, replica, asked, url), Pool(url, "next", patience=50) as pool:
         assert await pool.renew_endpoint("e", register=True)
         reading = asyncio.create_task(pool.read("e", None, wait=3600))
-        await pool.cancel("nobody")
+        await pool.cancel("unknown")
         handing_over(primary, asked)
         row = await stream(pool)
         [entry] = await reading
