@@ -1,9 +1,11 @@
-"""Redis with a replica, watched by Sentinels: the servers are processes on free ports of this machine."""
+"""Redis with replicas, watched by Sentinels: the servers are processes on free ports of this machine."""
 
+import re
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,7 +14,8 @@ from redis import ConnectionError, Redis
 from orca_local import embedded_pool
 
 SERVICE = "orca"
-SENTINELS, QUORUM = 3, 2
+QUORUM = 2
+EVENT = re.compile(r"\d+:X (\d+ \w+ \d+ [\d:.]+) [#*] (\+[a-z-]+) (.*)")  # a line of a Sentinel's log
 # Seconds. Sentinel asks as often, and each second at least. With less, a busy machine makes it replace a primary that
 # is well, even by a server that was just started again with old data.
 DOWN_AFTER = 2.0
@@ -70,15 +73,17 @@ def server(folder: Path, *options: str) -> Iterator[Server]:
 
 
 @contextmanager
-def sentinel(folder: Path, primary: int, quorum: int = 1, down_after: float = DOWN_AFTER) -> Iterator[int]:
-    """A Sentinel that finds the primary down after so many seconds. Its port."""
+def sentinel(
+    folder: Path, primary: int, quorum: int = 1, down_after: float = DOWN_AFTER, epoch: int = 0
+) -> Iterator[int]:
+    """A Sentinel that finds the primary down after `down_after` seconds, and knows of `epoch` failovers. Its port."""
     kept = embedded_pool.keep_port()
     port = kept.getsockname()[1]
     folder.mkdir()
     (folder / "sentinel.conf").write_text(
         f"port {port}\nbind 127.0.0.1 -::1\nsentinel monitor {SERVICE} 127.0.0.1 {primary} {quorum}\n"
         f"sentinel down-after-milliseconds {SERVICE} {down_after * 1000:.0f}\n"
-        f"sentinel failover-timeout {SERVICE} 2000\n"
+        f"sentinel failover-timeout {SERVICE} 2000\nsentinel config-epoch {SERVICE} {epoch}\n"
     )
     command = [str(embedded_pool.binary()), str(folder / "sentinel.conf"), "--sentinel"]
     with kept:
@@ -91,57 +96,82 @@ def sentinel(folder: Path, primary: int, quorum: int = 1, down_after: float = DO
 
 
 class Replicated:
-    """A primary, its replica, and the Sentinels that change their parts."""
+    """A primary, its replicas, and the Sentinels that change their parts."""
 
-    def __init__(self, folder: Path, servers: ExitStack) -> None:
-        """servers: ends them all."""
+    def __init__(
+        self, folder: Path, servers: ExitStack, replicas: int = 1, down_after: Sequence[float] = 3 * (DOWN_AFTER,)
+    ) -> None:
+        """servers: ends them all. down_after: seconds, of each Sentinel."""
         self.primary = servers.enter_context(server(folder / "redis-0"))
-        self.replica = servers.enter_context(server(folder / "redis-1", *self.primary.as_replica))
+        self.replicas = [
+            servers.enter_context(server(folder / f"redis-{n}", *self.primary.as_replica))
+            for n in range(1, replicas + 1)
+        ]
+        self._logs = [folder / f"sentinel-{n}" / "log" for n in range(len(down_after))]
         self._sentinels = [
-            servers.enter_context(sentinel(folder / f"sentinel-{n}", self.primary.port, QUORUM))
-            for n in range(SENTINELS)
+            servers.enter_context(sentinel(log.parent, self.primary.port, QUORUM, seconds))
+            for log, seconds in zip(self._logs, down_after, strict=True)
         ]
         told = ",".join(f"127.0.0.1:{port}" for port in self._sentinels)
         self.url = f"redis+sentinel://{told}/{SERVICE}/0"
 
     def part_replica(self) -> None:
-        """From now on the replica gets no writes: it stands still, and its connection is closed."""
-        self.replica.send_signal(signal.SIGSTOP)
+        """From now on a replica gets no writes: it stands still, and its connection is closed."""
+        self.replicas[0].send_signal(signal.SIGSTOP)
         with Redis(port=self.primary.port, socket_timeout=5) as asked:
             asked.client_kill_filter(_type="replica")
 
     def kill_primary(self) -> int:
-        """Kills it, and lets the replica go on. Returns how many bytes of writes the replica lacks, at least."""
+        """Kills it, and lets the replicas go on. Returns how many bytes of writes each of them lacks, at least."""
         written = self.primary.replication()["master_repl_offset"]
         self.primary.kill()
-        self.replica.send_signal(signal.SIGCONT)
-        return max(0, written - self.replica.replication()["slave_repl_offset"])
+        self.replicas[0].send_signal(signal.SIGCONT)
+        return max(0, written - max(replica.replication()["slave_repl_offset"] for replica in self.replicas))
 
     def taken_over(self) -> bool:
-        """Whether every Sentinel names the replica, and it takes writes."""
-        return set(self._named()) == {self.replica.port} and self.replica.replication()["role"] == "master"
+        """Whether every Sentinel names the same replica, and it takes writes."""
+        named = set(self._named())
+        return any(named == {r.port} and r.replication()["role"] == "master" for r in self.replicas)
 
     def rejoin(self) -> None:
-        """Starts the server that was killed, as the replica of the other one."""
-        self.primary.start(*self.replica.as_replica)
+        """Starts the server that was killed, as a replica of the one that took over."""
+        (port,) = set(self._named())
+        killed, self.primary = self.primary, next(r for r in self.replicas if r.port == port)
+        self.replicas = [killed, *(r for r in self.replicas if r is not self.primary)]
+        killed.start(*self.primary.as_replica)
 
     def whole(self) -> bool:
-        """Whether one of the two follows the other, and every Sentinel would make it the primary. Notes which does."""
-        named = set(self._named())
-        if self.primary.port not in named:
-            self.primary, self.replica = self.replica, self.primary
+        """Whether the replicas follow the primary, and every Sentinel would make each of them the primary."""
         try:
-            link = self.replica.replication().get("master_link_status")
+            links = {replica.replication().get("master_link_status") for replica in self.replicas}
         except ConnectionError:
             return False
-        return named == {self.primary.port} and link == "up" and all(self._would(port) for port in self._sentinels)
+        return (
+            set(self._named()) == {self.primary.port}
+            and links == {"up"}
+            and all(self._would(p) for p in self._sentinels)
+        )
 
     def _would(self, sentinel: int) -> bool:
         with Redis(port=sentinel, socket_timeout=5, decode_responses=True) as asked:
-            known = asked.sentinel_slaves(SERVICE)
+            known = {one["port"]: one for one in asked.sentinel_slaves(SERVICE)}
             others = cast(list[Any], asked.sentinel_sentinels(SERVICE))
-        well = [one for one in known if one["port"] == self.replica.port and one["flags"] == "slave"]
-        return bool(well) and well[0]["master-link-status"] == "ok" and len(others) == SENTINELS - 1
+        well = [known.get(replica.port, {"flags": ""}) for replica in self.replicas]
+        return len(others) == len(self._sentinels) - 1 and all(
+            one["flags"] == "slave" and one["master-link-status"] == "ok" for one in well
+        )
+
+    def events(self, since: float) -> dict[str, list[float]]:
+        """When Sentinels logged each kind of event after a moment, in seconds after it, the earliest first.
+
+        since: as time.time() gives it. An event of a server that is no primary is left out.
+        """
+        seen: dict[str, list[float]] = {}
+        for found in (match for log in self._logs for match in EVENT.finditer(log.read_text())):
+            moment = datetime.strptime(found[1], "%d %b %Y %H:%M:%S.%f").astimezone(UTC).timestamp() - since
+            if moment >= 0 and (found[2] != "+sdown" or found[3].startswith("master ")):
+                seen.setdefault(found[2], []).append(moment)
+        return {kind: sorted(moments) for kind, moments in seen.items()}
 
     def _named(self) -> Iterator[int]:
         for port in self._sentinels:

@@ -9,3 +9,16 @@ ask() {
 named() {
   ask sentinel get-master-addr-by-name orca | grep -E '^[a-z][a-z0-9-]*$' | sort | uniq -d
 }
+
+# Whether a replica lacks what its primary has: lacking TEXT, the primary's `info replication`.
+lacking() {
+  at=${1#*master_repl_offset:}
+  at=${at%%[!0-9]*}
+  for word in $1; do
+    case "$word" in
+      slave[0-9]*:*",offset=$at,"*) ;;
+      slave[0-9]*:ip=*) return 0 ;;
+    esac
+  done
+  return 1
+}

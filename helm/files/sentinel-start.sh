@@ -3,7 +3,10 @@
 set -eu
 umask 077
 file=/data/sentinel.conf
-late=$((${HOST##*-} * 400)) # milliseconds: Sentinels that miss the primary at once all vote for themselves, and elect none
+number=${HOST##*-}
+# 0, 200 and 600 milliseconds: Sentinels that miss the primary at once all vote for themselves, and elect none. When the third
+# one misses it, the second has its votes: each looks ten times a second.
+late=$((number * (number + 1) * 100))
 learnt='^sentinel (myid|monitor|current-epoch|config-epoch|leader-epoch|known-replica|known-sentinel) '
 case "${REDISCLI_AUTH:-}" in
   *[!A-Za-z0-9!$%\&*+,./:\;=?@^_~-]*) echo 'password: a Sentinel cannot keep one with spaces, quotes, backslashes or #'; exit 1 ;;

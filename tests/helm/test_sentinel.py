@@ -110,7 +110,7 @@ def test_a_change_of_the_scripts_restarts_servers_and_sentinels() -> None:
     assert sums(2) != sums(3)
 
 
-@pytest.mark.parametrize(("ordinal", "milliseconds"), [(0, 1000), (1, 1400), (2, 1800)])
+@pytest.mark.parametrize(("ordinal", "milliseconds"), [(0, 1000), (1, 1200), (2, 1600)])
 def test_sentinels_miss_the_primary_one_after_the_other(ordinal: int, milliseconds: int, tmp_path: Path) -> None:
     """Those that miss it at once each vote for themselves: an election that no Sentinel won cost 30 s."""
     conf = rendered(PLAIN).one("ConfigMap", "orca-redis")["data"]["sentinel.conf"]
@@ -135,3 +135,23 @@ def test_notes_name_the_primary_and_all_claims() -> None:
     notes = rendered(PLAIN).notes
     assert "exec orca-sentinel-0 -- redis-cli -p 26379 sentinel get-master-addr-by-name orca" in notes
     assert "delete pvc -l app.kubernetes.io/name=orca,app.kubernetes.io/instance=orca" in notes
+
+
+@pytest.mark.parametrize(("offset", "lacks"), [(318856, False), (318855, True), (31885, True), (3188561, True)])
+def test_a_server_hands_over_when_its_replicas_have_all(offset: int, lacks: bool) -> None:
+    replicas = [
+        f"slave{n}:ip=orca-redis-{n + 1},port=6379,state=online,offset={at},lag=0,type=replica"
+        for n, at in enumerate((318856, offset))
+    ]
+    lines = [
+        "# Replication",
+        "role:master",
+        "connected_slaves:2",
+        *replicas,
+        "master_repl_offset:318856",
+        "second_repl_offset:-1",
+    ]
+    script = f'. {FOLDER / "files/primary.sh"}; lacking "$1"'
+    assert subprocess.run(["sh", "-u", "-c", script, "sh", "OK\n" + "\r\n".join(lines)], check=False).returncode == (
+        0 if lacks else 1
+    )

@@ -3,15 +3,16 @@
 import asyncio
 import re
 import signal
+import socket
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 from pool.lab import tokens_of
 from redis import Redis
-from replicated import sentinel, server
+from replicated import Server, sentinel, server
 from servers import redis_server
 
 from orca_common.errors import FailedPrecondition, Unavailable
@@ -74,6 +75,103 @@ async def test_what_a_client_saw_survives_the_primary(tmp_path: Path) -> None:
             assert answer.rows == [-1]
             with pytest.raises(Unavailable, match="0 replicas that are up to date, 1 are asked for"):
                 await pool.cancel("r")  # the new primary has no replica, so nothing can be promised
+
+
+@asynccontextmanager
+async def watched_pair(folder: Path) -> AsyncIterator[tuple[Server, int, Redis, str]]:
+    """A primary, the port of its replica, a Sentinel that would make that the primary, and its URL."""
+    with (
+        server(folder / "a") as primary,
+        server(folder / "b", *primary.as_replica) as replica,
+        sentinel(folder / "s", primary.port) as port,
+    ):
+        asked = Redis(port=port, decode_responses=True)
+        await until(lambda: replica.replication()["master_link_status"] == "up")
+        await until(lambda: [r["port"] for r in asked.sentinel_slaves("orca")] == [replica.port])
+        yield primary, replica.port, asked, f"redis+sentinel://127.0.0.1:{port}/orca/0"
+
+
+async def port_of(pool: Pool) -> int:
+    return int((await pool._link.command("CONFIG", "GET", "port"))[1])
+
+
+def killed(primary: Server, sentinel: Redis) -> None:
+    primary.kill()
+
+
+def silent(primary: Server, sentinel: Redis) -> None:
+    """As one whose node is gone."""
+    primary.send_signal(signal.SIGSTOP)
+
+
+def handing_over(primary: Server, sentinel: Redis) -> None:
+    """As one whose pod is deleted."""
+    Redis(port=primary.port).client_pause(60_000, all=False)
+    sentinel.execute_command("SENTINEL FAILOVER", "orca")
+
+
+@pytest.mark.parametrize("ends", [killed, silent, handing_over])
+@pytest.mark.parametrize("connected", [True, False])
+async def test_an_exchange_waits_for_the_next_primary(
+    tmp_path: Path, ends: Callable[[Server, Redis], None], connected: bool
+) -> None:
+    """It goes on when the Sentinels name one, whatever the old server does."""
+    async with watched_pair(tmp_path) as (primary, replica, asked, url), Pool(url, "next", patience=50) as pool:
+        if connected:
+            assert await pool.renew_endpoint("e", register=True)
+        ends(primary, asked)
+        assert await pool.renew_endpoint("e", register=True)
+        assert await port_of(pool) == replica
+        assert not connected or pool.generation == 1
+
+
+async def test_a_read_goes_on_at_the_next_primary(tmp_path: Path) -> None:
+    """It waits for tokens, so it is not late itself. Another exchange is."""
+    async with watched_pair(tmp_path) as (primary, replica, asked, url), Pool(url, "next", patience=50) as pool:
+        assert await pool.renew_endpoint("e", register=True)
+        reading = asyncio.create_task(pool.read("e", None, wait=3600))
+        await pool.cancel("unknown")
+        handing_over(primary, asked)
+        row = await stream(pool)
+        [entry] = await reading
+        assert entry.packets[0].request_id == "r"
+        assert row.base == 2
+        assert await port_of(pool) == replica
+
+
+@pytest.mark.parametrize("order", [1, -1])
+async def test_the_sentinel_that_knows_of_the_last_failover_is_believed(tmp_path: Path, order: int) -> None:
+    """Another one, which is cut off from it, names the primary of before."""
+    with (
+        server(tmp_path / "a") as old,
+        server(tmp_path / "b") as new,
+        sentinel(tmp_path / "s", old.port) as late,
+        sentinel(tmp_path / "t", new.port, epoch=1) as knows,
+    ):
+        addresses = ",".join(f"127.0.0.1:{port}" for port in [late, knows][::order])
+        async with Pool(f"redis+sentinel://{addresses}/orca/0", "last") as pool:
+            assert await port_of(pool) == new.port
+
+
+async def test_a_silent_sentinel_delays_no_other(tmp_path: Path) -> None:
+    """Its node is gone, perhaps together with that of the primary."""
+    with server(tmp_path / "a") as primary, sentinel(tmp_path / "s", primary.port) as port, socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        addresses = f"127.0.0.1:{silent.getsockname()[1]},127.0.0.1:{port}"
+        found = Primary(f"redis+sentinel://{addresses}/orca/0", 3600.0)
+        assert await found.find() == ("127.0.0.1", primary.port)
+        await found.close()
+
+
+async def test_why_no_sentinel_names_a_primary(tmp_path: Path) -> None:
+    said = "no Sentinel names a primary of orcas: No such master with that"
+    with (
+        server(tmp_path / "a") as primary,
+        sentinel(tmp_path / "s", primary.port) as port,
+        pytest.raises(FailedPrecondition, match=said),
+    ):
+        await check_reachable(f"redis+sentinel://127.0.0.1:1,127.0.0.1:{port}/orcas/0", 0.1)
 
 
 async def test_a_replica_that_is_slow_is_asked_again(tmp_path: Path) -> None:

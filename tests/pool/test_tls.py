@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from redis.exceptions import ConnectionError
@@ -73,13 +72,12 @@ async def test_sentinels_by_mtls(tmp_path: Path) -> None:
     shown = options("rediss", None, str(authority.issue(Role.SCHEDULER)))
     with redis_server() as redis, sentinel(tmp_path / "s", redis.port) as plain:
         async with proxy(plain, authority.issue(REDIS)) as port, proxy(plain, authority.issue(Role.WORKER)) as other:
-            found, connection = Primary(f"rediss+sentinel://localhost:{port}/orca/0", 20.0, shown), SimpleNamespace()
-            await found.direct(connection)
-            assert (connection.host, connection.port) == ("127.0.0.1", redis.port)
+            found = Primary(f"rediss+sentinel://localhost:{port}/orca/0", 20.0, shown)
+            assert await found.find() == ("127.0.0.1", redis.port)
             await found.close()
             wrong = Primary(f"rediss+sentinel://localhost:{other}/orca/0", 20.0, shown)
             with pytest.raises(ConnectionError, match="no Sentinel names a primary of orca"):
-                await wrong.direct(SimpleNamespace())
+                await wrong.find()
             await wrong.close()
 
 

@@ -14,6 +14,7 @@ import errno
 import os
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple, Protocol, cast
 
 import hiredis
@@ -35,7 +36,8 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from orca_common.errors import ErrorReason, FailedPrecondition, Unavailable
 
-from .primary import Primary
+from .primary import LOOK_AGAIN, Primary
+from .redis_url import Address
 from .scripts import Script
 from .signing_in import options, redis_alone
 
@@ -47,6 +49,9 @@ NOT_NOW_TEXTS = ("BUSY", "MISCONF", "NOREPLICAS", "UNBLOCKED")
 # Milliseconds. A replica that gets a write and the question at the same time answers before the write is on its disk.
 # The next answer follows the next question, or comes after a second.
 ASK_AGAIN = 20
+
+# Seconds. An exchange that is later than this may wait for a primary that hands over, or whose node is gone.
+DOUBT = 0.25
 
 # The oldest Redis that reads the first line of our scripts (`#!lua`). Every Valkey says that it is one of 7.2 or newer.
 OLDEST = (7, 0)
@@ -70,6 +75,9 @@ def too_old(version: str) -> bool:
 class Connection(Protocol):
     """A connection of redis.asyncio, which is typed only in part. It carries one exchange at a time."""
 
+    host: str
+    port: int
+
     async def connect(self) -> None: ...
     async def on_connect(self) -> None: ...
     async def send_command(self, *args: Argument, check_health: bool) -> None: ...
@@ -79,9 +87,10 @@ class Connection(Protocol):
 
 
 class _Line(NamedTuple):
-    """A connection, and how many had been lost when it was made."""
+    """A connection, the server that it leads to, and how many had been lost when it was made."""
 
     connection: Connection
+    address: Address | None  # None: the URL's
     losses: int
 
     async def ask(self, *args: Argument) -> Any:
@@ -95,6 +104,10 @@ class _Line(NamedTuple):
 
 class NoAnswer(Unavailable):
     """No answer came in time, and so no reason."""
+
+
+class Replaced(Exception):
+    """The Sentinels name another primary than the one that was asked."""
 
 
 class Link:
@@ -141,11 +154,18 @@ class Link:
         self._server: list[bytes] | None = None  # the server process, and the history of its dataset
         self._version = b""  # that the server named last
         self._away = False  # Redis was away, and no connection was made since
+        self._looking = asyncio.Lock()  # behind Sentinels one exchange looks for the primary, and the others wait
+        self._asked = dict[asyncio.Timeout, Address | None]()  # the server of each exchange that is under way
+        self._lookout: asyncio.Task[None] | None = None
+        self._look_until = 0.0  # on the loop's clock: an exchange is late
+        self._unreached: ConnectionError | None = None  # why the last look found none
         self.generation = 0
 
     async def close(self) -> None:
         """Closes all connections; those in use close at the end of their exchange."""
         self._closed = True
+        if self._lookout is not None:
+            self._lookout.cancel()
         while self._idle:
             await self._idle.pop().close()
         await self._primary.close()
@@ -201,26 +221,75 @@ class Link:
 
     async def _exchange_twice(self, args: tuple[Argument, ...], limit: float, replicas: int = 0) -> Any:
         """Sends once more after a broken connection: the server closed an idle one, or started again, or moved."""
-        try:
-            return await self._exchange(args, limit, replicas)
-        except ConnectionError:
+        broken = False
+        while True:
+            try:
+                return await self._exchange(args, limit, replicas)
+            except Replaced:
+                continue
+            except ConnectionError as error:
+                if broken:
+                    await self._lose()
+                    raise unavailable(error) from None
+            broken = True
             await self._drop_connections()
-        try:
-            return await self._exchange(args, limit, replicas)
-        except ConnectionError as error:
-            await self._lose()
-            raise Unavailable(f"the request pool is away: {why(error)}", reason=ErrorReason.POOL_AWAY) from None
 
     async def _exchange(self, args: tuple[Argument, ...], limit: float, replicas: int) -> Any:
-        fresh, due = not self._idle, asyncio.get_running_loop().time() + limit
-        line = _Line(self._new_connection(), self._losses) if fresh else self._idle.pop()
+        loop = asyncio.get_running_loop()
+        due = loop.time() + limit
+        bound = asyncio.timeout_at(due)
+        doubt = loop.call_at(due - self._patience + DOUBT, self._doubt) if self._primary.watched else None
         try:
-            async with asyncio.timeout_at(due):
-                if fresh:
-                    await self._connect(line.connection)
-                answer = await line.ask(*args)
-                if replicas:
-                    await self._copied(line, replicas, limit)
+            async with bound:
+                try:
+                    line = self._idle.pop() if self._idle else await self._line(bound)
+                    self._asked[bound] = line.address
+                    return await self._answer(line, args, limit, replicas)
+                finally:
+                    self._asked.pop(bound, None)
+        except (TimeoutError, RedisTimeoutError):
+            if bound.when() != due:
+                raise Replaced from None
+            await self._lose()
+            if self._unreached is not None:
+                raise unavailable(self._unreached) from None
+            raise NoAnswer(
+                f"the request pool did not answer within {limit:g} s", reason=ErrorReason.POOL_AWAY
+            ) from None
+        except AuthenticationError as error:  # a second try would end the same way
+            await self._lose()
+            raise unavailable(error) from None
+        except OSError as error:  # no descriptor is left, the name is unknown, and what else the system refuses
+            raise ConnectionError(str(error)) from error
+        finally:
+            if doubt is not None:
+                doubt.cancel()
+
+    def _doubt(self) -> None:
+        """An exchange is late, and may be as late as its patience."""
+        self._look_until = asyncio.get_running_loop().time() + self._patience
+        if self._lookout is None or self._lookout.done():
+            self._lookout = asyncio.ensure_future(self._look_out())
+
+    async def _look_out(self) -> None:
+        """While an exchange is late, ends those with a server that the Sentinels have replaced."""
+        loop = asyncio.get_running_loop()
+        while loop.time() < self._look_until:
+            named = None
+            with suppress(ConnectionError):  # they have not agreed yet
+                named = await self._primary.find()
+            if named is not None and any(asked != named for asked in self._asked.values()):
+                await self._drop_connections()
+                for bound, asked in self._asked.items():
+                    if asked != named and not bound.expired():
+                        bound.reschedule(loop.time())
+            await asyncio.sleep(LOOK_AGAIN)
+
+    async def _answer(self, line: _Line, args: tuple[Argument, ...], limit: float, replicas: int) -> Any:
+        try:
+            answer = await line.ask(*args)
+            if replicas:
+                await self._copied(line, replicas, limit)
         except MovedError as error:
             # Not an outage: the node that was asked does not hold the pool's keys, and says which one does.
             await line.close()
@@ -237,19 +306,6 @@ class Link:
             if isinstance(error, NOT_NOW) or str(error).startswith(NOT_NOW_TEXTS):
                 raise Unavailable(f"the request pool cannot serve now: {error}", reason=ErrorReason.POOL_AWAY) from None
             raise
-        except (TimeoutError, RedisTimeoutError):
-            await line.close()
-            await self._lose()
-            raise NoAnswer(
-                f"the request pool did not answer within {limit:g} s", reason=ErrorReason.POOL_AWAY
-            ) from None
-        except AuthenticationError as error:  # a second try would end the same way
-            await line.close()
-            await self._lose()
-            raise Unavailable(f"the request pool is away: {error}", reason=ErrorReason.POOL_AWAY) from None
-        except OSError as error:  # no descriptor is left, the name is unknown, and what else the system refuses
-            await line.close()
-            raise ConnectionError(str(error)) from error
         except BaseException:
             await line.close()
             raise
@@ -292,11 +348,39 @@ class Link:
         while self._idle:
             await self._idle.pop().close()
 
-    async def _connect(self, connection: Connection) -> None:
-        """Connects to the primary, and signs in. Raises what redis-py raises."""
-        redis_alone(connection)
-        await self._primary.direct(connection)
-        await connection.connect()
+    async def _line(self, bound: asyncio.Timeout) -> _Line:
+        """A new connection to the primary, signed in. Raises what redis-py raises. bound: of the exchange.
+
+        Behind Sentinels it waits until one is there, because the next one will be soon, and all streams wait for it.
+        """
+        if not self._primary.watched:
+            return await self._dial(await self._primary.find())
+        async with self._looking:
+            while True:
+                try:
+                    self._asked[bound] = address = await self._primary.find()
+                    line = await self._dial(address)
+                    self._unreached = None
+                    return line
+                except AuthenticationError:
+                    raise
+                except ConnectionError as error:
+                    self._unreached = error
+                    await self._lose()
+                await asyncio.sleep(LOOK_AGAIN)
+
+    async def _dial(self, address: Address | None) -> _Line:
+        """A connection to a server, signed in. None: to the URL's. Raises what redis-py raises."""
+        line = _Line(self._new_connection(), address, self._losses)
+        if address is not None:
+            line.connection.host, line.connection.port = address
+        redis_alone(line.connection)
+        try:
+            await line.connection.connect()
+        except BaseException:
+            await line.close()
+            raise
+        return line
 
     async def _on_connect(self, connection: Connection) -> None:
         """Signs in on a new connection, and tells another server process or dataset from the one before."""
@@ -311,6 +395,10 @@ class Link:
         if self._away or self._server not in (None, server):
             self.generation += 1
         self._away, self._server = False, server
+
+
+def unavailable(error: ConnectionError) -> Unavailable:
+    return Unavailable(f"the request pool is away: {why(error)}", reason=ErrorReason.POOL_AWAY)
 
 
 def why(error: ConnectionError) -> str:

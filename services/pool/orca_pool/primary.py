@@ -1,16 +1,28 @@
 """Finds the primary: at a URL's address, where Sentinel says, or at the node of a cluster that has the pool."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, cast
+import asyncio
+from collections.abc import Mapping
+from typing import Any, NamedTuple, cast
 
+from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import MasterNotFoundError, Sentinel
 from redis.backoff import NoBackoff
-from redis.exceptions import ConnectionError, RedisError
+from redis.exceptions import ConnectionError, RedisError, ResponseError
 
 from . import redis_url
 from .redis_url import SENTINEL, Address
 from .signing_in import ToSentinel
+
+# Seconds. While the primary is away, all streams wait for the next question. One costs a Sentinel some 50 us.
+LOOK_AGAIN = 0.05
+LATE = 0.05  # seconds after another Sentinel's answer: one that takes longer is not waited for
+
+
+class Named(NamedTuple):
+    """One Sentinel's answer. epoch: grows with each failover that it knows of."""
+
+    epoch: int
+    address: Address
 
 
 class Primary:
@@ -28,7 +40,7 @@ class Primary:
         """
         self.url = url  # as redis-py reads it
         self._moved: Address | None = None
-        self._sentinel: Sentinel | None = None
+        self._sentinels: list[Any] = []  # redis.asyncio is typed only in part
         self._service = ""
         parts = redis_url.parse(url)
         if not parts.of_sentinels:
@@ -48,21 +60,55 @@ class Primary:
             "ssl": secured,
             **signing_in,
         }
-        self._sentinel = Sentinel(parts.servers, sentinel_kwargs=options)
-        for client in cast(list[Any], self._sentinel.sentinels) if secured else []:
+        self._sentinels = [Redis(host=host, port=port, **cast(Any, options)) for host, port in parts.servers]
+        for client in self._sentinels if secured else []:
             client.connection_pool.connection_class = ToSentinel
 
-    async def direct(self, connection: Any) -> None:
-        """Points a connection that is about to be made at the primary. Raises redis's ConnectionError."""
-        if self._moved is not None:
-            connection.host, connection.port = self._moved
-        elif self._sentinel is not None:
-            try:
-                connection.host, connection.port = await cast(Any, self._sentinel).discover_master(self._service)
-            except MasterNotFoundError:  # its text is a page long, with the options of all connections
-                raise ConnectionError(f"no Sentinel names a primary of {self._service}") from None
-            except RedisError as error:
-                raise ConnectionError(f"Sentinel: {error}") from error
+    @property
+    def watched(self) -> bool:
+        """Whether Sentinels name the primary."""
+        return bool(self._sentinels)
+
+    async def find(self) -> Address | None:
+        """The primary's address; None: the URL's. Raises redis's ConnectionError where no Sentinel names one.
+
+        All Sentinels are asked at once. The answer of the newest epoch counts: a Sentinel that is cut off from the
+        others goes on naming the old primary.
+        """
+        if not self._sentinels:
+            return self._moved
+        waiting = {asyncio.ensure_future(self._ask(sentinel)) for sentinel in self._sentinels}
+        named, why = list[Named](), ""
+        try:
+            while waiting:
+                done, waiting = await asyncio.wait(
+                    waiting, timeout=LATE if named else None, return_when=asyncio.FIRST_COMPLETED
+                )
+                if not done:
+                    break
+                for answer in (task.result() for task in done):
+                    if isinstance(answer, Named):
+                        named.append(answer)
+                    else:
+                        why = answer or why
+        finally:
+            for task in waiting:
+                task.cancel()
+        if not named:
+            raise ConnectionError(f"no Sentinel names a primary of {self._service}{why and f': {why}'}")
+        return max(named).address
+
+    async def _ask(self, sentinel: Any) -> Named | str:
+        """A Sentinel's answer, or why it refuses one; "" where it is away, or does not reach the primary itself."""
+        try:
+            said = await sentinel.execute_command("SENTINEL MASTER", self._service)
+        except ResponseError as error:
+            return str(error)
+        except (RedisError, OSError):
+            return ""
+        if said["is_sdown"] or said["is_odown"] or not said["is_master"]:
+            return ""
+        return Named(said["config-epoch"], (said["ip"], said["port"]))
 
     def moved(self, address: Address) -> None:
         """A node of a cluster says that another one holds the pool's keys."""
@@ -74,7 +120,5 @@ class Primary:
 
     async def close(self) -> None:
         """Closes the connections to the Sentinels."""
-        if self._sentinel is not None:
-            for client in cast(list[Any], self._sentinel.sentinels):
-                close: Callable[[], Any] = client.aclose
-                await close()
+        for client in self._sentinels:
+            await client.aclose()

@@ -8,6 +8,7 @@ from mutations.mutation import Mutation
 
 SERVICE = "services/pool/orca_pool"
 LINK = f"{SERVICE}/link.py"
+PRIMARY = f"{SERVICE}/primary.py"
 GATHERING = f"{SERVICE}/gathering.py"
 
 LINK_TESTS = "tests/pool/test_link.py"
@@ -40,7 +41,7 @@ MUTATIONS = [
         "an exchange has no bound",
         LINK,
         "Link._exchange",
-        instead("asyncio.get_running_loop().time() + limit", "asyncio.get_running_loop().time() + 3600"),
+        instead("loop.time() + limit", "loop.time() + 3600"),
         f"{LINK_TESTS}::test_a_frozen_redis_is_unavailable_in_time",
     ),
     Mutation(
@@ -70,6 +71,20 @@ MUTATIONS = [
         "Link._lose",
         drop("_primary.forget"),
         f"{LINK_TESTS}::test_a_node_that_went_away_is_forgotten",
+    ),
+    Mutation(
+        "exchanges with a server that was replaced wait on",
+        LINK,
+        "_look_out",
+        drop("bound.reschedule"),
+        f"{REDIS_TESTS}::test_a_read_goes_on_at_the_next_primary",
+    ),
+    Mutation(
+        "any Sentinel is believed",
+        PRIMARY,
+        "Primary.find",
+        instead("max(named)", "min(named)"),
+        f"{REDIS_TESTS}::test_the_sentinel_that_knows_of_the_last_failover_is_believed",
     ),
     # Attaches that go together.
     Mutation(

@@ -18,7 +18,7 @@ from orca_pool.leases import GAP_SECONDS, RENEW_SECONDS
 from orca_pool.outage import Outage
 from orca_pool.pool import Pool
 from orca_pool.records import Packet
-from orca_pool.retry import reached
+from orca_pool.retry import RETRY_SECONDS, reached
 
 log = logging.getLogger(__name__)
 
@@ -219,6 +219,7 @@ class Delivery:
         """Registers and renews, until the endpoint leaves."""
         while not self._left:
             self._hurry.clear()
+            pause = RENEW_SECONDS
             try:
                 async with self._renewing:
                     if not self._left:
@@ -226,10 +227,11 @@ class Delivery:
             except Unavailable as error:
                 self._outage.away(error)
                 self._note_lateness()
+                pause = RETRY_SECONDS
             else:
                 self._outage.back()
             try:
-                async with asyncio.timeout(RENEW_SECONDS):
+                async with asyncio.timeout(pause):
                     await self._hurry.wait()
                 await asyncio.sleep(0.02)  # so that hurrying callers do not make it spin
             except TimeoutError:
@@ -271,6 +273,8 @@ class Delivery:
         calls = self._calls
         while True:
             incarnation, entries = await reached(self._read)
+            if self._pool.generation != self._generation:
+                self._hurry.set()  # all calls wait for the new registration
             if incarnation != self.incarnation:
                 continue  # the stream of an incarnation that is over: all calls attach again
             for entry in entries:
