@@ -87,7 +87,7 @@ MUTATIONS = [
         "rows that run one token each have keys of tokens that are not known",
         "services/worker/orca_worker/iteration/tags.py",
         "Tags.ran_one",
-        instead("token_ids >= 0", "token_ids > -9"),
+        instead("(at >= 0) & (starts <= known) & (token_ids >= 0)", "(at >= 0) & (starts <= known)"),
         "tests/worker/test_tags.py::test_rows_that_run_one_token_each_are_looked_at_together",
     ),
     Mutation(
