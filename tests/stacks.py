@@ -40,7 +40,7 @@ def folder_in_memory() -> tempfile.TemporaryDirectory[str]:
 
 def of_themselves(run_dir: Path) -> Counter[str]:
     """Counts what no fault explains in a run's logs, by kind: streams survive it, and so they say nothing of it."""
-    logs = sorted((run_dir / "logs").glob("*.log"))
+    logs = sorted((run_dir / "logs").glob("*.log*"))  # NAME.log.1, too: a long run's log goes on as an empty one
     lines = [line for log in logs for line in log.read_text(errors="replace").splitlines()]
     return +Counter({kind: sum(bool(found.search(line)) for line in lines) for kind, found in OF_THEMSELVES.items()})
 

@@ -274,10 +274,14 @@ class Stack:
     async def kill(self) -> None:
         """Ends everything at once. Returns when every process of its own has ended."""
         self._warn("killed before all was drained")
+        for task in self._tasks:  # `stop` may not have come so far: what ends would be started again
+            task.cancel()
         running = [child for child in self._children if child.pid is not None]
-        for ending in (*running, *filter(None, (self._forks, self._services))):
-            ending.kill()
-        await asyncio.gather(*(child.ended() for child in running))
+        for child in running:
+            child.kill()
+        forks = filter(None, (self._forks, self._services))
+        ends = [*(child.ended() for child in running), *(one.stop() for one in forks)]
+        await asyncio.gather(*self._tasks, *ends, return_exceptions=True)
         self._ended()
 
     def _ended(self) -> None:

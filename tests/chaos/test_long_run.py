@@ -57,12 +57,13 @@ def test_a_loss_that_no_fault_explains_is_an_error(tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     logs.mkdir()
     (logs / "scheduler-0.log").write_text(f'{lost}failed: it reported 5"}}\n{lost}has been silent for 2.1 s"}}\n')
+    (logs / "serve.log.1").write_text('{"event": "endpoint-1 (pid 4) ended with status 2, starting it again"}\n')
     (logs / "serve.log").write_text(
         '{"event": "scheduler-0 (pid 5) ended with status 1, starting it again"}\n'
         '{"event": "endpoint-0 (pid 6) was killed by SIGKILL, starting it again"}\n'
     )
     (logs / "supervisor-0.log").write_text('{"event": "rank ended", "why": "its process ended with status -9"}\n')
-    assert of_themselves(tmp_path) == {"verdict on a right rank": 1, "process that ended by itself": 1}
+    assert of_themselves(tmp_path) == {"verdict on a right rank": 1, "process that ended by itself": 2}
 
 
 def test_pauses_count_where_the_program_itself_was_not_late() -> None:

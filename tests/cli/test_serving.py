@@ -69,6 +69,26 @@ async def test_a_second_ctrl_c(tmp_path: Path, shown: io.StringIO) -> None:
     assert told[-2:] == [("INFO", "draining, 60 s at most"), ("WARNING", "killed before all was drained")]
 
 
+async def test_a_second_ctrl_c_while_streams_are_counted(tmp_path: Path, shown: io.StringIO) -> None:
+    """What it kills is not started again, and has ended before the command does."""
+    model = make_timed(tmp_path / "model", seconds=0.01)
+    arguments = [f"--model={model}", f"--run-dir={tmp_path / 'run'}", "--port=0", "--http-port=0"]
+    before = set(psutil.Process().children())
+    serve = asyncio.create_task(serving.serve(ServeSettings.load(arguments)))
+    await until(lambda: "try: " in shown.getvalue())
+    (endpoint,) = re.findall(r"endpoint-0 at .*\(pid (\d+)\)", shown.getvalue())
+    os.kill(int(endpoint), signal.SIGSTOP)  # it does not say how many streams it has
+    started = set(psutil.Process().children()) - before
+    serve.cancel()
+    await until(lambda: "Ctrl-C again kills everything" in shown.getvalue())
+    serve.cancel()
+    with pytest.raises(Aborted):
+        await serve
+    assert not [one for one in started if psutil.pid_exists(one.pid)]
+    assert "draining" not in shown.getvalue(), "they were still counted"
+    assert "starting it again" not in shown.getvalue()
+
+
 async def test_streams_that_are_cut_off(tmp_path: Path, shown: io.StringIO) -> None:
     """Only the endpoint's log told of them."""
     model = make_timed(tmp_path / "model", seconds=0.05, positions=4096)

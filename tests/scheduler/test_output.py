@@ -140,6 +140,15 @@ def test_a_long_text_is_read_beside_no_other() -> None:
     assert turn() == ((0,), (0,), (0,), (3,))
 
 
+def test_a_long_text_is_read_beside_short_ones() -> None:
+    """Texts that are looked at at times only have a few new tokens in each call."""
+    outputs = held(0, committed=0)
+    add(outputs, 2)
+    made(outputs, 1, (1, 2, 3, 4))
+    made(outputs, 2, range(LOOKS_BACK + 1))
+    assert outputs.offers([1, 2], [(1, 2, 3), (10, 11, 12)], 1) == ((4,), (13,))
+
+
 def test_a_text_without_drafts_is_looked_at_less_and_less_often() -> None:
     """And again at each token once there was one."""
     outputs, looked = held(0, committed=0), list[int]()

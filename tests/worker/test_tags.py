@@ -359,6 +359,17 @@ def test_rows_without_keys_stand_beside_those_that_have_some() -> None:
         kv._table[62, 0] = old
 
 
+def test_a_row_beyond_all_those_that_have_blocks_has_none_that_are_wrong() -> None:
+    """`build_batch` says that it is not held. The tables grow in steps of their own."""
+    kv = KVManager(None)
+    kv.allocate(400, 4)
+    for row, blocks in ((0, range(20, 21)), (40, range(20))):
+        kv.tags.begin(row, root_of("a"), range(6))
+        kv.grow(row, blocks)
+    for rows in ([40, 70], [70], [70, 40, 79], range(35, 80)):
+        kv.check(rows)
+
+
 def test_a_token_that_is_not_known_here_ends_the_keys() -> None:
     """Of a row whose tokens stay on the device, only blocks of its input have keys."""
     kv = KVManager(None)

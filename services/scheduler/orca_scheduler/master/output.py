@@ -130,15 +130,15 @@ class Outputs:
     def offers(self, claims: Iterable[int], made: Sequence[Sequence[int]], most: int) -> tuple[tuple[int, ...], ...]:
         """Drafts for requests that have just made these tokens, up to `most` each. A request that is gone gets none.
 
-        Texts are read when drafts are wanted, one long text a call: that may take 2 ms, and an iteration waits for it.
-        A text without drafts is looked at less and less often, down to each fourth token.
+        Texts are read when drafts are wanted, one long text a call beside short ones: that may take 3 ms, and an
+        iteration waits for it. A text without drafts is looked at less and less often, down to each fourth token.
         """
         offers, left = list[tuple[int, ...]](), LOOKS_BACK
         for claim, tokens in zip(claims, made, strict=True):
             held, found = self.held.get(claim), ()
             if held is not None and (known := len(held.tokens) // TOKEN.size) >= held.looks:
                 unread = known - held.read if held.ngrams else known + len(held.record.prompt_ids)
-                if unread <= left or left == LOOKS_BACK:
+                if unread <= left or left > LOOKS_BACK // 2:
                     left -= unread
                     found = held.drafts(tokens, most)
             offers.append(found)

@@ -114,7 +114,7 @@ class Tags:
 
         table [row, i]: the row's block i.
         """
-        first, last, most = min(rows), max(rows), min(len(self._wanted), len(table))
+        first, last, most = min(rows), max(rows), min(len(self._wanted), len(self._held), len(table))
         if last >= most:
             rows = [row for row in rows if row < most]  # the others have no text, or `build_batch` refuses them
         # All rows of a full engine run, in any order: nothing is copied then. Rows without a text have no blocks here.

@@ -186,7 +186,7 @@ class Forks:
     async def stop(self) -> None:
         """Ends the fork server, and nothing else. Follows `run`."""
         self.kill()  # it has nothing to leave in order, and may be frozen
-        await self._server.ended
+        await asyncio.shield(self._server.ended)
 
     def kill(self) -> None:
         """Ends the fork server at once."""
