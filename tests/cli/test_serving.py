@@ -19,6 +19,7 @@ from orca_cli import serving
 from orca_client import AsyncOrcaClient
 from orca_common.errors import Aborted, FailedPrecondition
 from orca_local.settings import ServeSettings
+from orca_worker.processes.beginning import begin
 
 
 @pytest.fixture
@@ -45,6 +46,13 @@ async def test_a_refused_start_drains_nothing(tmp_path: Path, shown: io.StringIO
     assert "draining" not in shown.getvalue()
 
 
+@pytest.fixture
+def cold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork servers that no process of the tests keeps warm: all children of a stack are its own."""
+    monkeypatch.setattr("orca_local.stack.begin", begin)
+
+
+@pytest.mark.usefixtures("cold")
 async def test_a_second_ctrl_c(tmp_path: Path, shown: io.StringIO) -> None:
     """The drain tells its bound. An end that was forced is an error, and leaves nothing running."""
     model = make_timed(tmp_path / "model", seconds=0.01)
@@ -69,6 +77,7 @@ async def test_a_second_ctrl_c(tmp_path: Path, shown: io.StringIO) -> None:
     assert told[-2:] == [("INFO", "draining, 60 s at most"), ("WARNING", "killed before all was drained")]
 
 
+@pytest.mark.usefixtures("cold")
 async def test_a_second_ctrl_c_while_streams_are_counted(tmp_path: Path, shown: io.StringIO) -> None:
     """What it kills is not started again, and has ended before the command does."""
     model = make_timed(tmp_path / "model", seconds=0.01)
