@@ -25,7 +25,7 @@ from orca_scheduler.master.journal import Line, read
 
 OF_THEMSELVES = {  # lines of logs about what no kill and no freeze explains
     "verdict on a right rank": re.compile(r'"event": "rank lost".*\) failed: '),
-    "process that ended by itself": re.compile(r"ended with status [1-9]"),
+    "process that ended by itself": re.compile(r"ended with status (?!0|-9|-15)|was killed by SIG(?!KILL|TERM)"),
 }
 of_stack.begin = begin_warm  # a start takes 0.6 s of processor time instead of 2.9
 

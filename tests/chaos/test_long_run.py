@@ -63,7 +63,8 @@ def test_a_loss_that_no_fault_explains_is_an_error(tmp_path: Path) -> None:
         '{"event": "endpoint-0 (pid 6) was killed by SIGKILL, starting it again"}\n'
     )
     (logs / "supervisor-0.log").write_text('{"event": "rank ended", "why": "its process ended with status -9"}\n')
-    assert of_themselves(tmp_path) == {"verdict on a right rank": 1, "process that ended by itself": 2}
+    (logs / "supervisor-1.log").write_text('{"event": "rank ended", "why": "its process ended with status -6"}\n')
+    assert of_themselves(tmp_path) == {"verdict on a right rank": 1, "process that ended by itself": 3}
 
 
 def test_pauses_count_where_the_program_itself_was_not_late() -> None:

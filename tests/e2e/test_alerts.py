@@ -183,7 +183,8 @@ async def test_each_alert_fires_and_clears(stages: int, tmp_path: Path) -> None:
     rules.write_text(hurried(ALERTS.read_text()))
     model = make_timed(tmp_path / "model", vocab=VOCABULARY, seconds=SECONDS, abort_on_token=POISON)
     # By the paper's memory one request reserves all slots, so that the next one waits.
-    async with running(tmp_path / "run", model, pp=stages, slots=SLOTS, max_waiting=1, policy="paper") as stack:
+    settings = {"pp": stages, "slots": SLOTS, "max_waiting": 1, "policy": "paper"}
+    async with running(tmp_path / "run", model, broken=True, **settings) as stack:
         rows = [row for row in stack.processes() if row["role"] in ("endpoint", "scheduler")]
         targets = {row["role"]: row["status"] for row in rows}
         async with prometheus(tmp_path / "prometheus", targets, rules) as server:

@@ -114,7 +114,7 @@ async def test_poison_ends_and_harms_nobody(tmp_path: Path) -> None:
     model = make_timed(tmp_path / "model", vocab=VOCAB, seconds=0.02, abort_on_token=POISON)
     draw = random.Random(8)
     prompts = [innocent(draw, 40) for _ in range(3)]
-    async with running(tmp_path / "run", model, max_batch_size=4) as stack:
+    async with running(tmp_path / "run", model, max_batch_size=4, broken=True) as stack:
         calls = [asyncio.create_task(tokens(stack, generation(prompt, 40))) for prompt in prompts]
         with pytest.raises(grpc.aio.AioRpcError) as ended:
             await tokens(stack, generation([1, POISON], 40))
