@@ -186,7 +186,7 @@ class BatchCore(Core):
         for at in range(0, len(batch), self.policy.mbs):
             micro, members = batch[at : at + self.policy.mbs], []
             for request, (row, blocks, _) in zip(micro, self.memory.admit(micro), strict=True):
-                request.row = row
+                request.begin(row, len(blocks) * self.block_size)
                 members.append(self._member(request, shortest, blocks))
             first.append(self._issued(micro, members, admitted=len(micro)))
         return first

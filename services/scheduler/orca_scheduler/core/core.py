@@ -461,8 +461,8 @@ class Core:
             going_on = [part for part in plan.batch if part[0].row is not None]
             begun = self.memory.admit([request for request, _ in new])
             for (request, count), (row, blocks, shared) in zip(new, begun, strict=True):
-                request.row, request.filled = row, shared
-                request.holds = len(blocks) * self.block_size
+                request.begin(row, len(blocks) * self.block_size)
+                request.filled = shared
                 members.append(self._member(request, count, blocks, shared))
         if drafts:
             members += [self._member(r, count, drafts=drafts.get(r.claim, ())) for r, count in going_on]
@@ -654,7 +654,8 @@ class Core:
             if self.memory.need(request, request.remaining) > self.memory.free:
                 break
             [(row, blocks, _)] = self.memory.admit([request])
-            request.row, request.in_flight, request.holds = row, 1, len(blocks) * self.block_size
+            request.begin(row, len(blocks) * self.block_size)
+            request.in_flight = 1
             free_rows, iteration = tuple(self._free_rows), self._iteration
             pulls.append(Pull(iteration, request.claim, row, request.elsewhere, blocks, free_rows))
             self._free_rows.clear()

@@ -113,6 +113,10 @@ class Request:
         """Whether there are iterations left to schedule, as far as is known before its batches return."""
         return not self.ended and self.known < self.arrived.max_tokens
 
+    def begin(self, row: int, slots: int) -> None:
+        """It gets a row, with the first of its slots."""
+        self.row, self.holds = row, slots
+
     def fill_key(self) -> None:
         """The tail is a full block: it gets its key."""
         self.keys.append(key_of(self.keys[-1], self.tail))
