@@ -135,22 +135,31 @@ class Replicated:
 
     def rejoin(self) -> None:
         """Starts the server that was killed, as a replica of the one that took over."""
-        (port,) = set(self._named())
-        killed, self.primary = self.primary, next(r for r in self.replicas if r.port == port)
-        self.replicas = [killed, *(r for r in self.replicas if r is not self.primary)]
+        killed = self.primary
+        assert self._follow()
         killed.start(*self.primary.as_replica)
 
     def whole(self) -> bool:
-        """Whether the replicas follow the primary, and every Sentinel would make each of them the primary."""
+        """Whether the replicas follow the primary, and every Sentinel would make each of them the primary.
+
+        On a busy machine Sentinels may replace a primary by themselves.
+        """
+        if not self._follow():
+            return False
         try:
             links = {replica.replication().get("master_link_status") for replica in self.replicas}
         except ConnectionError:
             return False
-        return (
-            set(self._named()) == {self.primary.port}
-            and links == {"up"}
-            and all(self._would(p) for p in self._sentinels)
-        )
+        return links == {"up"} and all(self._would(port) for port in self._sentinels)
+
+    def _follow(self) -> bool:
+        """Notes which server is the primary, the one before as the first replica. False where Sentinels differ."""
+        named = set(self._named())
+        if len(named) == 1:
+            servers = [self.primary, *self.replicas]
+            self.primary = next(one for one in servers if one.port in named)
+            self.replicas = [one for one in servers if one is not self.primary]
+        return len(named) == 1
 
     def _would(self, sentinel: int) -> bool:
         with Redis(port=sentinel, socket_timeout=5, decode_responses=True) as asked:

@@ -76,9 +76,9 @@ async def failover(redis: Replicated, target: LocalTarget, load: Load, alone: fl
 def parts(redis: Replicated, killed: float) -> str:
     """When the Sentinels got ahead, in seconds after the kill."""
     seen = redis.events(killed)
-    missed = [f"{moment:.2f}" for moment in seen["+sdown"]]
+    missed = [f"{moment:.2f}" for moment in seen.get("+sdown", [])]
     steps = [f"{said} {seen[event][0]:.2f}" for event, said in STEPS.items() if event in seen]
-    switched = [f"{moment:.2f}" for moment in seen["+switch-master"]]
+    switched = [f"{moment:.2f}" for moment in seen.get("+switch-master", [])]
     return f"missed {' '.join(missed)}, {', '.join(steps)}, named {' '.join(switched)}"
 
 

@@ -195,6 +195,28 @@ async def test_the_renewal_that_connects_again_takes_a_new_incarnation(server: R
         assert delivery.incarnation != old
 
 
+async def test_an_endpoint_registers_as_soon_as_redis_answers(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not with the next renewal, whether that or a read finds out: the streams stand still until then."""
+    monkeypatch.setattr("orca_endpoint.calls.delivery.RENEW_SECONDS", 3600)
+    server.kill()
+    async with Pool(server.url, "again") as pool:
+        delivery = Delivery(pool)
+        working = [asyncio.create_task(delivery.renew())]
+        await until(lambda: delivery._outage._since is not None, 30)
+        server.restart()
+        await until(lambda: delivery.registered, 30)
+        working.append(asyncio.create_task(delivery.read()))
+        await until(lambda: delivery.registered and delivery._generation == pool.generation, 30)
+        old = delivery.incarnation
+        server.restart()
+        await until(lambda: delivery.registered and delivery.incarnation != old, 30)
+        for task in working:
+            task.cancel()
+        await asyncio.gather(*working, return_exceptions=True)
+
+
 async def test_detaches_of_an_outage_leave_room_for_calls(
     own: World, server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -145,6 +145,18 @@ async def test_a_killed_compiler_is_no_fault_of_the_next_form(compiler: FormComp
     assert [await process.wait() for process in killed] == [-signal.SIGKILL] * 2
 
 
+async def test_an_end_that_is_under_way_is_waited_for(compiler: FormCompiler) -> None:
+    """An endpoint that leaves leaves no process behind."""
+    helper = compiler.helpers.all[0]
+    process = await helper.start()
+    ending = asyncio.create_task(helper.end())
+    await asyncio.sleep(0)
+    assert not ending.done()
+    await helper.close()
+    assert process.returncode is not None
+    await ending
+
+
 async def test_compilers_that_are_ended_are_unavailable_and_not_remembered(
     compiler: FormCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:

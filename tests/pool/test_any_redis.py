@@ -8,15 +8,18 @@ import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pool.lab import tokens_of
 from redis import Redis
+from redis.exceptions import ConnectionError
 from replicated import Server, sentinel, server
 from servers import redis_server
 
 from orca_common.errors import FailedPrecondition, Unavailable
 from orca_local import embedded_pool
+from orca_pool.link import Link
 from orca_pool.pool import Pool
 from orca_pool.primary import Primary
 from orca_pool.reach import check_reachable
@@ -25,6 +28,11 @@ from orca_pool.retry import reached
 from orca_pool.wire import pack_tokens
 
 CALL = {"deadline_in": None, "detach_grace": 60.0, "endpoint": "e", "attempt": 1, "max_waiting": 8}
+
+
+def of_sentinel(port: int) -> Any:
+    """A connection, whose answers redis-py types as what they are not."""
+    return Redis(port=port, decode_responses=True)
 
 
 async def until(condition: object, seconds: float = 20) -> None:
@@ -153,15 +161,105 @@ async def test_the_sentinel_that_knows_of_the_last_failover_is_believed(tmp_path
             assert await port_of(pool) == new.port
 
 
-async def test_a_silent_sentinel_delays_no_other(tmp_path: Path) -> None:
+async def test_the_primary_of_before_is_not_followed_while_the_last_one_is_missed(tmp_path: Path) -> None:
+    """A Sentinel that is cut off from the others names it on, and who writes there loses it."""
+    with (
+        server(tmp_path / "a") as old,
+        server(tmp_path / "b") as new,
+        sentinel(tmp_path / "s", old.port) as late,
+        sentinel(tmp_path / "t", new.port, quorum=2, epoch=1) as knows,
+    ):
+        new.kill()
+        asked = of_sentinel(knows)
+        await until(lambda: asked.sentinel_master("orca")["is_sdown"])
+        found = Primary(f"redis+sentinel://127.0.0.1:{late},127.0.0.1:{knows}/orca/0", 60.0)
+        with pytest.raises(ConnectionError, match="no Sentinel names a primary of orca"):
+            await found.find()
+        await found.close()
+
+
+async def test_a_sentinel_that_replaces_the_primary_does_not_name_it(tmp_path: Path) -> None:
+    """It does so, with the new epoch, until all replicas follow the next one. The others name that at once."""
+    with ExitStack() as running:
+        servers = [running.enter_context(server(tmp_path / f"{n}")) for n in range(3)]
+        slow, replica, primary = sorted(servers, key=lambda one: one.port)  # the larger address must not win
+        for n, one in enumerate((slow, replica)):
+            Redis(port=one.port).config_set("replica-priority", n)  # 0: it never becomes the primary
+            Redis(port=one.port).replicaof("127.0.0.1", primary.port)
+            await until(lambda one=one: one.replication()["master_link_status"] == "up")
+        ports = [running.enter_context(sentinel(tmp_path / f"s{n}", primary.port, down_after=600)) for n in range(2)]
+        leader, other = map(of_sentinel, ports)
+        for asked in (leader, other):
+            await until(lambda asked=asked: len(asked.sentinel_sentinels("orca")) == 1)
+            await until(lambda asked=asked: [r["flags"] for r in asked.sentinel_slaves("orca")] == ["slave", "slave"])
+        leader.execute_command("SENTINEL", "SET", "orca", "failover-timeout", 600_000)
+        slow.send_signal(signal.SIGSTOP)
+        leader.execute_command("SENTINEL FAILOVER", "orca")
+        await until(lambda: other.sentinel_get_master_addr_by_name("orca") == ("127.0.0.1", replica.port))
+        said = leader.sentinel_master("orca")
+        assert (said["port"], said["config-epoch"]) == (primary.port, other.sentinel_master("orca")["config-epoch"])
+        found = Primary(f"redis+sentinel://{','.join(f'127.0.0.1:{port}' for port in ports)}/orca/0", 60.0)
+        assert await found.find() == ("127.0.0.1", replica.port)
+        await found.close()
+
+
+@contextmanager
+def silent_sentinel() -> Iterator[socket.socket]:
     """Its node is gone, perhaps together with that of the primary."""
-    with server(tmp_path / "a") as primary, sentinel(tmp_path / "s", primary.port) as port, socket.socket() as silent:
+    with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
+        yield silent
+
+
+@pytest.mark.parametrize("missed", [False, True])
+async def test_a_silent_sentinel_delays_no_other(tmp_path: Path, missed: bool) -> None:
+    """missed: the other one does not reach the primary, and will soon name the next one."""
+    with (
+        server(tmp_path / "a") as primary,
+        sentinel(tmp_path / "s", primary.port, quorum=2) as port,
+        silent_sentinel() as silent,
+    ):
+        if missed:
+            primary.kill()
+            asked = of_sentinel(port)
+            await until(lambda: asked.sentinel_master("orca")["is_sdown"])
         addresses = f"127.0.0.1:{silent.getsockname()[1]},127.0.0.1:{port}"
         found = Primary(f"redis+sentinel://{addresses}/orca/0", 3600.0)
-        assert await found.find() == ("127.0.0.1", primary.port)
+        async with asyncio.timeout(60):
+            if missed:
+                with pytest.raises(ConnectionError, match="no Sentinel names a primary of orca"):
+                    await found.find()
+            else:
+                assert await found.find() == ("127.0.0.1", primary.port)
         await found.close()
+
+
+async def test_those_that_wait_together_ask_once(tmp_path: Path) -> None:
+    """Where a Sentinel is silent, a question takes 50 ms: one after the other they would be too late."""
+    with (
+        server(tmp_path / "a") as primary,
+        sentinel(tmp_path / "s", primary.port) as port,
+        silent_sentinel() as silent,
+    ):
+        silent.setblocking(False)
+        link = Link(f"redis+sentinel://127.0.0.1:{silent.getsockname()[1]},127.0.0.1:{port}/orca/0", 3600.0)
+        lines = await asyncio.gather(*(link._line(asyncio.timeout(None)) for _ in range(9)))
+        assert {line.address for line in lines} == {("127.0.0.1", primary.port)}
+        assert len({line.connection for line in lines}) == 9
+        silent.accept()[0].close()  # asked once
+        with pytest.raises(BlockingIOError):
+            silent.accept()
+        for line in lines:
+            await line.close()
+        await link.close()
+
+
+async def test_a_late_exchange_of_a_closed_link_asks_no_sentinel() -> None:
+    link = Link("redis+sentinel://127.0.0.1:1/orca/0")
+    await link.close()
+    link._doubt()
+    assert link._lookout is None
 
 
 async def test_why_no_sentinel_names_a_primary(tmp_path: Path) -> None:
@@ -226,7 +324,7 @@ async def test_a_password_of_redis_and_its_sentinels(tmp_path: Path, protected: 
         for url in (f"redis://127.0.0.1:{primary.port}/0", f"redis+sentinel://127.0.0.1:{port}/orca/0"):
             await check_reachable(url, 10.0, password=PASSWORD)
             if protected:
-                with pytest.raises(FailedPrecondition, match=r"Authentication required|no Sentinel names a primary"):
+                with pytest.raises(FailedPrecondition, match="Authentication required"):
                     await check_reachable(url, 0.1)
 
 

@@ -7,6 +7,8 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 from pool.lab import tokens_of
+from redis import Redis
+from redis.exceptions import ResponseError
 from servers import KINDS, RedisServer, redis_server
 
 from orca_common.errors import FailedPrecondition, Unavailable
@@ -150,6 +152,22 @@ async def test_an_answer_after_the_timer_of_an_earlier_exchange(own: RedisServer
     async with asyncio.timeout(10):
         assert await pool.read("e", None, wait=1.5) == []
     assert pool.generation == 0
+
+
+async def test_a_busy_server_is_away_for_a_new_connection_too(own: RedisServer) -> None:
+    """It answers so to whatever the connection begins with."""
+    asked = Redis(port=own.port)
+    asked.config_set("busy-reply-threshold", 1)
+    async with Pool(own.url, "busy", patience=60) as busy, Pool(own.url, "busy") as fresh:
+        await busy.cancel("unknown")
+        running = asyncio.create_task(busy._link.command("EVAL", "while true do end", 0))
+        await asyncio.sleep(0)  # it is sent
+        with pytest.raises(Unavailable, match="cannot serve now: BUSY"):
+            await fresh.cancel("unknown")
+        asked.script_kill()
+        with pytest.raises(ResponseError):
+            await running
+        assert await fresh.cancel("unknown") is None
 
 
 async def test_a_redis_that_is_not_there_is_unavailable(own: RedisServer) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -501,17 +501,27 @@ async def test_requests_go_back_before_a_lost_rank_is_fenced() -> None:
         await this.formed()
 
 
-async def test_rows_that_wait_for_their_forms_do_not_spin() -> None:
+async def test_rows_that_wait_for_their_forms_do_not_spin(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing else runs: the iterations in vain are fewer and fewer, until another request comes, which waits for none
     of them."""
-    rank = Rank()
+    rank, pauses = Rank(), list[float]()
     async with bench(rank) as this:
+        loop = asyncio.get_running_loop()
+        later = loop.call_later
+
+        def noted(delay: float, callback: Callable[..., object], *args: Any, **kwargs: Any) -> asyncio.TimerHandle:
+            if callback == this.master._end_pause:
+                pauses.append(delay)
+            return later(delay, callback, *args, **kwargs)
+
+        monkeypatch.setattr(loop, "call_later", noted)
         await this.submit("r", [1, 2], 1)
         began, iterations = time.monotonic(), 0
         while time.monotonic() < began + 1.0:
             rank.report(await this.iteration(), waiting=[0])
             iterations += 1
-        assert iterations < 25, "half of the time so far, a tenth of a second at most"
+        assert iterations < 25, "half of the time so far"
+        assert max(pauses) == timers.VAIN
         await this.put("other", [1, 2], 1)
         while len((iteration := await this.iteration()).rows) == 1:
             rank.report(iteration, waiting=[0])

@@ -577,7 +577,7 @@ def broken(raw: bytes, chance: random.Random) -> bytes:
 def test_a_pattern_for_each_of_many_modules(tmp_path: Path) -> None:
     """Files within their bounds had 80,000 of both, which were all compared: minutes in each process. The first key
     counts that fits."""
-    count, header, at = 8000, dict[str, object](), 0
+    count, header, at = 24_000, dict[str, object](), 0
     for number in range(count):
         for matrix in "AB":
             name = f"base_model.model.{number}.x.lora_{matrix}.weight"

@@ -91,7 +91,7 @@ PREPARE = (
 
 
 def said_by(script: str, folder: Path) -> str:
-    """What a script prints in a process with a rank's settings, which ends with this call in any case."""
+    """Returns what a script prints in a process with a rank's settings, which ends with this call in any case."""
     environment = os.environ | {"ORCA_MODEL": str(folder)}
     said = subprocess.check_output([sys.executable, "-c", script], env=environment, text=True, timeout=120)
     return said.strip()

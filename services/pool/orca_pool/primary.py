@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import ConnectionError, RedisError, ResponseError
+from redis.exceptions import AuthenticationError, ConnectionError, RedisError, ResponseError
 
 from . import redis_url
 from .redis_url import SENTINEL, Address
@@ -15,14 +15,14 @@ from .signing_in import ToSentinel
 
 # Seconds. While the primary is away, all streams wait for the next question. One costs a Sentinel some 50 us.
 LOOK_AGAIN = 0.05
-LATE = 0.05  # seconds after another Sentinel's answer: one that takes longer is not waited for
+LATE = 0.05  # seconds after another Sentinel's answer, whatever it is: one that takes longer is not waited for
 
 
 class Named(NamedTuple):
     """One Sentinel's answer. epoch: grows with each failover that it knows of."""
 
     epoch: int
-    address: Address
+    address: Address | None  # None: it does not reach that primary itself, or is replacing it
 
 
 class Primary:
@@ -54,6 +54,7 @@ class Primary:
         secured = parts.scheme.startswith("rediss")
         # The link retries; a Sentinel that is away must only be passed over.
         options = {
+            "protocol": 2,
             "socket_timeout": patience / 2,
             "socket_connect_timeout": patience / 2,
             "retry": Retry(NoBackoff(), 0),
@@ -72,43 +73,45 @@ class Primary:
     async def find(self) -> Address | None:
         """The primary's address; None: the URL's. Raises redis's ConnectionError where no Sentinel names one.
 
-        All Sentinels are asked at once. The answer of the newest epoch counts: a Sentinel that is cut off from the
+        All Sentinels are asked at once. Those that know of the newest epoch count: a Sentinel that is cut off from the
         others goes on naming the old primary.
         """
         if not self._sentinels:
             return self._moved
         waiting = {asyncio.ensure_future(self._ask(sentinel)) for sentinel in self._sentinels}
-        named, why = list[Named](), ""
+        answers, why = list[Named](), ""
         try:
             while waiting:
                 done, waiting = await asyncio.wait(
-                    waiting, timeout=LATE if named else None, return_when=asyncio.FIRST_COMPLETED
+                    waiting, timeout=LATE if answers else None, return_when=asyncio.FIRST_COMPLETED
                 )
                 if not done:
                     break
                 for answer in (task.result() for task in done):
                     if isinstance(answer, Named):
-                        named.append(answer)
+                        answers.append(answer)
                     else:
                         why = answer or why
         finally:
             for task in waiting:
                 task.cancel()
+        newest = max((one.epoch for one in answers), default=0)
+        named = [one.address for one in answers if one.epoch == newest and one.address is not None]
         if not named:
             raise ConnectionError(f"no Sentinel names a primary of {self._service}{why and f': {why}'}")
-        return max(named).address
+        return max(named)
 
     async def _ask(self, sentinel: Any) -> Named | str:
-        """A Sentinel's answer, or why it refuses one; "" where it is away, or does not reach the primary itself."""
+        """A Sentinel's answer, or why it refuses one; "" where it is away."""
         try:
             said = await sentinel.execute_command("SENTINEL MASTER", self._service)
-        except ResponseError as error:
+        except (AuthenticationError, ResponseError) as error:
             return str(error)
         except (RedisError, OSError):
             return ""
-        if said["is_sdown"] or said["is_odown"] or not said["is_master"]:
-            return ""
-        return Named(said["config-epoch"], (said["ip"], said["port"]))
+        # The one that replaces it goes on saying so here until all replicas follow the next one, with the new epoch.
+        gone = said["is_sdown"] or said["is_odown"] or "failover_in_progress" in said["flags"] or not said["is_master"]
+        return Named(said["config-epoch"], None if gone else (said["ip"], said["port"]))
 
     def moved(self, address: Address) -> None:
         """A node of a cluster says that another one holds the pool's keys."""

@@ -3,7 +3,7 @@
 The connection of a cancelled exchange is not used again in any case, so its close is no mutation.
 """
 
-from mutations.changes import drop, instead, never, unbound, without
+from mutations.changes import always, drop, instead, never, unbound, without
 from mutations.mutation import Mutation
 
 SERVICE = "services/pool/orca_pool"
@@ -83,8 +83,29 @@ MUTATIONS = [
         "any Sentinel is believed",
         PRIMARY,
         "Primary.find",
-        instead("max(named)", "min(named)"),
+        instead("max((one.epoch for one in answers), default=0)", "min((one.epoch for one in answers), default=0)"),
         f"{REDIS_TESTS}::test_the_sentinel_that_knows_of_the_last_failover_is_believed",
+    ),
+    Mutation(
+        "a Sentinel that replaces the primary is believed",
+        PRIMARY,
+        "Primary._ask",
+        without("failover_in_progress"),
+        f"{REDIS_TESTS}::test_a_sentinel_that_replaces_the_primary_does_not_name_it",
+    ),
+    Mutation(
+        "each exchange that waits for the next primary asks for itself",
+        LINK,
+        "Link._line",
+        always("_finds"),
+        f"{REDIS_TESTS}::test_those_that_wait_together_ask_once",
+    ),
+    Mutation(
+        "a new connection to a server that is busy raises an error of redis-py",
+        LINK,
+        "Link._exchange",
+        never("NOT_NOW"),
+        f"{LINK_TESTS}::test_a_busy_server_is_away_for_a_new_connection_too",
     ),
     # Attaches that go together.
     Mutation(
