@@ -53,6 +53,9 @@ ASK_AGAIN = 20
 # Seconds. An exchange that is later than this may wait for a primary that hands over, or whose node is gone.
 DOUBT = 0.25
 
+# An exchange begins again, with its whole bound, this often at most while the Sentinels replace the server it asked.
+REPLACEMENTS = 3
+
 # The oldest Redis that reads the first line of our scripts (`#!lua`). Every Valkey says that it is one of 7.2 or newer.
 OLDEST = (7, 0)
 
@@ -223,11 +226,15 @@ class Link:
 
     async def _exchange_twice(self, args: tuple[Argument, ...], limit: float, replicas: int = 0) -> Any:
         """Sends once more after a broken connection: the server closed an idle one, or started again, or moved."""
-        broken = False
+        broken, replacements = False, 0
         while True:
             try:
                 return await self._exchange(args, limit, replicas)
             except Replaced:
+                replacements += 1
+                if replacements > REPLACEMENTS:
+                    text = "the request pool is away: its Sentinels name one primary after the other"
+                    raise Unavailable(text, reason=ErrorReason.POOL_AWAY) from None
                 continue
             except ConnectionError as error:
                 if broken:
