@@ -79,7 +79,7 @@ async def test_a_second_ctrl_c(tmp_path: Path, shown: io.StringIO) -> None:
 
 @pytest.mark.usefixtures("cold")
 async def test_a_second_ctrl_c_while_streams_are_counted(tmp_path: Path, shown: io.StringIO) -> None:
-    """What it kills is not started again, and has ended before the command does."""
+    """No process that it kills is started again, and all have ended before the command does."""
     model = make_timed(tmp_path / "model", seconds=0.01)
     arguments = [f"--model={model}", f"--run-dir={tmp_path / 'run'}", "--port=0", "--http-port=0"]
     before = set(psutil.Process().children())
