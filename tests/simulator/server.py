@@ -281,6 +281,8 @@ PARAMETERS: dict[str, set[str]] = {}  # of the model's methods: what it does not
 class Connection:
     """One connection of a process to the server, as the Link uses its own."""
 
+    host, port = "the only server", 0
+
     def __init__(self, server: Server, process: Process, link: "ModelLink") -> None:
         self._server, self._process, self._link = server, process, link
         self.number = next(server.world.numbers)
