@@ -71,7 +71,7 @@ def command(run_dir: Path, where: int | Path, server: Path | None = None) -> lis
         "--appendonly": "yes",
         "--appendfsync": "always",  # what is acknowledged is on disk
         # A start answers when it has read its file, some 35 MB/s beside other load: 64 MB, the default, took 2 s.
-        # One that keeps more than half of that is rewritten when it has doubled.
+        # The file is rewritten when it is twice as large as after the last time, and from this size on.
         "--auto-aof-rewrite-min-size": "4mb",
         "--hz": "5",  # wakes a second to look at what is due, as the end of a blocked read; by default 10
         "--daemonize": "no",

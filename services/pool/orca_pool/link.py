@@ -418,6 +418,7 @@ class Link:
 
 
 def unavailable(error: ConnectionError) -> Unavailable:
+    """The error of an exchange that found no server."""
     return Unavailable(f"the request pool is away: {why(error)}", reason=ErrorReason.POOL_AWAY)
 
 

@@ -447,7 +447,7 @@ class EngineMaster:
             if report.not_finite:
                 self._note_not_finite(report, firsts)
             made = made_of(report, firsts.values())
-            # After a batch that has no place for drafts, the next one has none either.
+            # A batch as large has no place for drafts, and the next one is mostly as large: then no text is read.
             drafting = self.core.policy.drafts == "ngram" and len(members) < POSITIONS
             offers = self._ledger.outputs.offers(firsts, made.made, MOST) if drafting else ()
             event = BatchReturned(now, report.number, *made, offers)

@@ -156,7 +156,7 @@ class KVManager:
             mine = self._table[row, :held].tolist()
             if len({*blocks, *mine}) < held + len(blocks):
                 raise FailedPrecondition(f"row {row}: a block twice in {[*mine, *blocks]}")
-            if not self._owners.keys().isdisjoint(blocks[shared:]):
+            if not owners.keys().isdisjoint(blocks[shared:]):
                 block = next(block for block in blocks[shared:] if block in owners)
                 raise FailedPrecondition(f"row {row}: block {block} belongs to another row")
         for block in blocks:
