@@ -619,7 +619,7 @@ def test_no_draft_where_it_would_not_pay_or_has_no_place(max_bs: int, kv: str, n
     assert isinstance(batch, ScheduleBatch)
     assert sum(len(member.drafts) for member in batch.members) == most
     made = tuple((*member.drafts, WORD) for member in batch.members)
-    batch, *_ = core.step(BatchReturned(0.0, batch.iteration, made))  # and no new drafts: old ones are none
+    batch, *_ = core.step(BatchReturned(0.0, batch.iteration, made))  # no new drafts: old ones do not come again
     assert not isinstance(batch, ScheduleBatch) or not any(member.drafts for member in batch.members)
 
 

@@ -161,7 +161,7 @@ MUTATIONS = [
             (
                 "a row gets a block of another one",
                 "KVManager.grow",
-                never("shared", "_owners"),
+                never("shared", "owners"),
                 "test_blocks_that_a_row_cannot_have",
             ),
             (
