@@ -16,11 +16,34 @@ from orca_client.channels import channel_options
 from orca_client.reach import cause_of
 from orca_common.errors import FailedPrecondition
 from orca_common.lanes.client import LaneConnection, Metadata, connect
+from orca_common.lanes.connection import LEAVING
 
 from .measures import Answer
 
 GENERATE = "/orca.v1.Orca/Generate"
 REFUSED = 0.002  # seconds. C-core counts a call for a moment after its client has seen its end, and refuses one more
+GOAWAY, HEADER = 7, 9  # RFC 9113: the type of a frame, and the bytes before its payload
+
+
+class DoorConnection(LaneConnection):
+    """A connection whose open calls go on when the server has said GOAWAY, as each does after its `connection_age`.
+
+    h2 takes no frame after a GOAWAY, so it does not get one.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._part = b""  # of a frame that has not come whole
+
+    def data_received(self, data: bytes) -> None:
+        data, wanted, begin, at = self._part + data, b"", 0, 0
+        while (end := at + HEADER + int.from_bytes(data[at : at + 3])) <= len(data):
+            if data[at + 3] == GOAWAY:
+                self.why_lost = self.why_lost or LEAVING
+                wanted, begin = wanted + data[begin:at], end
+            at = end
+        self._part = data[at:]
+        super().data_received(wanted + data[begin:at])
 
 
 class GrpcDoor:
@@ -47,7 +70,7 @@ class GrpcDoor:
                 cause = cause_of(details, tls=False)
                 why = cause.sentence if cause else details
                 raise FailedPrecondition(f"address: {self.address} does not answer ({why})") from None
-        self._connection = await connect(self.address, None)
+        self._connection = await connect(self.address, None, DoorConnection)
         self._calls = asyncio.Semaphore(self._connection.max_calls)
         self._connecting = asyncio.Lock()
         return self
@@ -104,5 +127,5 @@ class GrpcDoor:
         one."""
         async with self._connecting:
             if self._connection.why_lost:
-                self._connection = await connect(self.address, None)
+                self._connection = await connect(self.address, None, DoorConnection)
         return self._connection

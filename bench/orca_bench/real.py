@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from orca_common.errors import FailedPrecondition
+from orca_common.errors import FailedPrecondition, Unavailable
 from orca_lab.baseline.engine import BatchCore, WholeBatches
 from orca_lab.baseline.selections import any_policy
 from orca_lab.baseline.simulated import simulate_requests
@@ -231,6 +231,9 @@ def curves(
                 rates = curve(found, panel, system, lengths, scale, normalized)
             except Disturbed as disturbed:
                 found.real.setdefault("disturbed", []).append(f"{panel} with a full queue: {disturbed}")
+                continue
+            except Unavailable as error:  # what the other systems took minutes for stays
+                found.real.setdefault("failed", []).append(f"{panel} {setting.label}: {error}")
                 continue
             calibration = Calibration.of(live.recording(), ways, about_of(real, setting, {}))
         found.real.setdefault("calibrations", {})[setting.label] = calibration.errors

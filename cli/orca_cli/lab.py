@@ -86,7 +86,7 @@ def figure(
         folder = out / (f"figure-{number}-real" if real else f"figure-{number}")
         for path in report.write(folder, found, scale, command, code):
             print(path)
-        for kind in ("disturbed", "no memory"):
+        for kind in ("disturbed", "failed", "no memory"):
             for line in found.real.get(kind, ()):
                 say(f"{kind}: {line}")
 

@@ -180,6 +180,8 @@ def measured_on(real: Mapping[str, Any]) -> str:
     said = [f"{model} in {dtype}, tp {tp} and pp {pp}, on {machine} ({isa}). Guard: {real['guard']}."]
     if disturbed := real.get("disturbed"):
         said.append(f"{len(disturbed)} loads were disturbed each time, and are not here.")
+    if failed := real.get("failed"):
+        said.append(f"{len(failed)} systems failed, and are not whole here.")
     if missing := real.get("no memory"):
         said.append(f"No memory for {', '.join(missing)}.")
     return " ".join(said)

@@ -251,6 +251,40 @@ async def test_more_requests_than_the_server_takes_calls() -> None:
     assert [(answer.error, answer.tokens) for answer in answers] == [("", 1)] * 800
 
 
+async def test_a_call_goes_on_when_its_connection_is_old() -> None:
+    """The server tells each connection after a moment to take no more calls. The first call ends when the door has
+    made one on another connection."""
+    peers, moved = set[str](), asyncio.Event()
+
+    class Orca(OrcaServicer):
+        async def GetModel(self, request: pb.GetModelRequest, context: object) -> pb.GetModelResponse:  # noqa: N802
+            return pb.GetModelResponse(vocab_size=90)
+
+        async def Generate(  # noqa: N802
+            self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
+        ) -> AsyncIterator[pb.GenerateResponse]:
+            peers.add(context.peer())
+            if request.max_new_tokens == 1:
+                await moved.wait()
+            yield pb.GenerateResponse(finished=pb.Finished(output_tokens=request.max_new_tokens))
+
+    server = grpc.aio.server(options=[("grpc.max_connection_age_ms", 100)])
+    add_OrcaServicer_to_server(Orca(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with GrpcDoor(f"127.0.0.1:{port}") as door, asyncio.timeout(30):
+            old = asyncio.ensure_future(closed_case(door, [Request([1], 1)]))
+            while len(peers) < 2:
+                [answer] = await closed_case(door, [Request([1], 2)])
+                assert not answer.error
+            moved.set()
+            [answer] = await old
+    finally:
+        await server.stop(None)
+    assert (answer.error, answer.tokens) == ("", 1)
+
+
 async def test_what_an_address_did_before_is_not_what_it_does_now() -> None:
     """A closed channel leaves its last failure to the next one, if that comes soon, unless each has its connections
     for itself."""

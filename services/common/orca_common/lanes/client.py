@@ -181,12 +181,14 @@ class LaneConnection(Connection):
         raise CallFailed(status)
 
 
-async def connect(address: str, tls: Tls | None) -> LaneConnection:
+async def connect(
+    address: str, tls: Tls | None, make: Callable[[], LaneConnection] = LaneConnection
+) -> LaneConnection:
     """A connection to a server that speaks HTTP/2: its settings have come. Raises OSError (ssl.SSLError is one)."""
     host, port = split_address(address)
     loop = asyncio.get_running_loop()
     secure = {} if tls is None else {"ssl": tls.context, "server_hostname": tls.name}
-    _, connection = await loop.create_connection(LaneConnection, host, port, **secure)
+    _, connection = await loop.create_connection(make, host, port, **secure)
     try:
         await connection.greeted
     except BaseException:
