@@ -78,7 +78,8 @@ def test_a_figures_files(results: Path, number: int) -> None:
 def test_every_claim_has_a_verdict(results: Path) -> None:
     done = orca_lab("claims", "--out", results)
     assert done.exit_code == 0, done.stderr
-    _, _, head, _, *rows = done.stdout.splitlines()
+    _, _, about, _, head, _, *rows = done.stdout.splitlines()
+    assert about.startswith("The verdicts are on the simulation.")
     assert head.endswith("| verdict |")
     verdicts = {str(one) for one in claims.Verdict}
     assert len(rows) > 20
