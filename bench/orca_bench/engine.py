@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -20,7 +20,7 @@ from orca_kernels.cpu.cores import cores
 from orca_local.stack import DEMO_MODEL
 from orca_scheduler.core.core import Core, ScheduleBatch
 from orca_scheduler.ranks.members import put_members
-from orca_worker.iteration.model import Compute
+from orca_worker.iteration.model import Compute, Output
 from orca_worker.models.dtype import choose_types
 from orca_worker.models.formats.table import FORMATS
 from orca_worker.partition import ITEM_BYTES, Types
@@ -95,18 +95,19 @@ class EngineOptions:
         return read_checkpoint(resolve_model(self.model) if self.model else Path(DEMO_MODEL), self.quantize)
 
 
-class Engine:
-    """A stage that has formed alone and holds memory for `slots` tokens."""
+class Runs(Protocol):
+    """What runs iterations: a stage that is the whole engine, or the ranks of one."""
 
-    def __init__(self, options: EngineOptions, checkpoint: Checkpoint, slots: int) -> None:
-        """Raises FailedPrecondition when the model cannot be loaded, or the memory is too small."""
+    def run(self, iteration: worker_pb2.Iteration) -> Output: ...
+
+
+class Timed:
+    """Times cases on what runs iterations, and holds memory for `slots` tokens."""
+
+    def __init__(self, options: EngineOptions, checkpoint: Checkpoint, slots: int, runs: Runs) -> None:
         self.options, self.checkpoint, self.slots = options, checkpoint, slots
         self.device = open_device(options.device, 0)
-        self.stage = Stage(checkpoint, Types.of(options.dtype, options.kv_dtype), self.device, slots, options.compute)
-        memory = self.stage.form(BLOCK_SIZE)
-        if memory.slots < slots:
-            raise FailedPrecondition(f"slots: {slots} are needed; the memory holds {memory.slots}")
-        self.stage.allocate(slots, BLOCK_SIZE)
+        self._runs, self._rows = runs, set[int]()  # the rows that it has
 
     def run(self, case: Case, core: Core | None = None) -> Run:
         """Runs a case to its end, and checks that every request made the tokens that it asked for. core: as for
@@ -114,12 +115,14 @@ class Engine:
         steps: list[Step] = []
         started = before = time.perf_counter()
         schedule = Schedule(case, self.slots, self.options.max_batch_size, core)
-        left = [row for row, _, _ in self.stage.rows.held()]  # by the case before
+        left, self._rows = self._rows, set()  # by the case before
         while (batch := schedule.batch) is not None:
             iteration = message(batch, case)
+            self._rows.difference_update(batch.free_rows)
+            self._rows.update(member.row for member in batch.members[: batch.admitted])
             iteration.free_rows.extend(left)
             left.clear()
-            output = self.stage.run(iteration)
+            output = self._runs.run(iteration)
             schedule.returned(output.token_ids)
             now = time.perf_counter()
             steps.append(Step(shape_of(batch), now - before))
@@ -163,6 +166,20 @@ class Engine:
             "max_batch_size": self.options.max_batch_size,
             **self.where,
         }
+
+
+class Engine(Timed):
+    """A stage that has formed alone."""
+
+    def __init__(self, options: EngineOptions, checkpoint: Checkpoint, slots: int) -> None:
+        """Raises FailedPrecondition when the model cannot be loaded, or the memory is too small."""
+        device = open_device(options.device, 0)
+        self.stage = Stage(checkpoint, Types.of(options.dtype, options.kv_dtype), device, slots, options.compute)
+        memory = self.stage.form(BLOCK_SIZE)
+        if memory.slots < slots:
+            raise FailedPrecondition(f"slots: {slots} are needed; the memory holds {memory.slots}")
+        self.stage.allocate(slots, BLOCK_SIZE)
+        super().__init__(options, checkpoint, slots, self.stage)
 
 
 def message(batch: ScheduleBatch, case: Case) -> worker_pb2.Iteration:

@@ -7,6 +7,7 @@ calibrated by its own journal, and simulated on the same requests.
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -41,9 +42,10 @@ from orca_lab.workload import AT_ONCE, PAPER, POISSON, Lengths, Seeds, Workload,
 
 from .cases import fixed, vocabulary_of
 from .engine import Engine as EngineAlone
-from .engine import EngineOptions
+from .engine import EngineOptions, Timed
 from .live import BLOCK_SIZE, Layout, Live, Setting, slots_for
 from .machine import isa, processor
+from .ranks import Control, Ranks
 
 FULL, QUICK = Scale(200, 400, (1,)), Scale(60, 160, (1,), divide=4)
 ATTEMPTS = 3  # runs of a load, until one was not disturbed
@@ -144,37 +146,53 @@ def of_request_level(setting: Setting, calibration: Calibration, workload: Workl
 
 
 def figure_9(scale: Scale, real: Real, say: Say, settings: Sequence[Setting] = ()) -> Found:
-    """The engines alone, in this process: the same batch again and again, without a scheduler, on one rank.
+    """The engines alone: the same batch again and again, without a scheduler; on one rank in this process.
 
-    Bars of the request-level engine are missing where keys and values for the longest sequences do not fit.
+    Bars of the request-level engine are missing where keys and values for the longest sequences do not fit. Between
+    several ranks its control messages go by broadcast, and Orca's are sent ahead.
     """
     layout = real.layout
-    if layout.tp * layout.pp > 1:
-        raise FailedPrecondition("tp, pp: Figure 9 runs the engines in one process; it is measured for tp 1 and pp 1")
+    if layout.engines > 1:
+        raise FailedPrecondition("engines: Figure 9 is of one")
     found, checkpoint = Found(9, real=real.about), layout.checkpoint
     longest, vocabulary = checkpoint.max_positions, vocabulary_of(checkpoint.vocab_size)
     options = EngineOptions(layout.model, layout.dtype, max_batch_size=max(BATCHES))
-    engine = EngineAlone(options, checkpoint, slots_for(max(BATCHES), longest, BLOCK_SIZE))
     outputs = max(1, OUTPUTS // scale.divide)
-    for inputs in (max(1, inputs // scale.divide) for inputs in INPUTS):
-        for batch in BATCHES:
-            say(f"figure 9: {inputs} input tokens, batch {batch}")
-            case = fixed(batch, inputs, outputs, vocabulary=vocabulary)
-            systems = {f"orca({inputs})": False} | ({f"ft({inputs})": True} if fits(layout, batch) else {})
-            seconds = {label: list[float]() for label in systems}
-            for _ in range(1 + ROUNDS):  # in turn; the first round warms up
-                for label, ft in systems.items():
-                    core = BatchCore(batch, BLOCK_SIZE, WholeBatches(mbs=batch, longest=longest)) if ft else None
-                    seconds[label].append(engine.run(case, core).seconds)
-            for label, (_, *runs) in seconds.items():
-                for number, one in enumerate(runs, 1):
-                    ms = one * 1e3
-                    found.points.append(
-                        Point(9, real.panel, label, 1.0, number, float(batch), batch / one, ms, ms, sustained=True)
-                    )
-                name = f"{real.panel} {label} batch {batch}, ms/token"
-                found.numbers[name] = Number.of([statistics.median(runs) * 1e3 / outputs])
+    with ExitStack() as opened:
+        orca, ft = engines_alone(layout, options, slots_for(max(BATCHES), longest, BLOCK_SIZE), opened)
+        for inputs in (max(1, inputs // scale.divide) for inputs in INPUTS):
+            for batch in BATCHES:
+                say(f"figure 9: {inputs} input tokens, batch {batch}")
+                case = fixed(batch, inputs, outputs, vocabulary=vocabulary)
+                systems = {f"orca({inputs})": orca} | ({f"ft({inputs})": ft} if fits(layout, batch) else {})
+                seconds = {label: list[float]() for label in systems}
+                for _ in range(1 + ROUNDS):  # in turn; the first round warms up
+                    for label, engine in systems.items():
+                        whole = WholeBatches(mbs=batch, longest=longest)
+                        core = BatchCore(batch, BLOCK_SIZE, whole) if label.startswith("ft") else None
+                        seconds[label].append(engine.run(case, core).seconds)
+                for label, (_, *runs) in seconds.items():
+                    for number, one in enumerate(runs, 1):
+                        ms = one * 1e3
+                        found.points.append(
+                            Point(9, real.panel, label, 1.0, number, float(batch), batch / one, ms, ms, sustained=True)
+                        )
+                    name = f"{real.panel} {label} batch {batch}, ms/token"
+                    found.numbers[name] = Number.of([statistics.median(runs) * 1e3 / outputs])
     return found
+
+
+def engines_alone(layout: Layout, options: EngineOptions, slots: int, opened: ExitStack) -> tuple[Timed, Timed]:
+    """Orca's engine and the baseline's: the same one, where no control message goes between ranks."""
+    checkpoint = layout.checkpoint
+    if layout.tp * layout.pp == 1:
+        alone = EngineAlone(options, checkpoint, slots)
+        return alone, alone
+    ahead, broadcast = (
+        Timed(options, checkpoint, slots, opened.enter_context(Ranks(options, slots, layout.tp, layout.pp, control)))
+        for control in Control
+    )
+    return ahead, broadcast
 
 
 def fits(layout: Layout, batch: int) -> bool:

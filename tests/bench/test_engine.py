@@ -10,8 +10,9 @@ from checkpoints import make_gpt2
 from reference import Known, Reference
 
 from orca_bench.cases import Request, dump, fixed
-from orca_bench.engine import Engine, EngineOptions, Run, Step, lines, warm_up
+from orca_bench.engine import Engine, EngineOptions, Run, Step, Timed, lines, warm_up
 from orca_bench.floors import case_floor, iteration_work
+from orca_bench.ranks import Control, Ranks
 from orca_bench.schedule import Shape, shapes, slots_for
 from orca_common.checkpoint import read_checkpoint
 from orca_common.errors import FailedPrecondition, InvalidArgument
@@ -43,6 +44,23 @@ def test_tokens_are_those_of_transformers(model: Path, known: list[Known], max_b
         assert [step.shape for step in run.steps] == list(shapes(case, engine.slots, max_batch_size))
         assert sum(step.shape.requests for step in run.steps) == sum(one.output for one in case)
         assert max(step.shape.requests for step in run.steps) == min(max_batch_size, len(case))
+
+
+RANKS = [(tp, pp, control) for tp, pp in ((1, 2), (2, 1), (2, 2)) for control in Control]
+
+
+@pytest.mark.parametrize(
+    ("tp", "pp", "control"), [RANKS[1], *(pytest.param(*one, marks=pytest.mark.long) for one in (RANKS[0], *RANKS[2:]))]
+)
+def test_several_ranks(model: Path, known: list[Known], tp: int, pp: int, control: Control) -> None:
+    """Two cases, so that rows of the first one are free again."""
+    case = [Request(one.prompt, len(one.tokens)) for one in known]
+    options = options_of(model, 5)
+    slots = slots_for(case, 5)
+    with Ranks(options, slots, tp, pp, control) as ranks:
+        engine = Timed(options, options.checkpoint(), slots, ranks)
+        for _ in range(2):
+            assert engine.run(case).tokens == [one.tokens for one in known]
 
 
 def test_iterations_are_those_of_algorithm_1() -> None:

@@ -184,7 +184,10 @@ def test_real_figures_and_their_claims(tmp_path: Path, monkeypatch: pytest.Monke
     assert done.exit_code == 0, done.stderr
     assert {row["system"] for row in points(tmp_path / "figure-11-real")} == {"orca(1)"}
     assert "name one of them" in orca_lab("figure", 9).stderr
-    assert "measured for tp 1 and pp 1" in orca_lab("figure", 9, "--real", "--pp", 2).stderr
+    monkeypatch.setattr(real, "BATCHES", (1, 2))
+    done = orca_lab("figure", 9, "--real", "--quick", "--dtype", "float32", "--pp", 2, "--out", tmp_path / "pp-2")
+    assert done.exit_code == 0, done.stderr
+    assert {row["panel"] for row in points(tmp_path / "pp-2" / "figure-9-real")} == {"demo_model tp 1 pp 2"}
 
 
 def test_calibrate_and_validate(tmp_path: Path) -> None:
