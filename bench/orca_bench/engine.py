@@ -96,13 +96,13 @@ class EngineOptions:
 
 
 class Runs(Protocol):
-    """What runs iterations: a stage that is the whole engine, or the ranks of one."""
+    """An engine that runs iterations: a stage alone, or ranks."""
 
     def run(self, iteration: worker_pb2.Iteration) -> Output: ...
 
 
 class Timed:
-    """Times cases on what runs iterations, and holds memory for `slots` tokens."""
+    """Times cases on an engine that holds memory for `slots` tokens."""
 
     def __init__(self, options: EngineOptions, checkpoint: Checkpoint, slots: int, runs: Runs) -> None:
         self.options, self.checkpoint, self.slots = options, checkpoint, slots

@@ -17,6 +17,7 @@ from typing import Self
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from orca.v1 import worker_pb2
 from orca_common.errors import Unavailable
@@ -83,7 +84,7 @@ class Ranks:
 
 
 def answer(pipe: Connection) -> list[int]:
-    """What a rank sends next. Raises Unavailable."""
+    """The next tokens of a rank. Raises Unavailable."""
     try:
         if pipe.poll(PATIENCE):
             return pipe.recv()
@@ -101,8 +102,8 @@ def serve(pipe: Connection, options: EngineOptions, slots: int, place: Place, po
     stage.allocate(slots, BLOCK_SIZE)
     take: Callable[[], bytes] = pipe.recv_bytes
     if control is Control.BROADCAST:
-        store = dist.TCPStore(HOST, port, is_master=False, timeout=timedelta(seconds=PATIENCE), wait_for_workers=False)
-        store = dist.PrefixStore("control", store)
+        store = TCPStore(HOST, port, is_master=False, timeout=timedelta(seconds=PATIENCE), wait_for_workers=False)
+        store = PrefixStore("control", store)
         dist.init_process_group("gloo", store=store, rank=place.index, world_size=place.ranks)
         take = (lambda: broadcast(pipe.recv_bytes())) if place.index == 0 else broadcast
     pipe.send([])
