@@ -113,10 +113,10 @@ def test_nothing_is_kept_over_a_formation_nor_by_a_policy_without_it() -> None:
     for policy, behind in (("prefix=tenant", 36), ("paper", 0)):
         core, prompt = Core(8, 1, 4, policy=policy_named(policy)), list(range(40))
         core.step(EngineReady(0.0, 400, 1))
-        arrivals = [asked(n, "a", prompt, 4, 4) if behind else (Arrival(n, n, 40, 4),) for n in range(1, 4)]
-        assert [serve(core, *one) for one in arrivals[:2]] == [0, behind]
+        arrivals = [asked(n, "a", prompt, 4, 4)[0] if behind else Arrival(n, n, 40, 4) for n in range(1, 4)]
+        assert [serve(core, one) for one in arrivals[:2]] == [0, behind]
         core.step(EngineReady(0.0, 400, 100))
-        assert serve(core, *arrivals[2]) == 0
+        assert serve(core, arrivals[2]) == 0
 
 
 @pytest.mark.parametrize("end", ["not finite", "cancelled", "late"])

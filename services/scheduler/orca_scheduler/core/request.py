@@ -146,7 +146,8 @@ class Request:
     @classmethod
     def restored(cls, values: dict[str, Any]) -> "Request":
         """Makes a request of its fields by name, which may have gone through JSON."""
-        arrived = dict[str, Any](values["arrived"])
+        fields, arrived = dict(values), dict[str, Any](values["arrived"])
         for name in ("eos_token_ids", "stop_token_ids", "prefix"):
             arrived[name] = tuple(arrived[name])
-        return cls(**values | {"arrived": Arrival(**arrived)})
+        fields["arrived"] = Arrival(**arrived)
+        return cls(**fields)

@@ -166,7 +166,7 @@ class Outputs:
             held = self.held.get(claim)
             if held is not None and held.chain is not None:
                 for key in held.chain.extend(tokens):
-                    keys.append((place, key))  # mostly there is none: a list takes longer
+                    keys.append((place, key))  # seldom: a comprehension takes longer
         return tuple(keys)
 
     def scored(self, claim: int, prompt: bytes) -> None:
