@@ -504,7 +504,7 @@ EVENTS: list[Event] = [
     Arrived(0.1, ()),
     Arrived(0.1, (Arrival(1 << 50, 2, 3, 4), Arrival(5, 6, 7, 8, 2, (9, 10), (11,), 12.25))),
     BatchReturned(0.1 + 0.2, 7, ((1,), (), (2, 3)), (1,)),
-    BatchReturned(0.5, 8, ((1,), (2, 3)), offered=(0, 3), keys=((1, "ab"), (1, "cd"))),
+    BatchReturned(0.5, 8, ((1,), (2, 3)), offered=(0, 3), keys=((1 << 50, "ab"), (2, "cd"))),
     Cancelled(1e9 + 1e-7, (1, 2)),
     EngineLost(0.25),
     Drain(0.25),

@@ -912,7 +912,8 @@ async def test_no_journal_has_tokens_of_prompts(tmp_path: Path) -> None:
     [arrived] = [event for event in events if isinstance(event, core.Arrived)]
     keys = keys_of(root_of("tenant "), [*prompt, *made], 16)
     assert arrived.requests[0].prefix == keys[:2]
-    assert [event.keys for event in events if isinstance(event, BatchReturned) and event.keys] == [((0, keys[2]),)]
+    [claim] = [request.claim for request in arrived.requests]
+    assert [event.keys for event in events if isinstance(event, BatchReturned) and event.keys] == [((claim, keys[2]),)]
 
 
 async def test_the_journal_has_the_step_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

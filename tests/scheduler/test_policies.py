@@ -131,7 +131,7 @@ class Engine:
             if offers and tokens:
                 self.offered[member.claim] = offers[n]
             if self.chains and not self.run_ahead:
-                keys += [(n, key) for key in self.chains[member.claim].extend(tokens)]
+                keys += [(member.claim, key) for key in self.chains[member.claim].extend(tokens)]
         offered = tuple(map(len, offers))
         self.step(BatchReturned(0.0, batch.iteration, tuple(made), (), waiting, offered, tuple(keys)))
 

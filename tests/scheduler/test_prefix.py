@@ -34,7 +34,7 @@ def serve(core: Core, arrival: Arrival, chain: Chain | None = None) -> int:
         (batch,) = [action for action in actions if isinstance(action, ScheduleBatch)]
         start = batch.members[0].start if start < 0 else start
         made = tuple((WORD,) for member in batch.members if member.outputs)
-        keys = tuple((0, key) for key in chain.extend([WORD] * len(made))) if chain else ()
+        keys = tuple((arrival.claim, key) for key in chain.extend([WORD] * len(made))) if chain else ()
         actions = core.step(BatchReturned(0.0, batch.iteration, made, keys=keys))
     assert not core.requests
     return start
@@ -217,7 +217,7 @@ def test_the_state_goes_through_a_journal() -> None:
     again.restore(core.state())
     [key] = chain.extend([WORD])
     for one in (core, again):
-        actions = one.step(BatchReturned(0.0, one.in_flight[0].iteration, ((WORD,),), keys=((0, key),)))
+        actions = one.step(BatchReturned(0.0, one.in_flight[0].iteration, ((WORD,),), keys=((2, key),)))
         assert [request.keys for request in one.requests] == [list(keys_of(root_of("a"), [*range(43), WORD], 4))]
         assert actions
     assert again.state() == core.state()

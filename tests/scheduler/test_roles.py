@@ -152,7 +152,7 @@ class World:
             for n, member in enumerate(members if self.auto else ()):
                 self.right[member.claim] = self.draw.random() < 0.5
                 offered.append(self.draw.randint(0, 8))
-                keys += [(n, key) for key in self.chains[member.claim].extend(made[n])]
+                keys += [(member.claim, key) for key in self.chains[member.claim].extend(made[n])]
             back = BatchReturned(self.now, batch.iteration, made, offered=tuple(offered), keys=tuple(keys))
             self.step(name, back)
 

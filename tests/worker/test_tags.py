@@ -84,9 +84,9 @@ class Engine:
         tokens = iter(output.token_ids)
         made = [tuple(next(tokens) for _ in range(n)) for n in output.made or [1] * len(makers)]
         keys = list[tuple[int, str]]()
-        for place, (claim, new) in enumerate(zip(makers, made, strict=True)):
+        for claim, new in zip(makers, made, strict=True):
             self.asked[claim].made.extend(new)
-            keys += [(place, key) for key in self.asked[claim].chain.extend(new)]
+            keys += [(claim, key) for key in self.asked[claim].chain.extend(new)]
         return self.core.step(BatchReturned(0.0, batch.iteration, tuple(made), keys=tuple(keys)))
 
     def finish(self, actions: list[Action]) -> None:

@@ -78,7 +78,7 @@ class BatchReturned:
     stuck: tuple[int, ...] = ()  # places in `made` without a token: none can follow by the form of the answer
     waiting: tuple[int, ...] = ()  # the same: the form's work is not done, so the last position runs again
     offered: tuple[int, ...] = ()  # for each member in `made`; empty: none for any
-    keys: tuple[tuple[int, str], ...] = ()  # the place in `made`, and the key of a block
+    keys: tuple[tuple[int, str], ...] = ()  # a claim, and the key of its next block
 
 
 @dataclass(frozen=True, slots=True)
@@ -594,10 +594,9 @@ class Core:
         assert len(event.made) == len(outputs) - outputs.count(0), "a batch returned with tokens of other members"
         outcomes: list[Outcome] = []
         made, waiting, offered, place, tokens = event.made, event.waiting, event.offered, -1, ()
-        if event.keys:
-            makers = [request for request, most in zip(requests, outputs, strict=True) if most]
-            for n, key in event.keys:
-                makers[n].keys.append(key)
+        for claim, key in event.keys:
+            if claim in self._claims:
+                self._claims[claim].keys.append(key)
         for request, most in zip(requests, outputs, strict=True):
             request.in_flight -= 1
             if most:

@@ -160,13 +160,12 @@ class Outputs:
         return [token for member in drafted for token in self.held[member.claim].offered[: member.drafts]]
 
     def keys(self, claims: Iterable[int], made: Sequence[Sequence[int]]) -> tuple[tuple[int, str], ...]:
-        """The blocks that are full by the tokens which requests have just made: the place in `made`, and the key."""
+        """The blocks that are full by the tokens which requests have just made: the claim, and the key."""
         keys = list[tuple[int, str]]()
-        for place, (claim, tokens) in enumerate(zip(claims, made, strict=True)):
+        for claim, tokens in zip(claims, made, strict=True):
             held = self.held.get(claim)
-            if held is not None and held.chain is not None:
-                for key in held.chain.extend(tokens):
-                    keys.append((place, key))  # seldom: a comprehension takes longer
+            if held is not None and (chain := held.chain) is not None and (full := chain.extend(tokens)):
+                keys += [(claim, key) for key in full]
         return tuple(keys)
 
     def scored(self, claim: int, prompt: bytes) -> None:
