@@ -196,12 +196,11 @@ RULES = [
     ),
     Rule(
         "the scheduler's core and lifecycle, its timers, its share and its scaling import the standard library, each "
-        "other, orca_common.reservation, .block_keys and the words of .protocol only: no clock, no I/O, no protobuf",
+        "other, orca_common.reservation and the words of .protocol only: no clock, no I/O, no protobuf",
         "orca_scheduler",
         lambda i: (
             i.within(
                 "orca_common.reservation",
-                "orca_common.block_keys",
                 "orca_common.protocol",
                 *(f"orca_scheduler.{name}" for name in PURE),
             )

@@ -214,7 +214,7 @@ async def main(
                 print(f"round {n + 1}: {done[-1]}", flush=True)
             batches = list(scheduled(stack.journal()))
             preempted = sum(len(batch.preempted) for batch in batches)
-            drafts = sum(len(member.drafts) for batch in batches for member in batch.members)
+            drafts = sum(member.drafts for batch in batches for member in batch.members)
         check_journals(run)
     for kind in SIGNALS:
         of_kind = [r for r in done if r.signals == (kind,)]

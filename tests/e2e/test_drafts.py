@@ -50,7 +50,7 @@ async def streams(folder: Path, policy: str) -> tuple[list[list[Any]], int, int,
 
         found = await asyncio.gather(*(one(way) for way in WAYS))
         journal = stack.journal()
-    drafts = sum(len(member.drafts) for batch in scheduled(journal) for member in batch.members)
+    drafts = sum(member.drafts for batch in scheduled(journal) for member in batch.members)
     events = [line.event for line in journal if isinstance(line, CoreStep)]
     right = sum(max(len(tokens) - 1, 0) for event in events for tokens in getattr(event, "made", ()))
     return found, drafts, right, cached

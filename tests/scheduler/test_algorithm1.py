@@ -119,11 +119,11 @@ def test_room_counts_no_end_that_drafts_alone_would_make() -> None:
     core = Core(1, 1, 1, policy=policy_named("drafts=ngram"))
     core.step(EngineReady(0.0, 100, 1))
     core.step(Arrived(0.0, (ask(1, max_new_tokens=5),)))
-    (batch, _) = core.step(BatchReturned(0.0, 1, made(WORD), offers=((WORD,) * 4,)))
+    (batch, _) = core.step(BatchReturned(0.0, 1, made(WORD), offered=(4,)))
     assert isinstance(batch, ScheduleBatch)
-    assert len(batch.members[0].drafts) == 3
+    assert batch.members[0].drafts == 3
     assert core.room().requests == 0
-    (batch, _) = core.step(BatchReturned(0.0, 2, made(WORD), offers=((),)))
+    (batch, _) = core.step(BatchReturned(0.0, 2, made(WORD), offered=(0,)))
     assert isinstance(batch, ScheduleBatch)
     assert core.room().requests == 0
     core.step(Cancelled(0.0, (1,)))

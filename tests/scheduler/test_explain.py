@@ -446,6 +446,23 @@ def test_another_scheduler_takes_the_engine_over() -> None:
     assert [part.kind for part in story.parts] == [Kind.CLAIM, Kind.RUN, Kind.LOST, Kind.TAKEN_OVER, Kind.RUN]
 
 
+def test_a_heading_of_another_release_is_read() -> None:
+    """Requests in its state have fields that are not known here."""
+    one, stories = one_that_runs(tokens=3), list[Explanation | None]()
+    known = one.world.core.state()
+    requests = [
+        request | {"offer": [7], "arrived": request["arrived"] | {"tail": [5]}} for request in known["requests"]
+    ]
+    assert requests
+    for state in (known, known | {"requests": requests}):
+        history = History("engine-0")
+        line = replace(heading(one.world, 0.5), state=state, claims={1: Named(name_of(1), micros(0))})
+        history.take([line])
+        stories.append(explain(name_of(1), [history], None, wall(3)))
+    assert stories[0] == stories[1]
+    assert stories[0] is not None
+
+
 def test_a_turn_that_waited_for_the_engine_of_its_prefix() -> None:
     """It went to another engine in the end, and requests were taken before it meanwhile."""
     one = one_that_runs(tokens=1)

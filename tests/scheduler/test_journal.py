@@ -372,6 +372,29 @@ def test_a_drained_core_goes_on_drained() -> None:
     assert again.n_scheduled == 1
 
 
+def test_a_journal_of_an_older_form_is_read_and_not_replayed(tmp_path: Path) -> None:
+    """Its core made keys of tokens that it had. For people it tells the same; fields that are gone are passed over."""
+    path = tmp_path / "journal.jsonl"
+    write(path, storm(random.Random(2), 60))
+    _, *now = read(path)
+    lines = lines_of(path)
+    del lines[0]["state"]["form"]
+    for line in lines[1:]:
+        for name, fields in [line.get("event", ["", {}]), *line.get("actions", [])]:
+            if name == "Arrived":
+                for arrival in fields["requests"]:
+                    arrival["tail"] = [7]
+            elif name == "BatchReturned":
+                fields["offers"] = [[7]] * len(fields["made"])
+            elif name == "ScheduleBatch":
+                fields["members"]["drafts"] = [[]] * len(fields["members"]["claim"])
+    rewrite(path, lines)
+    _, *then = read(path)
+    assert then == now
+    with pytest.raises(ValueError, match="has form 1: the release that wrote it replays it, this one form 2"):
+        replayed(path)
+
+
 def test_below_the_limit_there_is_one_file(tmp_path: Path) -> None:
     write(tmp_path / "journal.jsonl", storm(random.Random(0), 200))
     assert [path.name for path in tmp_path.iterdir()] == ["journal.jsonl"]
@@ -481,7 +504,7 @@ EVENTS: list[Event] = [
     Arrived(0.1, ()),
     Arrived(0.1, (Arrival(1 << 50, 2, 3, 4), Arrival(5, 6, 7, 8, 2, (9, 10), (11,), 12.25))),
     BatchReturned(0.1 + 0.2, 7, ((1,), (), (2, 3)), (1,)),
-    BatchReturned(0.5, 8, ((1,), (2, 3)), offers=((), (4, 5, 6))),
+    BatchReturned(0.5, 8, ((1,), (2, 3)), offered=(0, 3), keys=((1 << 50, "ab"), (2, "cd"))),
     Cancelled(1e9 + 1e-7, (1, 2)),
     EngineLost(0.25),
     Drain(0.25),
@@ -492,7 +515,7 @@ EVENTS: list[Event] = [
 ]
 MEMBERS = (
     Member(1 << 50, 3, 4, 9, outputs=0, new_blocks=(5, 6), token=None, shared=1),
-    Member(2, 0, 4, 3, outputs=3, new_blocks=(), token=1234, drafts=(7, 8)),
+    Member(2, 0, 4, 3, outputs=3, new_blocks=(), token=1234),
 )
 ACTIONS: list[Action] = [
     ScheduleBatch(1 << 60, MEMBERS, 1, (1, 2), 32, Stop.SLOTS.value),

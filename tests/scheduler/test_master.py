@@ -1,6 +1,7 @@
 """The engine master with a scripted rank on a real pool: what real ranks do too seldom, or too slowly, for a test."""
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -16,7 +17,7 @@ from orca.v1 import worker_pb2 as pb
 from orca.v1 import worker_pb2_grpc
 from orca.v1.pool_pb2 import PoolRequest
 from orca.v1.sampling_pb2 import SamplingParams
-from orca_common.block_keys import root_of
+from orca_common.block_keys import keys_of, root_of
 from orca_common.metrics import Metrics
 from orca_common.protocol import GROWN, OUTPUTS, PARTS, PROTOCOL, SHARED
 from orca_common.reservation import Reservation
@@ -887,6 +888,32 @@ async def test_the_latest_events_are_in_memory() -> None:
         assert set(request_names(map(parse, this.recent.lines(0))).values()) == {"r"}
         [request] = this.master.requests()
         assert (request["request"], request["engine"], request["max_new_tokens"]) == ("r", "engine-0", 3)
+
+
+async def test_no_journal_has_tokens_of_prompts(tmp_path: Path) -> None:
+    """By the default policy: not those behind the last full block, nor in drafts, which the ranks alone get."""
+    rank, secret = Rank(), list(range(10**9, 10**9 + 18))
+    rank.can = [PARTS, GROWN, SHARED, OUTPUTS]
+    prompt, made = [1, 2, 3, *secret], [1, 2, 3, *[9] * 9]
+    async with bench(rank, policy="auto", run_dir=str(tmp_path)) as this:
+        await this.submit("r", prompt, len(made))
+        for token in made[:3]:
+            rank.report(await this.iteration(), token)
+        iteration = await this.iteration()
+        assert (list(iteration.outputs), list(iteration.drafts)) == ([5], secret[:4])
+        rank.report(iteration, 9)
+        for token in made[4:]:
+            rank.report(await this.iteration(), token)
+        assert await this.finished("r") == made
+    [path] = tmp_path.iterdir()
+    assert not {str(token) for token in secret} & set(re.findall(r"\d+", path.read_text()))
+    lines = list(read(path))
+    events = [line.event for line in lines if isinstance(line, CoreStep)]
+    [arrived] = [event for event in events if isinstance(event, core.Arrived)]
+    keys = keys_of(root_of("tenant "), [*prompt, *made], 16)
+    assert arrived.requests[0].prefix == keys[:2]
+    [claim] = [request.claim for request in arrived.requests]
+    assert [event.keys for event in events if isinstance(event, BatchReturned) and event.keys] == [((claim, keys[2]),)]
 
 
 async def test_the_journal_has_the_step_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,11 @@ from itertools import pairwise
 
 from orca.v1.pool_pb2 import PoolRequest
 from orca.v1.sampling_pb2 import SamplingParams
+from orca_common.block_keys import keys_of, root_of
 from orca_common.scores import NOTHING, TOP, unpack_tops
 from orca_pool.records import Claimed, Committed, CommittedToken, Reason
 from orca_pool.wire import TOKEN
+from orca_scheduler.core.core import Member
 from orca_scheduler.master.ngrams import LOOKS_BACK
 from orca_scheduler.master.output import MISSES, Outputs
 
@@ -114,13 +116,20 @@ def made(outputs: Outputs, claim: int, tokens: Sequence[int]) -> None:
         outputs.append(claim, TOKEN.pack(token, -1.0, 1), None)
 
 
+def found(outputs: Outputs, claims: Sequence[int], made: Sequence[Sequence[int]], most: int) -> list[tuple[int, ...]]:
+    """The drafts that are offered to requests."""
+    numbers = outputs.offers(claims, made, most) or [0] * len(claims)
+    members = [Member(claim, 0, 0, 1 + n, 1 + n, (), None) for claim, n in zip(claims, numbers, strict=True)]
+    return [tuple(outputs.drafts([member])) for member in members]
+
+
 def test_drafts_follow_tokens_that_came_without_any() -> None:
     """A batch without a place for drafts asks for none, and the next one's know its tokens."""
     outputs = held(0, committed=0)
     made(outputs, 1, (1, 2, 3, 4))
-    assert outputs.offers([1, 2], [(1, 2, 3), (9,)], 2) == ((4, 1), ())
+    assert found(outputs, [1, 2], [(1, 2, 3), (9,)], 2) == [(4, 1), ()]
     made(outputs, 1, (1, 2, 3, 5, 6, 7, 5))
-    assert outputs.offers([1], [(6, 7)], 3) == ((5, 6, 7),)
+    assert found(outputs, [1], [(6, 7)], 3) == [(5, 6, 7)]
 
 
 def test_a_long_text_is_read_beside_no_other() -> None:
@@ -130,14 +139,14 @@ def test_a_long_text_is_read_beside_no_other() -> None:
         add(outputs, claim)
         made(outputs, claim, half)
     made(outputs, 1, half[: LOOKS_BACK // 2 - 1])
-    turn = partial(outputs.offers, [2, 3, 1, 4], [(0, 1, 2)] * 4, 1)
-    assert turn() == ((3,), (), (3,), ())
+    turn = partial(found, outputs, [2, 3, 1, 4], [(0, 1, 2)] * 4, 1)
+    assert turn() == [(3,), (), (3,), ()]
     for claim in (1, 2):
         made(outputs, claim, (0, 1, 2))
-    assert turn() == ((0,), (3,), (0,), ())
+    assert turn() == [(0,), (3,), (0,), ()]
     for claim in (1, 2, 3):
         made(outputs, claim, (0, 1, 2))
-    assert turn() == ((0,), (0,), (0,), (3,))
+    assert turn() == [(0,), (0,), (0,), (3,)]
 
 
 def test_a_long_text_is_read_beside_short_ones() -> None:
@@ -146,7 +155,7 @@ def test_a_long_text_is_read_beside_short_ones() -> None:
     add(outputs, 2)
     made(outputs, 1, (1, 2, 3, 4))
     made(outputs, 2, range(LOOKS_BACK + 1))
-    assert outputs.offers([1, 2], [(1, 2, 3), (10, 11, 12)], 1) == ((4,), (13,))
+    assert found(outputs, [1, 2], [(1, 2, 3), (10, 11, 12)], 1) == [(4,), (13,)]
 
 
 def test_a_text_without_drafts_is_looked_at_less_and_less_often() -> None:
@@ -155,15 +164,40 @@ def test_a_text_without_drafts_is_looked_at_less_and_less_often() -> None:
     one = outputs.held[1]
     for n in range(8 * MISSES):
         before = one.misses
-        assert outputs.offers([1], [(n,)], 4) == ((),)
+        assert outputs.offers([1], [(n,)], 4) == ()
         made(outputs, 1, (n,))
         looked += [n] * (one.misses > before)
     assert [b - a for a, b in pairwise(looked)] == [
         *[1] * (MISSES - 1), *[2] * MISSES, *[3] * MISSES, *[4] * (len(looked) - 3 * MISSES)
     ]  # fmt: skip
-    found = 0
+    offers = 0
     for n in range(MISSES):
-        found += outputs.offers([1], [(n,)], 4) != ((),)
+        offers += outputs.offers([1], [(n,)], 4) == (4,)
         made(outputs, 1, (n,))
-    assert found >= MISSES - 6
+    assert offers >= MISSES - 6
     assert one.misses == 0
+
+
+def test_one_that_waits_keeps_its_drafts() -> None:
+    """Its last position runs again, with the same ones; its text has not grown."""
+    outputs = held(0, committed=0)
+    made(outputs, 1, (1, 2, 3, 4))
+    assert outputs.offers([1], [(1, 2, 3)], 2) == (2,)
+    made(outputs, 1, (1, 2, 3))
+    assert outputs.offers([1], [()], 2) == ()
+    assert outputs.drafts([Member(1, 0, 6, 3, 3, (), 3), Member(2, 1, 0, 9, 1, (), None)]) == [4, 1]
+
+
+def test_keys_come_with_the_tokens_that_fill_blocks() -> None:
+    """Of requests that share blocks, and are there; several where a block is small, or drafts were right."""
+    outputs, root = held(0, committed=3), root_of("a")
+    add(outputs, 2)
+    one = outputs.held[1]
+    one.record.prompt_ids.extend(range(10, 16))
+    text = [*range(10, 16), 0, 1, 2]
+    assert one.keys(root, 4) == keys_of(root, text, 4)
+    assert outputs.keys([2, 1, 9], [(5,), (3, 4), (6,)]) == ()
+    more = list(range(5, 14))
+    keys = keys_of(root, [*text, 3, 4, *more], 4)
+    assert outputs.keys([2, 1], [(5,), more]) == tuple((1, key) for key in keys[3:])
+    assert len(keys) == 6

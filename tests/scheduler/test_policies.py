@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from properties import PART, examples
 
-from orca_common.block_keys import keys_of, root_of
+from orca_common.block_keys import Chain, root_of
 from orca_common.protocol import GROWN, OUTPUTS, PARTS, SHARED
 from orca_scheduler.core.core import (
     Action,
@@ -80,6 +80,8 @@ class Engine:
         self.queue: list[Arrival] = []  # given back
         self.tokens: dict[int, int] = {}  # by arrival: tokens committed
         self.texts: dict[int, list[int]] = {}  # by arrival: a number for its tenant, and the tokens of its prompt
+        self.chains: dict[int, Chain] = {}  # by claim: the keys of its blocks
+        self.offered: dict[int, tuple[int, ...]] = {}  # by claim: tokens that may follow its last one
         self.slots: dict[
             int, tuple[int, ...]
         ] = {}  # of ranks: the tokens up to its own for which each one was computed
@@ -109,11 +111,12 @@ class Engine:
             like = [*alike, *[WORD] * self.draw.randrange(8)][: self.draw.randint(1, 1 + inputs)]
             self.texts[arrival] = [*like, *(self.draw.randrange(8, 10) for _ in range(1 + inputs - len(like)))]
         generated, (tenant, *prompt) = self.tokens[arrival], self.texts[arrival]
-        known, prefix = [*prompt, *[WORD] * generated], ()
+        prefix = ()
         if self.policy.prefix != "off":
-            prefix = keys_of(root_of(str(tenant)), known, self.block)
-        tail = tuple(known[(len(prefix) - 1) * self.block :]) if prefix else ()
-        return Arrival(self.claims, arrival, inputs, new, generated, (EOS,), prefix=prefix, tail=tail)
+            root = root_of(str(tenant))
+            chain = self.chains[self.claims] = Chain(root, self.block)
+            prefix = root, *chain.extend([*prompt, *[WORD] * generated])
+        return Arrival(self.claims, arrival, inputs, new, generated, (EOS,), prefix=prefix)
 
     def back(self, ends: float = 0.05, waits: float = 0.0) -> None:
         """The oldest batch returns, with an EOS now and then; some that make a token wait for their forms' work."""
@@ -122,8 +125,15 @@ class Engine:
         waiting = tuple(n for n in range(len(makers)) if self.draw.random() < waits)
         self.waited.update(makers[n].claim for n in waiting)
         made = [() if n in waiting else self.made(member, ends) for n, member in enumerate(makers)]
-        offers = tuple(self.offer() for _ in makers) if self.policy.drafts != "off" else ()
-        self.step(BatchReturned(0.0, batch.iteration, tuple(made), (), waiting, offers))
+        offers = [self.offer() for _ in makers] if self.policy.drafts != "off" else []
+        keys = list[tuple[int, str]]()
+        for n, (member, tokens) in enumerate(zip(makers, made, strict=True)):
+            if offers and tokens:
+                self.offered[member.claim] = offers[n]
+            if self.chains and not self.run_ahead:
+                keys += [(member.claim, key) for key in self.chains[member.claim].extend(tokens)]
+        offered = tuple(map(len, offers))
+        self.step(BatchReturned(0.0, batch.iteration, tuple(made), (), waiting, offered, tuple(keys)))
 
     def offer(self) -> tuple[int, ...]:
         """Drafts, of which each is right with a probability of three quarters."""
@@ -131,13 +141,19 @@ class Engine:
 
     def made(self, member: Member, ends: float) -> tuple[int, ...]:
         """The tokens of a member, as far as its drafts are right."""
-        right = 0
-        while right < len(member.drafts) and member.drafts[right] == WORD:
+        drafts, right = self.drafts(member), 0
+        while right < len(drafts) and drafts[right] == WORD:
             right += 1
-        self.right, self.wrong = self.right + right, self.wrong + len(member.drafts) - right
+        self.right, self.wrong = self.right + right, self.wrong + len(drafts) - right
         if (life := self.lives.get(member.claim)) is not None:
-            life.computed -= len(member.drafts) - right
+            life.computed -= len(drafts) - right
         return (WORD,) * right + (EOS if self.draw.random() < ends else WORD,)
+
+    def drafts(self, member: Member) -> tuple[int, ...]:
+        """As the master has them."""
+        drafts = self.offered.get(member.claim, ())[: member.drafts]
+        assert len(drafts) == member.drafts
+        return drafts
 
     def cancel(self) -> None:
         if self.lives:
@@ -237,7 +253,7 @@ class Engine:
         """As ranks do: positions read the slots before them, which must be those of the same tenant's same tokens."""
         text = [*self.texts[life.arrived.arrival], *[WORD] * (self.largest + MOST)]
         end = member.start + member.count
-        text[1 + end - len(member.drafts) : 1 + end] = member.drafts
+        text[1 + end - member.drafts : 1 + end] = self.drafts(member)
         for position in range(end):
             slot = life.table[position // self.block] * self.block + position % self.block
             if position < member.start:
@@ -590,10 +606,9 @@ def test_drafts_follow_what_was_right() -> None:
     depths = list[int]()
     for _ in range(30):
         assert isinstance(batch, ScheduleBatch)
-        drafts = batch.members[0].drafts
-        depths.append(len(drafts))
-        made = (*drafts, WORD) if len(depths) < 5 else (WORD,)
-        batch, *_ = core.step(BatchReturned(0.0, batch.iteration, (made,), offers=((8,) * MOST,)))
+        depths.append(batch.members[0].drafts)
+        made = (WORD,) * (1 + depths[-1]) if len(depths) < 5 else (WORD,)
+        batch, *_ = core.step(BatchReturned(0.0, batch.iteration, (made,), offered=(MOST,)))
     assert depths[:12] == [0, 4, 8, 8, 8, 4, 2, 1, 0, 0, 0, 0]
     assert depths[7:24] == [1, *[0] * (PAUSE - 1), 1]
 
@@ -614,11 +629,11 @@ def test_no_draft_where_it_would_not_pay_or_has_no_place(max_bs: int, kv: str, n
     core.step(EngineReady(0.0, 10_000, 1))
     (batch,) = core.step(Arrived(0.0, tuple(Arrival(n, n, 4, new) for n in range(1, max_bs + 1))))
     assert isinstance(batch, ScheduleBatch)
-    back = BatchReturned(0.0, batch.iteration, ((WORD,),) * max_bs, offers=((8,) * MOST,) * max_bs)
+    back = BatchReturned(0.0, batch.iteration, ((WORD,),) * max_bs, offered=(MOST,) * max_bs)
     batch, *_ = core.step(back)
     assert isinstance(batch, ScheduleBatch)
-    assert sum(len(member.drafts) for member in batch.members) == most
-    made = tuple((*member.drafts, WORD) for member in batch.members)
+    assert sum(member.drafts for member in batch.members) == most
+    made = tuple((WORD,) * member.outputs for member in batch.members)
     batch, *_ = core.step(BatchReturned(0.0, batch.iteration, made))  # no new drafts: old ones do not come again
     assert not isinstance(batch, ScheduleBatch) or not any(member.drafts for member in batch.members)
 
@@ -639,4 +654,4 @@ def test_names() -> None:
 
 
 def test_drafts_are_no_initiation() -> None:
-    assert Member(1, 0, 10, 5, 5, (), 3, drafts=(8, 8, 8, 8)).phase is Phase.INCREMENT
+    assert Member(1, 0, 10, 5, 5, (), 3).phase is Phase.INCREMENT

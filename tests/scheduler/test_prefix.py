@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from orca_common.block_keys import key_of, keys_of, root_of
+from orca_common.block_keys import Chain, key_of, keys_of, root_of
 from orca_scheduler.core.core import Arrived, BatchReturned, Cancelled, Core, EngineReady, Member, ScheduleBatch
 from orca_scheduler.core.memory import Slots
 from orca_scheduler.core.on_demand import OnDemand
@@ -20,20 +20,22 @@ WORD = 7
 Beginning = tuple[str | int, ...]  # a tenant, and tokens
 
 
-def asked(claim: int, tenant: str, prompt: Sequence[int], new: int, block: int) -> Arrival:
-    prefix = keys_of(root_of(tenant), prompt, block)
-    tail = tuple(prompt[(len(prefix) - 1) * block :])
-    return Arrival(claim, claim, len(prompt), new, prefix=prefix, tail=tail)
+def asked(claim: int, tenant: str, prompt: Sequence[int], new: int, block: int) -> tuple[Arrival, Chain]:
+    """A request, and the keys of what it makes."""
+    root = root_of(tenant)
+    chain = Chain(root, block)
+    return Arrival(claim, claim, len(prompt), new, prefix=(root, *chain.extend(prompt))), chain
 
 
-def serve(core: Core, arrival: Arrival) -> int:
+def serve(core: Core, arrival: Arrival, chain: Chain | None = None) -> int:
     """Runs a request to its end, alone. Returns where it began."""
     actions, start = core.step(Arrived(0.0, (arrival,))), -1
     while core.in_flight:
         (batch,) = [action for action in actions if isinstance(action, ScheduleBatch)]
         start = batch.members[0].start if start < 0 else start
         made = tuple((WORD,) for member in batch.members if member.outputs)
-        actions = core.step(BatchReturned(0.0, batch.iteration, made))
+        keys = tuple((arrival.claim, key) for key in chain.extend([WORD] * len(made))) if chain else ()
+        actions = core.step(BatchReturned(0.0, batch.iteration, made, keys=keys))
     assert not core.requests
     return start
 
@@ -75,7 +77,7 @@ def test_a_plain_dictionary_finds_the_same(block: int, n_blocks: int) -> None:
         prompt = [*old[: draw.randint(1, len(old))], *(draw.randrange(5) for _ in range(draw.randint(0, 2 * block)))]
         prompt = prompt[: 9 * block]
         new = draw.randint(1, 3 * block)
-        begun.append(serve(core, asked(claim, tenant, prompt, new, block)))
+        begun.append(serve(core, *asked(claim, tenant, prompt, new, block)))
         assert begun[-1] == plain.serve(tenant, prompt, new)
         texts.append([*prompt, *[WORD] * new])
         assert core.memory.free == n_blocks * block
@@ -94,7 +96,7 @@ def test_forty_conversations(policy: str) -> None:
         for _ in range(6):
             text += [draw.randrange(100) for _ in range(40)]
             claim += 1
-            sums += len(text) - serve(core, asked(claim, "one", text, 40, 16))
+            sums += len(text) - serve(core, *asked(claim, "one", text, 40, 16))
             text += [WORD] * 40
         computed.append(sums)
     assert computed == [416] + [320] * 39
@@ -104,14 +106,14 @@ def test_two_tenants_never_share() -> None:
     core = Core(8, 1, 4, policy=policy_named("prefix=tenant"))
     core.step(EngineReady(0.0, 400, 1))
     prompt = list(range(40))
-    assert [serve(core, asked(n, tenant, prompt, 4, 4)) for n, tenant in enumerate("aabab", 1)] == [0, 36, 0, 36, 36]
+    assert [serve(core, *asked(n, tenant, prompt, 4, 4)) for n, tenant in enumerate("aabab", 1)] == [0, 36, 0, 36, 36]
 
 
 def test_nothing_is_kept_over_a_formation_nor_by_a_policy_without_it() -> None:
     for policy, behind in (("prefix=tenant", 36), ("paper", 0)):
         core, prompt = Core(8, 1, 4, policy=policy_named(policy)), list(range(40))
         core.step(EngineReady(0.0, 400, 1))
-        arrivals = [asked(n, "a", prompt, 4, 4) if behind else Arrival(n, n, 40, 4) for n in range(1, 4)]
+        arrivals = [asked(n, "a", prompt, 4, 4)[0] if behind else Arrival(n, n, 40, 4) for n in range(1, 4)]
         assert [serve(core, one) for one in arrivals[:2]] == [0, behind]
         core.step(EngineReady(0.0, 400, 100))
         assert serve(core, arrivals[2]) == 0
@@ -122,13 +124,13 @@ def test_what_was_not_finite_is_not_used_again(end: str) -> None:
     """Nor where its request has ended by something else meanwhile."""
     core = Core(8, 1, 4, policy=policy_named("prefix=tenant"))
     core.step(EngineReady(0.0, 400, 1))
-    (batch,) = core.step(Arrived(0.0, (replace(asked(1, "a", range(40), 4, 4), deadline=1.0),)))
+    (batch,) = core.step(Arrived(0.0, (replace(asked(1, "a", range(40), 4, 4)[0], deadline=1.0),)))
     assert isinstance(batch, ScheduleBatch)
     if end == "cancelled":
         core.step(Cancelled(0.0, (1,)))
     core.step(BatchReturned(1.0 if end == "late" else 0.0, batch.iteration, ((),)))
-    assert serve(core, asked(2, "a", range(40), 4, 4)) == 0
-    assert serve(core, asked(3, "a", range(40), 4, 4)) == 36
+    assert serve(core, *asked(2, "a", range(40), 4, 4)) == 0
+    assert serve(core, *asked(3, "a", range(40), 4, 4)) == 36
 
 
 def test_a_request_that_begins_with_its_last_position_is_in_its_initiation() -> None:
@@ -139,10 +141,10 @@ def test_a_request_that_begins_with_its_last_position_is_in_its_initiation() -> 
 def test_requests_of_one_batch_begin_apart_and_the_next_one_behind_them() -> None:
     core = Core(8, 1, 4, policy=policy_named("prefix=tenant"))
     core.step(EngineReady(0.0, 400, 1))
-    (batch,) = core.step(Arrived(0.0, tuple(asked(n, "a", range(40), 4, 4) for n in (1, 2))))
+    (batch,) = core.step(Arrived(0.0, tuple(asked(n, "a", range(40), 4, 4)[0] for n in (1, 2))))
     assert isinstance(batch, ScheduleBatch)
     assert [member.start for member in batch.members] == [0, 0]
-    core.step(Arrived(0.0, (asked(3, "a", range(44), 4, 4),)))
+    core.step(Arrived(0.0, (asked(3, "a", range(44), 4, 4)[0],)))
     batch, *_ = core.step(BatchReturned(0.0, batch.iteration, ((WORD,), (WORD,))))
     assert isinstance(batch, ScheduleBatch)
     assert [(member.claim, member.start, member.shared) for member in batch.members[:1]] == [(3, 40, 10)]
@@ -153,11 +155,11 @@ def test_of_two_that_computed_the_same_each_ones_end_is_found() -> None:
     core = Core(8, 1, 4, policy=policy_named("prefix=tenant"))
     core.step(EngineReady(0.0, 100, 1))
     texts = [[*range(8), *[20 + n] * 9] for n in range(2)]
-    actions = core.step(Arrived(0.0, tuple(asked(n, "a", text, 4, 4) for n, text in enumerate(texts))))
+    actions = core.step(Arrived(0.0, tuple(asked(n, "a", text, 4, 4)[0] for n, text in enumerate(texts))))
     while core.in_flight:
         (batch,) = [action for action in actions if isinstance(action, ScheduleBatch)]
         actions = core.step(BatchReturned(0.0, batch.iteration, ((WORD,),) * len(batch.members)))
-    assert [serve(core, asked(2 + n, "a", [*text, 1], 4, 4)) for n, text in enumerate(texts)] == [16, 16]
+    assert [serve(core, *asked(2 + n, "a", [*text, 1], 4, 4)) for n, text in enumerate(texts)] == [16, 16]
 
 
 def test_a_beginning_goes_last() -> None:
@@ -193,7 +195,7 @@ def same(index: Index) -> None:
 
 def test_slots_of_a_request_that_begins_in_the_same_batch_do_not_become_free() -> None:
     memory = OnDemand(100, 4)
-    one, other = (Request.of(asked(n, "a", range(12), 4, 4), True) for n in range(2))
+    one, other = (Request.of(asked(n, "a", range(12), 4, 4)[0], True) for n in range(2))
     one.row = memory.admit([one])[0].row
     one.computed, one.filled = 12, memory.fill(one, 12)
     other.computed = memory.match(other)
@@ -208,13 +210,15 @@ def test_slots_of_a_request_that_begins_in_the_same_batch_do_not_become_free() -
 def test_the_state_goes_through_a_journal() -> None:
     core = Core(8, 1, 4, policy=FirstCome(prefix="tenant"))
     core.step(EngineReady(0.0, 400, 1))
-    serve(core, asked(1, "a", range(40), 4, 4))
-    core.step(Arrived(0.0, (asked(2, "a", range(43), 4, 4),)))
+    serve(core, *asked(1, "a", range(40), 4, 4))
+    arrival, chain = asked(2, "a", range(43), 4, 4)
+    core.step(Arrived(0.0, (arrival,)))
     again = Core(8, 1, 4, policy=FirstCome(prefix="tenant"))
     again.restore(core.state())
+    [key] = chain.extend([WORD])
     for one in (core, again):
-        actions = one.step(BatchReturned(0.0, one.in_flight[0].iteration, ((WORD,),)))
-        assert [request.keys for request in one.requests] == [list(asked(2, "a", [*range(43), WORD], 4, 4).prefix)]
+        actions = one.step(BatchReturned(0.0, one.in_flight[0].iteration, ((WORD,),), keys=((2, key),)))
+        assert [request.keys for request in one.requests] == [list(keys_of(root_of("a"), [*range(43), WORD], 4))]
         assert actions
     assert again.state() == core.state()
 
@@ -229,7 +233,7 @@ def test_a_key_stands_for_all_that_comes_before() -> None:
 def test_room_is_the_same_before_a_row_is_released_and_after() -> None:
     """A request that waits begins behind blocks of the row that leaves: they are no room for others."""
     memory = Slots(80, 4)
-    one, other = (Request.of(asked(n, "a", range(12), 4, 4), True) for n in range(2))
+    one, other = (Request.of(asked(n, "a", range(12), 4, 4)[0], True) for n in range(2))
     one.row = memory.admit([one])[0].row
     assert one.row is not None
     one.computed, one.filled = 12, memory.fill(one, 12)
@@ -238,3 +242,15 @@ def test_room_is_the_same_before_a_row_is_released_and_after() -> None:
     before = memory.room([other], [one.row])
     memory.release(one.row)
     assert before == memory.room([other]) == 80 - 16
+
+
+@pytest.mark.parametrize("block", [1, 3, 16])
+def test_a_chain_has_the_keys_of_the_whole_text_however_it_grows(block: int) -> None:
+    draw, root = random.Random(block), root_of("a")
+    for _ in range(50):
+        text, chain, keys = list[int](), Chain(root, block), [root]
+        for _ in range(draw.randint(1, 20)):
+            more = [draw.randrange(1 << 31) for _ in range(draw.choice((0, 1, 1, 1, 5, 40)))]
+            text += more
+            keys += chain.extend(more)
+            assert tuple(keys) == keys_of(root, text, block)

@@ -30,6 +30,7 @@ from orca_scheduler.master.journal import Journal
 from orca_scheduler.master.recent import LASTING, OVERHEAD, SECTIONS, STEPS, Kept, Recent
 
 SECRET = 314159  # a token id
+DIGEST = "c0ffee" * 5 + "11"  # the key of a block
 SUSPECTED = Suspected(1.0, 1, Suspicion(1, Kind.GONE, "has ended"), 7)
 
 
@@ -38,8 +39,8 @@ def journal(recent: Recent, engine: str = "engine-0", term: int = 1) -> Journal:
 
 
 def returned(iteration: int) -> tuple[BatchReturned, list[Action]]:
-    event = BatchReturned(1.0, iteration, ((SECRET,), ()))
-    member = Member(4, 0, 3, 2, 2, (), SECRET, drafts=(SECRET,))
+    event = BatchReturned(1.0, iteration, ((SECRET,), ()), offered=(2, 0), keys=((0, DIGEST),))
+    member = Member(4, 0, 3, 2, 2, (), SECRET)
     outcomes = Outcome(4, 0, SECRET, Reason.EOS), Outcome(5, 0, None, Reason.NOT_FINITE)
     return event, [Commit(iteration, outcomes), ScheduleBatch(iteration + 1, (member,), 0, (), 16, Stop.POOL)]
 
@@ -55,7 +56,7 @@ def test_tokens_are_told_only_where_prompts_may_be_shown(show: bool) -> None:
     journal(recent).core_step(*returned(1))
     (kept,) = recent.after(0, failures_alone=False)
     line = event_of(kept, show)
-    assert (str(SECRET) in json.dumps(line)) == show
+    assert [secret in json.dumps(line) for secret in (str(SECRET), DIGEST)] == [show, show]
     assert (line["engine"], line["term"]) == ("engine-0", 1)
     commit, batch = (fields for _, fields in line["line"]["actions"])
     assert [token is None for token in commit["outcomes"]["token"]] == [False, True], "who got a token is no secret"
@@ -65,13 +66,13 @@ def test_tokens_are_told_only_where_prompts_may_be_shown(show: bool) -> None:
 
 @pytest.mark.parametrize("show", [False, True])
 def test_what_requests_begin_with_is_told_only_where_prompts_may_be_shown(show: bool) -> None:
-    """Tokens behind its last full block, and digests, which tell one who guesses a prompt that it is right."""
+    """Digests tell one who guesses a prompt that it is right."""
     recent, keys = Recent(1 << 20), keys_of(root_of("a"), [SECRET] * 16, 16)
-    arrival = Arrival(4, 4, 17, 3, prefix=keys, tail=(SECRET,))
+    arrival = Arrival(4, 4, 17, 3, prefix=keys)
     journal(recent).core_step(Arrived(1.0, (arrival,)), [])
     (kept,) = recent.after(0, failures_alone=False)
     line = event_of(kept, show)
-    assert [secret in json.dumps(line) for secret in (str(SECRET), keys[1])] == [show, show]
+    assert (keys[1] in json.dumps(line)) == show
     (request,) = line["line"]["event"][1]["requests"]
     assert (request["claim"], request["input_tokens"]) == (4, 17)
 

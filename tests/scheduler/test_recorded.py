@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from orca_scheduler.core.core import ScheduleBatch
+from orca_scheduler.core.core import FORM, ScheduleBatch
 from orca_scheduler.lifecycle.lifecycle import Lifecycle
 from orca_scheduler.lifecycle.places import Shape
 from orca_scheduler.master.journal import KINDS, CoreStep, lifecycle_state, replay
@@ -41,6 +41,7 @@ def converted(line: dict[str, Any]) -> dict[str, Any]:
         n_slots, free_blocks, held, free_rows, next_row = state.pop("slots")
         state["memory"] = {"n_slots": n_slots, "free_blocks": free_blocks, "rows": held, "owners": []}
         state["memory"] |= {"free_rows": free_rows, "next_row": next_row}
+        state["form"] = FORM
         line["core"]["policy"] = "paper"
         line |= {"term": 1, "clock": {"now": 0.0, "wall": 0}, "claims": {}}
         line["lifecycle"]["state"] = named(line["lifecycle"]["state"])
@@ -93,7 +94,8 @@ def named(encoded: list[Any]) -> list[Any]:
 def headed(line: dict[str, Any]) -> dict[str, Any]:
     """With a lifecycle, which has no steps here."""
     life = lifecycle_state(Lifecycle("engine-0", Shape(1, 1, 1, block_size=4), None))
-    return line | {"lifecycle": life, "term": 1, "clock": {"now": 0.0, "wall": 0}, "claims": {}}
+    state = line["state"] | {"form": FORM}
+    return line | {"state": state, "lifecycle": life, "term": 1, "clock": {"now": 0.0, "wall": 0}, "claims": {}}
 
 
 def test_there_are_thirty() -> None:

@@ -143,9 +143,10 @@ RIGHT: dict[str, Any] = {
 
 def test_a_right_report() -> None:
     for fields in (RIGHT, RIGHT | {"prompts": []}, RIGHT | {"logprobs": []}, RIGHT | {"stuck": [0], "tops": []}):
-        assert problem_of(pb.IterationReport(**fields), MEMBERS, HELD, VOCABULARY) is None
+        assert problem_of(pb.IterationReport(**fields), MEMBERS, (), HELD, VOCABULARY) is None
     nothing = RIGHT | {"token_ids": [1 << 31, 5], "not_finite": [0], "tops": []}
-    assert problem_of(pb.IterationReport(**nothing), MEMBERS, HELD, VOCABULARY) is None, "what stands there is no token"
+    there = problem_of(pb.IterationReport(**nothing), MEMBERS, (), HELD, VOCABULARY)
+    assert there is None, "what stands there is no token"
 
 
 @pytest.mark.parametrize(("start", "count", "scored"), [(0, 2, 3), (0, 3, 3), (1, 1, 1), (1, 2, 1), (2, 1, 0)])
@@ -156,7 +157,7 @@ def test_the_parts_of_a_prompt(start: int, count: int, scored: int) -> None:
     for places, right in ((scored, True), (scored + 1, False)):
         prompt = pb.Scores(index=0, scores=(SCORE.pack(-0.5) + TOPS) * places)
         report = pb.IterationReport(prompts=[prompt], **tokens)
-        assert (problem_of(report, members, HELD, VOCABULARY) is None) is right
+        assert (problem_of(report, members, (), HELD, VOCABULARY) is None) is right
 
 
 BREAKS: list[Callable[[random.Random, pb.IterationReport], object]] = [
@@ -185,18 +186,19 @@ def test_ten_thousand_wrong_reports() -> None:
     for _ in range(10_000):
         report = pb.IterationReport(**RIGHT)
         chance.choice(BREAKS)(chance, report)
-        assert problem_of(report, MEMBERS, HELD, VOCABULARY), report
+        assert problem_of(report, MEMBERS, (), HELD, VOCABULARY), report
         for broken in chance.sample(BREAKS, 3):
             with suppress(IndexError):  # another one took it away
                 broken(chance, report)
-        problem_of(report, MEMBERS, HELD, VOCABULARY)
+        problem_of(report, MEMBERS, (), HELD, VOCABULARY)
 
 
 GUESSED = [
     Member(1, 1, 0, 3, 1, (), None),
-    Member(2, 2, 5, 4, 4, (), 9, drafts=(10, 11, 12)),
-    Member(3, 3, 5, 2, 2, (), 9, drafts=(7,)),
+    Member(2, 2, 5, 4, 4, (), 9),
+    Member(3, 3, 5, 2, 2, (), 9),
 ]
+DRAFTS = 10, 11, 12, 7
 PLAIN = {claim: held_of(claim) for claim in (1, 2, 3)}
 WITH_DRAFTS: dict[str, Any] = {"token_ids": [5, 10, 11, 99, 8], "made": [1, 3, 1]}
 
@@ -220,7 +222,7 @@ WITH_DRAFTS: dict[str, Any] = {"token_ids": [5, 10, 11, 99, 8], "made": [1, 3, 1
     ],
 )
 def test_reports_of_drafts(fields: dict[str, Any], problem: str | None) -> None:
-    assert problem_of(pb.IterationReport(**(WITH_DRAFTS | fields)), GUESSED, PLAIN, VOCABULARY) == problem
+    assert problem_of(pb.IterationReport(**(WITH_DRAFTS | fields)), GUESSED, DRAFTS, PLAIN, VOCABULARY) == problem
 
 
 def test_the_tokens_of_a_report() -> None:

@@ -12,7 +12,7 @@ import pytest
 from properties import examples
 from pydantic import ValidationError
 
-from orca_common.block_keys import keys_of, root_of
+from orca_common.block_keys import Chain, keys_of, root_of
 from orca_common.errors import FailedPrecondition
 from orca_common.protocol import GROWN, OUTPUTS, PARTS, SHARED
 from orca_local.settings import ServeSettings
@@ -93,6 +93,8 @@ class World:
         else:
             policy, mixed = FirstCome(fill, kv, positions), FirstCome(kv=kv)
         self.auto, self.block, self.shared, self.drafts = auto, block, 0, 0
+        self.chains: dict[int, Chain] = {}  # by claim: the keys of its blocks
+        self.right: dict[int, bool] = {}  # by claim: whether the drafts that were offered last are all right, or wrong
         self.slots = (32 if auto else 60) + draw.choice((block, 60))
         self.engines = {
             "p": Engine(Core(max_bs, workers, block, 0, policy, Role.PREFILL)),
@@ -122,14 +124,13 @@ class World:
         self.claims += 1
         one.at, one.claim, self.by_claim[self.claims] = name, self.claims, first
         elsewhere = one.inputs + one.made - 1 if name == "d" else 0
-        known, prefix, tail = self.text(first, one.inputs + one.made), (), ()
+        prefix = ()
         if self.auto:
-            prefix = keys_of(root_of("all"), known, self.block)
-            tail = tuple(known[(len(prefix) - 1) * self.block :])
+            chain = self.chains[self.claims] = Chain(root_of("all"), self.block)
+            prefix = root_of("all"), *chain.extend(self.text(first, one.inputs + one.made))
         arrival = Arrival(
             *(self.claims, first, one.inputs, one.new, one.made, (EOS,)),
             prefix=prefix,
-            tail=tail,
             elsewhere=elsewhere,
         )
         self.step(name, Arrived(self.now, (arrival,)))
@@ -145,12 +146,15 @@ class World:
             batch = engine.flights.popleft()
             ends = EOS if self.draw.random() < 0.05 else WORD
             members = [member for member in batch.members if member.outputs]
-            right = [member.drafts.count(WORD) for member in members]
+            right = [member.drafts * self.right.get(member.claim, False) for member in members]
             made = tuple((*[WORD] * count, ends) for count in right)
-            offers = ()
-            if self.auto:
-                offers = tuple((self.draw.choice((WORD, WORD + 1)),) * self.draw.randint(0, 8) for _ in members)
-            self.step(name, BatchReturned(self.now, batch.iteration, made, offers=offers))
+            offered, keys = list[int](), list[tuple[int, str]]()
+            for n, member in enumerate(members if self.auto else ()):
+                self.right[member.claim] = self.draw.random() < 0.5
+                offered.append(self.draw.randint(0, 8))
+                keys += [(member.claim, key) for key in self.chains[member.claim].extend(made[n])]
+            back = BatchReturned(self.now, batch.iteration, made, offered=tuple(offered), keys=tuple(keys))
+            self.step(name, back)
 
     def pull(self, done: bool | None = None) -> None:
         """The oldest pull ends, now and then in vain."""
@@ -219,9 +223,9 @@ class World:
                     for n, block in enumerate(member.new_blocks[: member.shared], 1):
                         text = self.text(self.by_claim[member.claim], n * size)
                         assert engine.texts[block] == text, "it begins behind another text"
-                    computed = member.start + member.count - len(member.drafts)
+                    computed = member.start + member.count - member.drafts
                     self.fill(engine, member.row, member.claim, computed)
-                    self.shared, self.drafts = self.shared + member.shared, self.drafts + len(member.drafts)
+                    self.shared, self.drafts = self.shared + member.shared, self.drafts + member.drafts
                     assert member.claim not in engine.pulls, "a request ran before its blocks were there"
                     if name == "d":
                         self.recomputed += member.phase is Phase.INITIATION and member.claim not in self.here
@@ -394,8 +398,8 @@ def test_a_request_that_is_to_be_pulled_begins_behind_no_blocks_of_others() -> N
     core = Core(8, 1, 4, policy=FirstCome(kv="on-demand", prefix="tenant"), role=Role.DECODE)
     core.step(EngineReady(0.0, 44, 1))
     text = [*range(20), WORD]
-    keys, tail = keys_of(root_of("all"), text, 4), (WORD,)
-    one, other = (Arrival(n, n, 20, 9, 1, prefix=keys, tail=tail, elsewhere=20) for n in (1, 2))
+    keys = keys_of(root_of("all"), text, 4)
+    one, other = (Arrival(n, n, 20, 9, 1, prefix=keys, elsewhere=20) for n in (1, 2))
     core.step(Arrived(0.0, (one,)))
     [batch] = core.step(Pulled(0.0, 1, True))
     assert isinstance(batch, ScheduleBatch)

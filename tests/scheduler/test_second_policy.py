@@ -1,13 +1,11 @@
 """The seam of policies, proven by a second one: this file alone has it, and it runs through core, wire, ranks and pool.
 
 Shortest prompt first, parts of 16 positions, blocks on demand; where they run out, the last request starts again later.
-Requests that begin alike have the blocks of their beginning together. Drafts come from a file: some are right.
+Requests that begin alike have the blocks of their beginning together. Short ones run up to three drafts.
 
 As a script it is a scheduler process that knows the policy.
 """
 
-import json
-import os
 import random
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -37,11 +35,7 @@ class Shortest:
     reserves_output = False
     positions = seconds = None
     prefix = "shared"
-    drafts = "off"  # its own ones come from a file
-
-    def __init__(self, streams: dict[int, list[int]] | None = None) -> None:
-        """streams: answers by the length of the prompt, from which drafts are taken."""
-        self.streams = streams or {}
+    drafts = "ngram"
 
     def order(self, request: Request) -> tuple[float, ...]:
         return request.arrived.input_tokens, request.arrived.arrival
@@ -49,24 +43,24 @@ class Shortest:
     def memory(self, n_slots: int, block_size: int) -> OnDemand:
         return OnDemand(n_slots, block_size)
 
-    def guesses(self, request: Request) -> tuple[int, ...]:
-        """Up to three. Every seventh token of a stream is guessed wrong."""
-        made, most = request.known - request.arrived.input_tokens, request.arrived.max_tokens - request.known - 1
-        stream = self.streams.get(request.arrived.input_tokens, [])
-        right = [token if n % 7 else token + 1 for n, token in enumerate(stream)]
-        return tuple(right[made : made + min(3, max(most, 0))])
+    def drafts_of(self, request: Request, count: int) -> int:
+        """How many it runs behind its next `count` positions. None of a long one, which is to run on for a while."""
+        settled = count == request.remaining and request.row is not None and not request.running
+        if not settled or request.arrived.input_tokens > 100:
+            return 0
+        return max(0, min(3, request.offered, request.arrived.max_tokens - request.known - 1))
 
     def plan(self, ready: Iterable[Request], live: Sequence[Request], limits: Limits, memory: Memory) -> Plan:
         assert isinstance(memory, OnDemand)
         waiting, free = list(ready), memory.free
         batch: list[tuple[Request, int]] = []
         preempt: list[Request] = []
-        drafts: dict[int, tuple[int, ...]] = {}
+        drafts: dict[int, int] = {}
         while waiting and len(batch) < limits.max_bs:
             request = waiting.pop(0)
             count = min(request.remaining, PART)
-            guessed = self.guesses(request) if count == request.remaining and request.row is not None else ()
-            need = memory.need(request, count + len(guessed))
+            guessed = self.drafts_of(request, count)
+            need = memory.need(request, count + guessed)
             for last in [other for other in reversed(waiting) if other.row is not None and not other.running]:
                 if need <= free:
                     break
@@ -89,8 +83,7 @@ class Shortest:
 
 
 if __name__ == "__main__":
-    answers = json.loads(Path(os.environ["STREAMS"]).read_text())
-    POLICIES[Shortest.name] = Shortest({int(length): tokens for length, tokens in answers.items()})
+    POLICIES[Shortest.name] = Shortest()
     main()
 
 
@@ -115,7 +108,7 @@ def test_every_request_ends_whatever_is_preempted(seed: int, run_ahead: int) -> 
         Arrival(n, n, len(prompt), draw.randint(1, 20), prefix=keys_of(root_of(""), prompt, 4))
         for n, prompt in enumerate(prompts, 1)
     ]
-    core = Core(draw.randint(1, 4), draw.randint(1, 3), 4, run_ahead, Shortest(streams))
+    core = Core(draw.randint(1, 4), draw.randint(1, 3), 4, run_ahead, Shortest())
     core.step(EngineReady(0.0, max(one.max_tokens for one in asked) + 4 + draw.randint(0, 60), 1))
     made = {one.claim: list[int]() for one in asked}
     flying: list[ScheduleBatch] = []
@@ -132,7 +125,7 @@ def test_every_request_ends_whatever_is_preempted(seed: int, run_ahead: int) -> 
                             computed[member.claim], admissions = member.start, admissions + 1
                             shared += member.shared
                         assert member.start == computed[member.claim], "a hole, or a position twice"
-                        assert member.count - len(member.drafts) <= PART
+                        assert member.count - member.drafts <= PART
                         computed[member.claim] += member.count
                 case Commit():
                     for claim, index, token, _ in action.outcomes:
@@ -148,14 +141,14 @@ def test_every_request_ends_whatever_is_preempted(seed: int, run_ahead: int) -> 
         oldest = flying.pop(0)
         for member in oldest.members:
             if member.outputs:  # what a rank does: the tokens, as far as the drafts are right
-                at = member.start + member.count - len(member.drafts) - asked[member.claim - 1].input_tokens
-                stream = streams[asked[member.claim - 1].input_tokens][at : at + member.outputs]
+                at = member.start + member.count - member.drafts - asked[member.claim - 1].input_tokens
                 right = 0
-                while right < len(member.drafts) and member.drafts[right] == stream[right]:
+                while right < member.drafts and draw.random() < 0.8:
                     right += 1
-                back.append(tuple(stream[: right + 1]))
-                computed[member.claim] -= len(member.drafts) - right
-        actions = core.step(BatchReturned(0.0, oldest.iteration, tuple(back)))
+                back.append(tuple(streams[asked[member.claim - 1].input_tokens][at : at + right + 1]))
+                computed[member.claim] -= member.drafts - right
+        offered = tuple(draw.randint(0, 5) for _ in back)
+        actions = core.step(BatchReturned(0.0, oldest.iteration, tuple(back), offered=offered))
     assert made == {one.claim: streams[one.input_tokens][: one.max_new_tokens] for one in asked}
     assert core.memory.reserved == 0
     assert admissions >= 8
@@ -173,9 +166,6 @@ async def test_it_runs_through_core_wire_ranks_and_pool(tmp_path: Path, monkeypa
 
     model = make_gpt2(tmp_path / "model", heads=2, layers=2, hidden=16, vocab=97, positions=640, seed=5)
     known = requests_of(Reference(model))
-    streams = {str(len(prompt)): tokens for prompt, tokens in known[1:]}  # no drafts for the long one: it runs on
-    (tmp_path / "streams").write_text(json.dumps(streams))
-    monkeypatch.setenv("STREAMS", str(tmp_path / "streams"))
     with redis_server() as redis:
         async with Pool(redis.url, "live", patience=20) as pool:
             this = World(tmp_path, model, redis, pool)
@@ -211,18 +201,21 @@ async def test_it_runs_through_core_wire_ranks_and_pool(tmp_path: Path, monkeypa
     assert any(member.shared for member in members), "no blocks were shared"
     began = [member.claim for batch in batches for member in batch.members[: batch.admitted]]
     assert len(began) > len(set(began)), "no request was preempted"
-    made = [one for line in lines if isinstance(line, CoreStep) for one in getattr(line.event, "made", ())]
-    assert {1, 3, 4} <= {len(one) for one in made}, "no draft was right, or none was wrong"
+    makers = {batch.iteration: [member for member in batch.members if member.outputs] for batch in batches}
+    returned = [line.event for line in lines if isinstance(line, CoreStep) and isinstance(line.event, BatchReturned)]
+    made = [pair for event in returned for pair in zip(makers[event.iteration], event.made, strict=True)]
+    assert any(len(tokens) > 1 for _, tokens in made), "no draft was right"
+    assert any(member.outputs > len(tokens) for member, tokens in made), "none was wrong"
     (path,) = scheduler.folder.glob("journal-*.jsonl")
     with pytest.raises(ValueError, match="there is no 'shortest'"):
         list(replay(path))
-    monkeypatch.setitem(POLICIES, "shortest", Shortest({int(length): tokens for length, tokens in streams.items()}))
+    monkeypatch.setitem(POLICIES, "shortest", Shortest())
     steps = [(step, again) for step, again in replay(path) if isinstance(step, CoreStep)]
     assert steps
     assert all(step.actions == tuple(again) for step, again in steps)
 
 
-async def test_a_model_that_cannot_do_what_a_policy_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_model_that_cannot_do_what_a_policy_needs(tmp_path: Path) -> None:
     """The engine does not form, and says why. A part of a prompt would end an encoder's rank."""
     from encoder_decoders import make_t5
     from scheduler.live import World
@@ -230,8 +223,6 @@ async def test_a_model_that_cannot_do_what_a_policy_needs(tmp_path: Path, monkey
 
     from orca_pool.pool import Pool
 
-    (tmp_path / "streams").write_text("{}")
-    monkeypatch.setenv("STREAMS", str(tmp_path / "streams"))
     model = make_t5(tmp_path / "model", seed=1)
     with redis_server() as redis:
         async with Pool(redis.url, "live", patience=20) as pool:

@@ -4,6 +4,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +63,9 @@ def no_guess(request: Sampled) -> Sequence[int]:
     return ()
 
 
-def drafted(member: Member, drafts: Sequence[int]) -> Member:
-    """An increment with drafts behind its token."""
-    return member._replace(count=1 + len(drafts), outputs=1 + len(drafts), drafts=tuple(drafts))
+def drafted(member: Member, drafts: int) -> Member:
+    """An increment with this number of drafts behind its token."""
+    return member._replace(count=1 + drafts, outputs=1 + drafts)
 
 
 class TinyEngine:
@@ -109,10 +110,12 @@ class TinyEngine:
         row, blocks = self.rows[id(request)]
         return initiation(row, len(request.prompt) + len(request.made), blocks)
 
-    def goes_on(self, request: Sampled) -> Member:
+    def goes_on(self, request: Sampled, drafts: int) -> Member:
         tokens = [*request.prompt, *request.made]
-        member = increment(self.rows[id(request)][0], len(tokens) - 1, tokens[-1])
-        return drafted(member, self.guess(request)[: request.new_tokens - len(request.made) - 1])
+        return drafted(increment(self.rows[id(request)][0], len(tokens) - 1, tokens[-1]), drafts)
+
+    def drafts(self, request: Sampled) -> Sequence[int]:
+        return self.guess(request)[: request.new_tokens - len(request.made) - 1]
 
     def free(self, request: Sampled) -> None:
         """Gives a request's row and blocks back."""
@@ -131,7 +134,9 @@ class TinyEngine:
             free_rows=ended,
             admissions=[self.admission(request) for request in initiations],
         )
-        put_members(iteration, [*map(self.begins, initiations), *map(self.goes_on, increments)])
+        drafts = list(map(self.drafts, increments))
+        parts = [*map(self.begins, initiations), *map(self.goes_on, increments, map(len, drafts))]
+        put_members(iteration, parts, [*chain(*drafts)])
         self.mixed += bool(initiations) and bool(increments)
         output = self.stage.run(iteration)
         members = [*initiations, *increments]

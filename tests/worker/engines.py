@@ -163,7 +163,7 @@ class Master:
         self.number += 1
         iteration = pb.Iteration(term=self.term, epoch=self.epoch, number=self.number, free_rows=self.ended)
         self.ended = []
-        members: list[Member] = []
+        members, drafts = list[Member](), list[int]()
         for request in new:
             row = self.rows.pop()
             needed = -(-(len(request.prompt) + request.new_tokens) // BLOCK_SIZE)
@@ -181,8 +181,9 @@ class Master:
             start = len(request.prompt) + len(request.made) - 1 + ahead
             member = increment(self.held[id(request)][0], start, None if ahead or self.silent else request.made[-1])
             guessed = self.guess(request)[: request.new_tokens - len(request.made) - 1 - ahead]
-            members.append(drafted(member, guessed))
-        put_members(iteration, members)
+            members.append(drafted(member, len(guessed)))
+            drafts += guessed
+        put_members(iteration, members, drafts)
         batch = Batch([*new, *increments], asyncio.get_running_loop().create_future())
         self.waiting[self.number] = batch.tokens
         try:

@@ -17,7 +17,7 @@ from scheduler import test_policies as policies
 from worker.driver import make_stage
 
 from orca.v1 import worker_pb2
-from orca_common.block_keys import keys_of, root_of
+from orca_common.block_keys import Chain, keys_of, root_of
 from orca_common.errors import FailedPrecondition
 from orca_scheduler.core.core import Action, Arrived, BatchReturned, Core, EngineReady, Event, Member, ScheduleBatch
 from orca_scheduler.core.request import Arrival
@@ -38,6 +38,7 @@ class Asked(NamedTuple):
     tenant: str
     prompt: list[int]
     made: list[int]
+    chain: Chain
 
 
 class Engine:
@@ -54,16 +55,15 @@ class Engine:
         arrivals = list[Arrival]()
         for tenant, prompt, new in wanted:
             claim = len(self.asked) + 1
-            self.asked[claim] = Asked(tenant, prompt, [])
-            prefix = keys_of(root_of(tenant), prompt, self.block)
-            tail = tuple(prompt[(len(prefix) - 1) * self.block :])
-            arrivals.append(Arrival(claim, claim, len(prompt), new, prefix=prefix, tail=tail))
+            root = root_of(tenant)
+            self.asked[claim] = asked = Asked(tenant, prompt, [], Chain(root, self.block))
+            arrivals.append(Arrival(claim, claim, len(prompt), new, prefix=(root, *asked.chain.extend(prompt))))
         return self.core.step(Arrived(0.0, tuple(arrivals)))
 
     def message(self, batch: ScheduleBatch) -> worker_pb2.Iteration:
         message = worker_pb2.Iteration(number=batch.iteration, free_rows=batch.free_rows)
         for member in batch.members[: batch.admitted]:
-            tenant, prompt, made = self.asked[member.claim]
+            tenant, prompt, made, _ = self.asked[member.claim]
             message.admissions.add(
                 row=member.row,
                 claim=member.claim,
@@ -83,9 +83,11 @@ class Engine:
         makers = [member.claim for member in batch.members if member.outputs]
         tokens = iter(output.token_ids)
         made = [tuple(next(tokens) for _ in range(n)) for n in output.made or [1] * len(makers)]
+        keys = list[tuple[int, str]]()
         for claim, new in zip(makers, made, strict=True):
             self.asked[claim].made.extend(new)
-        return self.core.step(BatchReturned(0.0, batch.iteration, tuple(made)))
+            keys += [(claim, key) for key in self.asked[claim].chain.extend(new)]
+        return self.core.step(BatchReturned(0.0, batch.iteration, tuple(made), keys=tuple(keys)))
 
     def finish(self, actions: list[Action]) -> None:
         while self.core.in_flight:
@@ -119,7 +121,7 @@ def test_tokens_are_right_while_blocks_come_and_go(folder: Path, kernels: str, w
             actions += engine.arrive(wanted.pop(0))
         if engine.core.in_flight and (draw.random() < 0.7 or not wanted):
             actions = engine.run(actions, engine.stage.run)
-    for tenant, prompt, made in engine.asked.values():
+    for tenant, prompt, made, _ in engine.asked.values():
         assert made == reference.greedy(prompt, len(made)), tenant
         assert made
     assert engine.shared > 10, "few began behind others"
@@ -145,7 +147,7 @@ class Ranked(policies.Engine):
         given = [*prompt, *[policies.WORD] * life.generated]
         row, start, end = member.row, member.start, member.start + member.count
         tokens = np.array([*given, *[policies.WORD] * end][start:end])
-        tokens[member.count - len(member.drafts) :] = member.drafts
+        tokens[member.count - member.drafts :] = self.drafts(member)
         assert self.kvs is not None
         for kv, hidden in zip(self.kvs, (0, -1), strict=True):
             if member.start == member.shared * self.block and row not in kv.tags.texts:
@@ -248,7 +250,7 @@ def found(folder: Path, wanted: int, seed: int) -> int:
             tenant, prompt, new = draw.choice(waiting)
             actions += engine.arrive((tenant, prompt, new))
         actions = engine.run(actions, run)
-    for _, prompt, made in engine.asked.values():
+    for _, prompt, made, _ in engine.asked.values():
         assert made == answers[tuple(prompt)][: len(made)]
     assert engine.shared > 20
     return verdicts

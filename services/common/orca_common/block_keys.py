@@ -51,3 +51,23 @@ def keys_of(root: str, token_ids: Sequence[int], block_size: int) -> tuple[str, 
         parent = blake2b(text[end - size : end], digest_size=BYTES, key=parent).digest()
         keys.append(parent.hex())
     return tuple(keys)
+
+
+class Chain:
+    """The keys of a text's full blocks, while it grows behind its `root`."""
+
+    def __init__(self, root: str, block_size: int) -> None:
+        self._parent, self._size = root, block_size
+        self._tail: list[int] = []  # the tokens behind the last full block
+
+    def extend(self, token_ids: Sequence[int]) -> tuple[str, ...]:
+        """Appends to the text. Returns the keys of the blocks that are full now and were not before."""
+        tail = self._tail
+        tail += token_ids
+        if len(tail) < self._size:
+            return ()
+        one = len(tail) == self._size  # mostly, and then in half of the time
+        keys = (key_of(self._parent, tail),) if one else keys_of(self._parent, tail, self._size)[1:]
+        del tail[: len(keys) * self._size]
+        self._parent = keys[-1]
+        return keys

@@ -74,11 +74,10 @@ def event_of(kept: Kept, show_prompts: bool) -> dict[str, Any]:
         event = line.get("event", ["", {}])
         if event[0] == "Arrived":
             for arrival in event[1]["requests"]:
-                del arrival["prefix"], arrival["tail"]  # a reader that guesses a prompt can make its digests
+                del arrival["prefix"]  # a reader that guesses a prompt can make its digests
         for _, fields in [event, *line.get("actions", [])]:
             fields.pop("made", None)
-            fields.pop("offers", None)
-            fields.get("members", {}).pop("drafts", None)
+            fields.pop("keys", None)
             for columns in (fields.get("members", {}), fields.get("outcomes", {})):
                 if "token" in columns:
                     columns["token"] = [None if token is None else 0 for token in columns["token"]]

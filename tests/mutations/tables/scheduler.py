@@ -137,6 +137,30 @@ MUTATIONS = [
         instead("memory.need(request, count + most) > memory.need(request, count)", "False"),
         f"{POLICIES_TESTS}::test_no_draft_where_it_would_not_pay_or_has_no_place",
     ),
+    Mutation(
+        "keys of blocks of answers are passed over",
+        CORE,
+        "Core._returned",
+        drop("keys.append"),
+        f"{PREFIX_TESTS}::test_a_plain_dictionary_finds_the_same",
+    ),
+    Mutation(
+        "a chain loses the tokens behind its last full block",
+        "services/common/orca_common/block_keys.py",
+        "Chain.extend",
+        instead("len(keys) * self._size", "len(tail)"),
+        f"{PREFIX_TESTS}::test_a_chain_has_the_keys_of_the_whole_text_however_it_grows",
+    ),
+    Mutation(
+        "one that waits has its text read again",
+        OUTPUT,
+        "Outputs.offers",
+        instead(
+            "held is not None and tokens and (known := len(held.tokens) // TOKEN.size) >= held.looks",
+            "held is not None and (known := len(held.tokens) // TOKEN.size) >= held.looks",
+        ),
+        f"{OUTPUT_TESTS}::test_one_that_waits_keeps_its_drafts",
+    ),
     # The ledger.
     Mutation(
         "claims that were not heard of are reconciled",

@@ -69,14 +69,16 @@ class Cancelled:
 @dataclass(frozen=True, slots=True)
 class BatchReturned:
     """The oldest batch in flight came back, with the tokens of each of its members that has outputs, in their order:
-    none of a member whose logits were not finite, which is stuck, or which waits."""
+    none of a member whose logits were not finite, which is stuck, or which waits. `offered` says how many drafts there
+    are to follow them, and `keys` are those of the blocks that they fill."""
 
     now: float
     iteration: int
     made: tuple[tuple[int, ...], ...]
     stuck: tuple[int, ...] = ()  # places in `made` without a token: none can follow by the form of the answer
     waiting: tuple[int, ...] = ()  # the same: the form's work is not done, so the last position runs again
-    offers: tuple[tuple[int, ...], ...] = ()  # drafts for each member in `made`; without them no member gets one
+    offered: tuple[int, ...] = ()  # for each member in `made`; empty: none for any
+    keys: tuple[tuple[int, str], ...] = ()  # a claim, and the key of its next block
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +144,15 @@ class Member(NamedTuple):
     new_blocks: tuple[int, ...]  # that the row gets, behind those that it has
     token: int | None
     shared: int = 0  # how many of `new_blocks`, the first ones, other rows have: a new row begins behind them
-    drafts: tuple[int, ...] = ()  # of its last positions
+
+    @property
+    def drafts(self) -> int:
+        """How many of its last positions are drafts."""
+        return max(self.outputs - 1, 0)
 
     @property
     def phase(self) -> Phase:
-        return Phase.of(0 if self.shared else self.start, self.count - len(self.drafts))
+        return Phase.of(0 if self.shared else self.start, self.count - self.drafts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,9 +243,10 @@ Action = ScheduleBatch | Commit | GiveBack | HandOver | Pull | BeginHere
 NOTHING = Plan((), Stop.POOL)
 PULLS = 3  # in a row that failed, after which none is tried for PAUSE seconds, and then one at a time
 PAUSE = 10.0  # as long as one pull may take
+FORM = 2  # of states: in 1 the core had tokens of prompts and drafts, and made keys of them
 
 # One of each is made for each row of an iteration, so from a tuple: in 0.15 us, where Member(..) itself takes 0.4.
-_member: Callable[[tuple[int, int, int, int, int, tuple[int, ...], int | None, int, tuple[int, ...]]], Member]
+_member: Callable[[tuple[int, int, int, int, int, tuple[int, ...], int | None, int]], Member]
 _member = partial(cast(Any, tuple).__new__, Member)
 _outcome: Callable[[tuple[int, int, int | None, Reason | None]], Outcome]
 _outcome = partial(cast(Any, tuple).__new__, Outcome)
@@ -406,6 +413,7 @@ class Core:
     def state(self) -> dict[str, Any]:
         """The whole state as plain values, for the head of a journal. `restore` takes it."""
         return {
+            "form": FORM,
             "memory": self.memory.state(),
             "requests": [asdict(request) for request in self._pool],
             "in_flight": [
@@ -422,7 +430,12 @@ class Core:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Takes over the `state` of another core that was made with the same numbers. It may have gone through JSON."""
+        """Takes over the `state` of another core that was made with the same numbers. It may have gone through JSON.
+
+        Raises ValueError for one of another form.
+        """
+        if (form := state.get("form", 1)) != FORM:
+            raise ValueError(f"the journal has form {form}: the release that wrote it replays it, this one form {FORM}")
         self.memory.restore(state["memory"])
         self._pool = [Request.restored(values) for values in state["requests"]]
         self._claims = {request.claim: request for request in self._pool}
@@ -465,7 +478,7 @@ class Core:
                 request.filled = shared
                 members.append(self._member(request, count, blocks, shared))
         if drafts:
-            members += [self._member(r, count, drafts=drafts.get(r.claim, ())) for r, count in going_on]
+            members += [self._member(r, count, drafts=drafts.get(r.claim, 0)) for r, count in going_on]
         else:
             members += [self._member(request, count) for request, count in going_on]
         parts = [*new, *going_on]
@@ -519,7 +532,7 @@ class Core:
         count: int,
         blocks: tuple[int, ...] = (),
         shared: int = 0,
-        drafts: tuple[int, ...] = (),
+        drafts: int = 0,
     ) -> Member:
         """The request's part in the batch that is being made. blocks: of a new row; others grow here."""
         start, known, run, outputs = request.computed, request.known, count, 0
@@ -528,7 +541,7 @@ class Core:
         if end == known:
             outputs, request.initiated = 1, True
         if drafts:
-            outputs, run = outputs + len(drafts), count + len(drafts)
+            outputs, run = outputs + drafts, count + drafts
             assert 1 < outputs <= request.arrived.max_tokens - known, "a plan has drafts too many"
         if start + run > request.holds:
             blocks = self._grown(request, run)
@@ -540,13 +553,13 @@ class Core:
             request.filled = self.memory.fill(request, end)
         token = None if self.run_ahead else request.last_token
         row: Any = request.row  # it has one now
-        return _member((request.arrived.claim, row, start, run, outputs, blocks, token, shared, drafts))
+        return _member((request.arrived.claim, row, start, run, outputs, blocks, token, shared))
 
     def _preempt(self, request: Request) -> None:
         """Takes a waiting request's row. It starts again, with its prompt and all tokens that it has made."""
         assert not request.running, "a RUNNING request was preempted"
         self._release(request)
-        request.computed, request.last_token, request.initiated, request.offer = 0, None, False, ()
+        request.computed, request.last_token, request.initiated, request.offered = 0, None, False, 0
         request.preemptions += 1
         self._preempted.add(request)
 
@@ -580,8 +593,10 @@ class Core:
         assert event.iteration == iteration, f"iteration {event.iteration} returned before {iteration}"
         assert len(event.made) == len(outputs) - outputs.count(0), "a batch returned with tokens of other members"
         outcomes: list[Outcome] = []
-        made, waiting, offers, place, tokens = event.made, event.waiting, event.offers, -1, ()
-        keyed = self._shares and not self.run_ahead  # ranks that get no tokens make no keys of them
+        made, waiting, offered, place, tokens = event.made, event.waiting, event.offered, -1, ()
+        for claim, key in event.keys:
+            if claim in self._claims:
+                self._claims[claim].keys.append(key)
         for request, most in zip(requests, outputs, strict=True):
             request.in_flight -= 1
             if most:
@@ -608,15 +623,11 @@ class Core:
                 if most > 1:
                     request.fall_back(most - len(tokens))
                     adapt(request, len(tokens) - 1, most - 1)
-                request.offer = offers[place] if offers else ()
+                request.offered = offered[place] if offered else 0
                 for token in tokens:
                     index = request.generated
                     request.generated += 1
                     request.last_token = token
-                    if keyed and request.keys:
-                        request.tail.append(token)
-                        if len(request.tail) == self.block_size:
-                            request.fill_key()
                     finish = request.end_by(token)
                     outcomes.append(_outcome((request.arrived.claim, index, token, finish)))
                     if finish is not None:

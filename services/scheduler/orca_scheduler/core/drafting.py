@@ -29,18 +29,18 @@ def with_drafts(plan: Plan, limits: Limits, memory: Memory) -> Plan:
     if len(plan.batch) >= POSITIONS:
         return plan
     left = min(limits.positions or POSITIONS, POSITIONS) - sum(count for _, count in plan.batch)
-    drafts = dict[int, tuple[int, ...]]()
+    drafts = dict[int, int]()
     for request, count in plan.batch:
         if left <= 0:
             break
         arrived = request.arrived
         in_pause = request.generated < request.undrafted
-        if not request.offer or request.row is None or in_pause or count != request.remaining:
+        if not request.offered or request.row is None or in_pause or count != request.remaining:
             continue
-        most = min(request.depth, left, arrived.max_tokens - request.known - 1)
+        most = min(request.offered, request.depth, left, arrived.max_tokens - request.known - 1)
         while most > 0 and memory.need(request, count + most) > memory.need(request, count):
             most -= 1
         if most > 0:
-            drafts[request.claim] = request.offer[:most]
-            left -= len(drafts[request.claim])
+            drafts[request.claim] = most
+            left -= most
     return Plan(plan.batch, plan.stop, plan.preempt, drafts) if drafts else plan

@@ -48,7 +48,7 @@ class Policy(Protocol):
 
     @property
     def drafts(self) -> str:
-        """The source of drafts: "ngram", the text itself; "off": from nowhere, as far as masters are concerned."""
+        """The source of drafts, which masters read: "ngram", the text itself; "off": it has no drafts."""
         ...
 
     @property

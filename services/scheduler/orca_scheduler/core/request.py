@@ -1,12 +1,10 @@
 """A request as the scheduler core sees it: numbers only, no text, and of its tokens only the last.
 
-Where blocks are kept by keys, it has those of its tokens, and the tokens that no key stands for yet."""
+Where blocks are kept by keys, it has those: the master makes them of the tokens."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
-
-from orca_common.block_keys import key_of
 
 
 class Phase(StrEnum):
@@ -46,7 +44,6 @@ class Arrival:
     deadline: float | None = None  # on the clock of the events' `now`
     # Where the policy shares blocks (orca_common.block_keys): a root, and the keys of its full blocks of input tokens.
     prefix: tuple[str, ...] = ()
-    tail: tuple[int, ...] = ()  # the input tokens behind those
     priority: int = 3  # its class, one of orca_common.priorities, or FAIR of these
     forced_end: bool = False  # its last token ends it by LENGTH, whichever it is: the model did not choose it
     elsewhere: int = 0  # positions whose keys and values another engine has
@@ -78,11 +75,10 @@ class Request:
     ended: bool = False  # it ended while RUNNING: its slots stay until its batches have returned
     initiated: bool = False  # the last part of its initiation was scheduled: what follows are increments
     preemptions: int = 0  # how often it gave up its row
-    offer: tuple[int, ...] = ()  # tokens that may follow its newest one (`drafting.py`)
+    offered: int = 0  # for how many tokens behind its newest one there are drafts (`drafting.py`)
     depth: int = 4  # how many of them an iteration verifies
     # As `arrived.prefix`, and of full blocks of tokens that have returned.
     keys: list[str] = field(default_factory=list[str])
-    tail: list[int] = field(default_factory=list[int])  # the tokens behind those
     filled: int = 0  # of these blocks, how many its row has with keys and values
     undrafted: int = 0  # it gets no drafts until it has generated this number of tokens
     void: int = 0  # batches in flight, the next ones to return, that went on from a token that was not made
@@ -92,8 +88,8 @@ class Request:
     def of(cls, arrived: Arrival, in_order: bool) -> "Request":
         """A request that has just arrived."""
         known = arrived.input_tokens + arrived.generated
-        keys, tail = list(arrived.prefix), list(arrived.tail)
-        return cls(arrived, in_order, arrived.generated, known, keys=keys, tail=tail, elsewhere=arrived.elsewhere)
+        keys = list(arrived.prefix)
+        return cls(arrived, in_order, arrived.generated, known, keys=keys, elsewhere=arrived.elsewhere)
 
     @property
     def claim(self) -> int:
@@ -116,11 +112,6 @@ class Request:
     def begin(self, row: int, slots: int) -> None:
         """It gets a row, with the first of its slots."""
         self.row, self.holds = row, slots
-
-    def fill_key(self) -> None:
-        """The tail is a full block: it gets its key."""
-        self.keys.append(key_of(self.keys[-1], self.tail))
-        self.tail.clear()
 
     def fall_back(self, tokens: int) -> None:
         """Takes back this number of tokens that its last iteration might have made: the drafts for them were wrong."""
@@ -156,7 +147,7 @@ class Request:
     def restored(cls, values: dict[str, Any]) -> "Request":
         """Makes a request of its fields by name, which may have gone through JSON."""
         fields, arrived = dict(values), dict[str, Any](values["arrived"])
-        for name in {"eos_token_ids", "stop_token_ids", "prefix", "tail"} & arrived.keys():
+        for name in ("eos_token_ids", "stop_token_ids", "prefix"):
             arrived[name] = tuple(arrived[name])
-        fields |= {"arrived": Arrival(**arrived), "offer": tuple(fields.get("offer", ()))}
+        fields["arrived"] = Arrival(**arrived)
         return cls(**fields)

@@ -46,8 +46,8 @@ class Plan:
     batch: tuple[tuple[Request, int], ...]
     stop: str  # why it holds no more: a `Stop`, or a sentence of another policy
     preempt: tuple[Request, ...] = ()  # first give up their rows, and start again later; none of them is RUNNING
-    # Drafts by claim, of requests that run all their `remaining` positions: tokens that may follow the last known one.
-    drafts: Mapping[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
+    # By claim, of requests that run all their `remaining` positions: how many of the `offered` drafts they run, too.
+    drafts: Mapping[int, int] = field(default_factory=dict[int, int])
 
 
 def select(pool: Iterable[Request], limits: Limits, memory: Memory) -> Plan:

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import msgspec
+
 from orca_common.reservation import Reservation
 
 from ..core.core import (
@@ -213,7 +215,9 @@ class History:
         self._hold(state["memory"].get("n_slots", 0))
         rows = {row: len(blocks) for row, blocks in state["memory"].get("rows", [])}
         for values in state["requests"]:
-            request = Request.restored(values)
+            request = msgspec.convert(
+                values, Request
+            )  # of any release: fields that this one does not have are left out
             stay = self._arrive(request.arrived, heading.wall)
             stay.tokens = request.generated
             stay.slots = 0 if request.row is None else rows.get(request.row, 0) * self._block

@@ -252,7 +252,7 @@ class Columns(NamedTuple):
 
 
 COLUMNS = {
-    "members": Columns(Member, {"count": 1, "outputs": 1, "new_blocks": (), "token": None, "shared": 0, "drafts": ()}),
+    "members": Columns(Member, {"count": 1, "outputs": 1, "new_blocks": (), "token": None, "shared": 0}),
     "outcomes": Columns(Outcome, {"token": None, "finish": None}),
 }
 
@@ -270,13 +270,13 @@ def encode(value: Any) -> list[Any]:
 
 
 def decode(encoded: list[Any]) -> Any:
-    """The event, action or state that `encode` has encoded."""
+    """The event, action or state that `encode` has encoded, without fields that only another release has."""
     name, values = encoded
     kind = KINDS[name]
     hints = _hints(kind)
     return kind(**{
         field: _rows(value, COLUMNS[field]) if field in COLUMNS else _typed(value, hints[field])
-        for field, value in values.items()
+        for field, value in values.items() if field in hints
     })  # fmt: skip
 
 
@@ -445,7 +445,8 @@ def replay(path: Path) -> Iterator[tuple[CoreStep | LifeStep, Sequence[Action | 
 
 
 def restored(heading: Heading) -> tuple[Core, Lifecycle]:
-    """Both machines as they stood when the file was begun. Raises ValueError for a policy that there is not."""
+    """Both machines as they stood when the file was begun. Raises ValueError for a policy that there is not, and for a
+    state of another form."""
     numbers: dict[str, Any] = dict(heading.numbers)
     policy, role = policy_named(numbers.pop("policy")), Role(numbers.pop("role", ""))
     fresh = Core(**numbers, policy=policy, role=role)

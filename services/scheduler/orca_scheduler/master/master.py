@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from google.protobuf.message import DecodeError
 
 from orca.v1 import worker_pb2 as pb
-from orca_common.block_keys import keys_of, root_by
+from orca_common.block_keys import root_by
 from orca_common.errors import FailedPrecondition, Unavailable
 from orca_common.metrics import Metrics
 from orca_common.priorities import ABOVE_ALL
@@ -136,6 +136,13 @@ times_of = attrgetter(*TIME_FIELDS)
 NO_TOKENS: Mapping[int, int] = {}
 
 
+class Sent(NamedTuple):
+    """An iteration in flight."""
+
+    members: tuple[Member, ...]  # in the ranks' order
+    drafts: Sequence[int]  # theirs, one after the other
+
+
 class Returned(NamedTuple):
     """News for the inbox: the tokens of an iteration."""
 
@@ -236,7 +243,7 @@ class EngineMaster:
         self._vain: pb.IterationReport | None = None  # of an iteration that made nothing, until its pause is over
         self._vain_since: float | None = None  # when the first one in a row came
         self._pull_at = 0.0  # until when the last pause of pulls is, as it was logged
-        self._in_flight: dict[int, tuple[Member, ...]] = {}  # iteration -> members, in the ranks' order
+        self._in_flight: dict[int, Sent] = {}  # by iteration
         self._tasks: set[asyncio.Task[None]] = set()
         self._questions: list[asyncio.Task[None]] = []  # to the pool, of this life
         self._wake: asyncio.TimerHandle | None = None
@@ -360,7 +367,8 @@ class EngineMaster:
         """Posts the report of an iteration. Where all its rows wait for the work on their forms, the next iteration
         would be the same, and take the cores from that work: it comes after a pause of half of the time that they have
         waited, or with other news."""
-        if len(report.waiting) < len(self._in_flight.get(report.number, ())) or not report.waiting:
+        sent = self._in_flight.get(report.number)
+        if not report.waiting or (sent is not None and len(report.waiting) < len(sent.members)):
             self._vain_since = None
             self._post(Returned(self._now, report))
             return
@@ -433,8 +441,9 @@ class EngineMaster:
             now, report = self._returned.popleft()
             if report.number != next(iter(self._in_flight), None):
                 continue  # the engine was lost meanwhile, or will be: a report before this one was wrong
-            members = self._in_flight[report.number]
-            problem = problem_of(report, members, self._ledger.outputs.held, self._vocabulary)
+            outputs = self._ledger.outputs
+            members, drafts = self._in_flight[report.number]
+            problem = problem_of(report, members, drafts, outputs.held, self._vocabulary)
             if problem is not None:
                 self._dialed.wrong(f"iteration {report.number}, which {problem}")
                 continue
@@ -442,15 +451,17 @@ class EngineMaster:
                 self._tracing.returned(report)
             running = len(self.core.requests)
             for part in report.prompts:
-                self._ledger.outputs.scored(members[part.index].claim, part.scores)
+                outputs.scored(members[part.index].claim, part.scores)
             firsts = first_tokens(report, members)
             if report.not_finite:
                 self._note_not_finite(report, firsts)
             made = made_of(report, firsts.values())
             # A batch as large has no place for drafts, and the next one is mostly as large: then no text is read.
             drafting = self.core.policy.drafts == "ngram" and len(members) < POSITIONS
-            offers = self._ledger.outputs.offers(firsts, made.made, MOST) if drafting else ()
-            event = BatchReturned(now, report.number, *made, offers)
+            offered = outputs.offers(firsts, made.made, MOST) if drafting else ()
+            keyed = self.core.policy.prefix != "off" and not self.core.run_ahead  # ranks without tokens make no keys
+            keys = outputs.keys(firsts, made.made) if keyed else ()
+            event = BatchReturned(now, report.number, *made, offered, keys)
             late = self._now - now if held_up else 0.0
             began = time.perf_counter()
             actions = self.core.step(event)
@@ -762,7 +773,7 @@ class EngineMaster:
     # -- iterations
 
     def _schedule(self, action: ScheduleBatch) -> None:
-        self._in_flight[action.iteration] = action.members
+        self._in_flight[action.iteration] = Sent(action.members, self._ledger.outputs.drafts(action.members))
         self._ledger.used(action.iteration)
         now = self._now
         self._pace.scheduled(now)
@@ -782,7 +793,7 @@ class EngineMaster:
         for member in action.members[: action.admitted]:
             held = self._ledger.outputs.admitted(member.claim, member.start)
             message.admissions.append(self._admission(held, member.row, member.start))
-        put_members(message, action.members)
+        put_members(message, *self._in_flight[action.iteration])
         if self._tracing is not None:
             message.trace.update(
                 self._tracing.scheduled(action, self.core.memory.n_slots, self._epoch, self.core.policy.name)
@@ -969,11 +980,8 @@ def named_in(held: Held) -> Named:
 def arrival(held: Held, root: str, block_size: int, role: Role = Role.MIXED) -> Arrival:
     """A claimed request as the core knows it. root: '' where it begins with its first position in any case."""
     claimed, record = held.claimed, held.record
-    stops, prefix, tail = tuple(record.stop_token_ids), (), ()
-    if root and not scores_prompt(record.sampling):
-        known = [*record.prompt_ids, *held.token_ids()]
-        prefix = keys_of(root, known, block_size)
-        tail = tuple(known[(len(prefix) - 1) * block_size :])
+    stops = tuple(record.stop_token_ids)
+    shares = root and not scores_prompt(record.sampling)
     return Arrival(
         claim=claimed.claim,
         arrival=claimed.order,
@@ -984,8 +992,7 @@ def arrival(held: Held, root: str, block_size: int, role: Role = Role.MIXED) -> 
         eos_token_ids=tuple(i for i in record.end_token_ids if i not in stops),
         stop_token_ids=stops,
         deadline=held.deadline,
-        prefix=prefix,
-        tail=tail,
+        prefix=held.keys(root, block_size) if shares else (),
         forced_end=record.sampling.HasField("forced_end"),
         elsewhere=elsewhere(held) if role is Role.DECODE else 0,
     )

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from google.protobuf.message import DecodeError
 
 from orca.v1.pool_pb2 import PoolRequest
+from orca_common.block_keys import Chain
 from orca_common.scores import NOTHING, TOP, size_of_tops
 from orca_pool.records import Claimed, CommitRow, Committed, Reason
 from orca_pool.wire import TOKEN, commit_row, pack_tokens
 
+from ..core.core import Member
 from .ngrams import LOOKS_BACK, Ngrams
 
 log = logging.getLogger(__name__)
@@ -36,10 +38,12 @@ class Held:
     prompt: bytearray = field(default_factory=bytearray)
     cached: int = 0  # tokens of the prompt behind whose keys and values it began
     top_size: int = 0  # bytes that the tops of one token take; 0: they were not asked for
+    chain: Chain | None = None  # of its tokens, where the policy shares blocks
     ngrams: Ngrams | None = None  # of its text, where drafts come from there: of its prompt, and of
     read: int = 0  # generated tokens
     misses: int = 0  # how often in a row there was no draft in it
     looks: int = 0  # it is looked at again with this number of generated tokens
+    offered: tuple[int, ...] = ()  # the drafts that were found last: tokens that may follow those at that time
     handed: bytes = b""  # where its keys and values are, for the engine that goes on with it
 
     def unacked(self) -> CommitRow:
@@ -55,19 +59,24 @@ class Held:
         said = self.finish, tops, prompt, cached, self.handed
         return commit_row((claimed.request_id, claimed.claim, acked, tokens, *said))
 
-    def drafts(self, tokens: Sequence[int], most: int) -> tuple[int, ...]:
-        """Up to `most` tokens that may follow its text and these tokens, which it has just made."""
+    def keys(self, root: str, block_size: int) -> tuple[str, ...]:
+        """The root and the keys of its full blocks. From now on its chain has those of further ones."""
+        self.chain = Chain(root, block_size)
+        return root, *self.chain.extend([*self.record.prompt_ids, *self.token_ids()])
+
+    def offer(self, tokens: Sequence[int], most: int) -> int:
+        """Finds up to `most` tokens that may follow its text and these tokens, which it has just made. How many."""
         known = len(self.tokens) // TOKEN.size
         ngrams = self.ngrams = self.ngrams or Ngrams(self.record.prompt_ids)
         ngrams.extend(tokens if self.read == known else [*self.token_ids(self.read), *tokens])
         self.read = self.looks = known + len(tokens)
-        found = ngrams.drafts(most)
-        if found:
+        self.offered = ngrams.drafts(most)
+        if self.offered:
             self.misses = 0
         else:
             self.misses += 1
             self.looks += min(self.misses // MISSES, 3)
-        return found
+        return len(self.offered)
 
     def token_ids(self, first: int = 0) -> list[int]:
         """The ids of its generated tokens, from the one with this index on."""
@@ -127,22 +136,37 @@ class Outputs:
             held.cached = start
         return held
 
-    def offers(self, claims: Iterable[int], made: Sequence[Sequence[int]], most: int) -> tuple[tuple[int, ...], ...]:
-        """Drafts for requests that have just made these tokens, up to `most` each. A request that is gone gets none.
+    def offers(self, claims: Iterable[int], made: Sequence[Sequence[int]], most: int) -> tuple[int, ...]:
+        """How many drafts there are, up to `most` each, for requests that have just made these tokens; empty: none for
+        any. A request that is gone gets none, and one that has made nothing keeps its own.
 
         Texts are read when drafts are wanted, one long text a call beside short ones: that may take 3 ms, and an
         iteration waits for it. A text without drafts is looked at less and less often, down to each fourth token.
         """
-        offers, left = list[tuple[int, ...]](), LOOKS_BACK
+        offers, left = list[int](), LOOKS_BACK
         for claim, tokens in zip(claims, made, strict=True):
-            held, found = self.held.get(claim), ()
-            if held is not None and (known := len(held.tokens) // TOKEN.size) >= held.looks:
+            held, found = self.held.get(claim), 0
+            if held is not None and tokens and (known := len(held.tokens) // TOKEN.size) >= held.looks:
                 unread = known - held.read if held.ngrams else known + len(held.record.prompt_ids)
                 if unread <= left or left > LOOKS_BACK // 2:
                     left -= unread
-                    found = held.drafts(tokens, most)
+                    found = held.offer(tokens, most)
             offers.append(found)
-        return tuple(offers)
+        return tuple(offers) if any(offers) else ()
+
+    def drafts(self, members: Iterable[Member]) -> list[int]:
+        """The tokens of these members' drafts, one after the other."""
+        drafted = [member for member in members if member.outputs > 1]
+        return [token for member in drafted for token in self.held[member.claim].offered[: member.drafts]]
+
+    def keys(self, claims: Iterable[int], made: Sequence[Sequence[int]]) -> tuple[tuple[int, str], ...]:
+        """The blocks that are full by the tokens which requests have just made: the claim, and the key."""
+        keys = list[tuple[int, str]]()
+        for claim, tokens in zip(claims, made, strict=True):
+            held = self.held.get(claim)
+            if held is not None and (chain := held.chain) is not None and (full := chain.extend(tokens)):
+                keys += [(claim, key) for key in full]
+        return tuple(keys)
 
     def scored(self, claim: int, prompt: bytes) -> None:
         """The logprobs of a part of the request's prompt, behind those of the part before."""

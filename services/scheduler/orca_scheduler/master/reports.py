@@ -17,11 +17,16 @@ from .output import Held
 
 
 def problem_of(
-    report: pb.IterationReport, members: Sequence[Member], held: Mapping[int, Held], vocabulary: int
+    report: pb.IterationReport,
+    members: Sequence[Member],
+    drafts: Sequence[int],
+    held: Mapping[int, Held],
+    vocabulary: int,
 ) -> str | None:
     """Returns the end of a sentence about a wrong report, None for a right one.
 
-    members: those of the iteration. held: the requests by claim. vocabulary: tokens of the model.
+    members: those of the iteration. drafts: theirs, one after the other. held: the requests by claim.
+    vocabulary: tokens of the model.
     """
     ends = [member for member in members if member.outputs]
     tokens, made = report.token_ids, report.made  # each look at a field of a message takes 0.1 us
@@ -38,7 +43,7 @@ def problem_of(
         return f"names token {max(absent)} of {places}"
     if len(without) < len(absent):
         return "names a place without a token twice"
-    if made and (problem := _problem_of_drafts(report, ends, without)):
+    if made and (problem := _problem_of_drafts(report, ends, drafts, without)):
         return problem
     if tokens and max(tokens) >= vocabulary and any(t >= vocabulary for n, t in enumerate(tokens) if n not in without):
         return f"has a token {max(tokens)} of a vocabulary of {vocabulary}"
@@ -79,17 +84,20 @@ def made_of(report: pb.IterationReport, firsts: Collection[int]) -> Made:
     return Made(tuple(made), stuck, tuple(place for place, first in places if first in report.waiting))
 
 
-def _problem_of_drafts(report: pb.IterationReport, ends: Sequence[Member], without: set[int]) -> str | None:
+def _problem_of_drafts(
+    report: pb.IterationReport, ends: Sequence[Member], drafts: Sequence[int], without: set[int]
+) -> str | None:
     """Each of these members has at least one token, and further ones behind drafts that were right."""
-    at = 0
+    at = drafted = 0
     for member, made in zip(ends, report.made, strict=True):
         if not 1 <= made <= member.outputs:
             return f"has {made} tokens of a request that makes 1 to {member.outputs}"
-        if tuple(report.token_ids[at : at + made - 1]) != member.drafts[: made - 1]:
+        if list(report.token_ids[at : at + made - 1]) != list(drafts[drafted : drafted + made - 1]):
             return "has tokens behind a draft that was wrong"
         if made > 1 and not without.isdisjoint(range(at, at + made)):
             return "has tokens beside a place that has no token"
         at += made
+        drafted += member.drafts
     return None
 
 

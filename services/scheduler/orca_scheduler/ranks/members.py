@@ -9,12 +9,15 @@ from orca_common.protocol import NO_TOKEN
 from ..core.core import Member
 
 
-def put_members(message: pb.Iteration, members: Sequence[Member]) -> None:
-    """Writes members into an iteration's control message, and the blocks that their rows get."""
+def put_members(message: pb.Iteration, members: Sequence[Member], drafts: Sequence[int] = ()) -> None:
+    """Writes members into an iteration's control message, and the blocks that their rows get.
+
+    drafts: the tokens, of all members that have some, one after the other.
+    """
     if not members:
         return
     columns: Any = zip(*members, strict=True)  # in C: four lists of members' fields take twice as long
-    _, rows, starts, counts, outputs, new_blocks, tokens, shared, drafts = columns
+    _, rows, starts, counts, outputs, new_blocks, tokens, shared = columns
     message.rows.extend(rows)
     message.starts.extend(starts)
     message.counts.extend(counts)
@@ -27,8 +30,7 @@ def put_members(message: pb.Iteration, members: Sequence[Member]) -> None:
         for row, blocks, others in zip(rows, new_blocks, shared, strict=True):
             if blocks:
                 message.growths.add(row=row, blocks=blocks, shared=others)
-    for guessed in filter(None, drafts):
-        message.drafts.extend(guessed)
+    message.drafts.extend(drafts)
 
 
 def initiation(row: int, tokens: int, blocks: Iterable[int]) -> Member:
