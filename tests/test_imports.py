@@ -360,6 +360,7 @@ SLOW = {
 }
 DOORS = {"redis", "uvicorn", "starlette", "tokenizers", "cryptography"}
 LIGHT = {"asyncio", "grpc", "json", "logging", "pydantic"}
+CALLS = {"grpc", "opentelemetry"}
 STARTS = {
     "orca_cli.main, orca_cli.serving": SLOW | DOORS,
     "orca_endpoint.app": SLOW,
@@ -371,6 +372,10 @@ STARTS = {
     # its supervisor tells it which libraries the model needs
     "orca_worker.processes.fork_server": (SLOW | DOORS) - {"numpy"},
     "orca_worker.rank.app": (SLOW | DOORS) - {"numpy"},  # torch comes when it is known that the model needs it
+    # streams wait for these where they are started again
+    "orca_worker.sampling.follower": SLOW | DOORS | CALLS,
+    "orca_endpoint.requests.form_compiler": SLOW | DOORS | CALLS,
+    "orca_endpoint.requests.chat_renderer": (SLOW | DOORS | CALLS) - {"tokenizers"},
 }
 
 

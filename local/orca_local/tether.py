@@ -1,4 +1,4 @@
-"""Runs a program that ends with its parent: `python -m orca_local.tether PARENT_PID PROGRAM ARGUMENT..`.
+"""Runs a program that ends with its parent: `python tether.py PARENT_PID PROGRAM ARGUMENT..`.
 
 The kernel kills the program when the parent dies, however the parent dies. An orderly end would be in vain: all others
 end, too, Redis among them, and a door that drains would be in the way of the next `orca serve` and its clients. A

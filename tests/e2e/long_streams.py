@@ -311,10 +311,10 @@ class Clients:
         return json.dumps(brought)
 
     def _door(self) -> str:
-        """The base of the next endpoint, of those that did not fail just now where there are such."""
+        """The base of the next endpoint that did not fail just now. Where all did: of the one that failed first."""
         turn, now = next(self._turn), time.monotonic()
-        doors = [base for base, failed in self._failed.items() if now - failed > AVOIDED] or list(self._failed)
-        return doors[turn % len(doors)]
+        doors = [base for base, failed in self._failed.items() if now - failed > AVOIDED]
+        return doors[turn % len(doors)] if doors else min(self._failed, key=self._failed.__getitem__)
 
     async def _choices(self, ask: Ask) -> str:
         """The choices of a completion or chat: the stream of all, and behind a break one of each that has not ended."""

@@ -75,10 +75,15 @@ async def test_sentinels_by_mtls(tmp_path: Path) -> None:
             found = Primary(f"rediss+sentinel://localhost:{port}/orca/0", 20.0, shown)
             assert await found.find() == ("127.0.0.1", redis.port)
             await found.close()
-            wrong = Primary(f"rediss+sentinel://localhost:{other}/orca/0", 20.0, shown)
-            with pytest.raises(ConnectionError, match="no Sentinel names a primary of orca"):
-                await wrong.find()
-            await wrong.close()
+            strange = options("rediss", None, str(Authority(tmp_path / "other").issue(Role.SCHEDULER)))
+            for at, certificate, why in (
+                (other, shown, "is that of worker, not of Redis"),
+                (port, strange, "CERTIFICATE_VERIFY_FAILED"),
+            ):
+                wrong = Primary(f"rediss+sentinel://localhost:{at}/orca/0", 20.0, certificate)
+                with pytest.raises(ConnectionError, match=f"no Sentinel names a primary of orca: .*{why}"):
+                    await wrong.find()
+                await wrong.close()
 
 
 async def test_a_service_cannot_pass_for_redis(tmp_path: Path) -> None:

@@ -218,7 +218,7 @@ class Client:
     def _failed(self, error: OrcaError) -> None:
         """An error ended the stream: the client tries again, or it is an end that may be."""
         world, name, habit = self._world, self.name, self.habit
-        code, reason, rolled_back = error.code.name, error.reason, self._rollbacks() > 0
+        code, reason, rolled_back = error.code, error.reason, self._rollbacks() > 0
         overdue = habit.deadline is not None and self._process.time() - self._began > habit.deadline - 0.3
         world.note(name, "error", code, reason.name, str(error))
         match code:

@@ -1,4 +1,4 @@
-"""Every error that a user or another process can cause, and its one table to gRPC.
+"""Every error that a user or another process can cause. `statuses` makes statuses of gRPC of them.
 
 OrcaError
 ├── InvalidArgument      bad input; names the field
@@ -15,26 +15,13 @@ OrcaError
 ├── Unimplemented        no such method, or a compression that is not known
 ├── Unavailable          a dependency is away; try again
 └── Internal             a bug, or a request that took its engine down again and again; carries the trace id
+
+Nothing of gRPC is imported here: the processes that follow forms, compile them and render chats are started anew while
+streams wait, and its import takes longer than all else of their start.
 """
 
-import logging
-import secrets
 from enum import StrEnum
-from typing import ClassVar, Never
-
-import grpc
-from google.protobuf import any_pb2
-from google.protobuf.duration_pb2 import Duration
-from google.protobuf.message import Message
-from google.rpc import code_pb2, error_details_pb2, status_pb2
-from grpc_status import rpc_status
-from opentelemetry import trace
-from opentelemetry.trace import format_trace_id
-
-log = logging.getLogger(__name__)
-
-DOMAIN = "orca.serving"  # of the reasons, in google.rpc.ErrorInfo
-
+from typing import ClassVar
 
 ECHO = 200  # characters of what a caller wrote that an error shows
 SENTENCE = 600  # characters of an error
@@ -88,7 +75,7 @@ class ErrorReason(StrEnum):
 class OrcaError(Exception):
     """An error with a gRPC status. `str(error)` is the sentence that the client reads, `reason` the program's word."""
 
-    code: ClassVar[grpc.StatusCode] = grpc.StatusCode.UNKNOWN
+    code: ClassVar[str] = "UNKNOWN"  # the name of its status
     reason: ErrorReason = ErrorReason.UNSPECIFIED  # of all errors of a class, unless an error is given its own
 
     def __init__(self, message: str = "", *, reason: ErrorReason | None = None) -> None:
@@ -96,30 +83,22 @@ class OrcaError(Exception):
         if reason is not None:
             self.reason = reason
 
-    def details(self) -> list[Message]:
-        """The google.rpc messages that a program can read."""
-        return [error_details_pb2.ErrorInfo(reason=self.reason, domain=DOMAIN)]
-
 
 class InvalidArgument(OrcaError):
     """`field` is the request's field as the caller wrote it, `problem` says what is wrong and the limit."""
 
-    code = grpc.StatusCode.INVALID_ARGUMENT
+    code = "INVALID_ARGUMENT"
     reason = ErrorReason.INVALID_FIELD
 
     def __init__(self, field: str, problem: str, *, reason: ErrorReason | None = None) -> None:
         self.field, self.problem = echo(field), echo(problem, SENTENCE)
         super().__init__(f"{self.field}: {self.problem}", reason=reason)
 
-    def details(self) -> list[Message]:
-        violation = error_details_pb2.BadRequest.FieldViolation(field=self.field, description=self.problem)
-        return [*super().details(), error_details_pb2.BadRequest(field_violations=[violation])]
-
 
 class FailedPrecondition(OrcaError):
     """`field` is the request's field that cannot be honoured here, where it is one alone; the sentence names it."""
 
-    code = grpc.StatusCode.FAILED_PRECONDITION
+    code = "FAILED_PRECONDITION"
 
     def __init__(self, message: str, field: str | None = None, *, reason: ErrorReason | None = None) -> None:
         super().__init__(message, reason=reason)
@@ -127,99 +106,74 @@ class FailedPrecondition(OrcaError):
 
 
 class AlreadyExists(OrcaError):
-    code = grpc.StatusCode.ALREADY_EXISTS
+    code = "ALREADY_EXISTS"
     reason = ErrorReason.REQUEST_ID_IN_USE
 
 
 class NotFound(OrcaError):
-    code = grpc.StatusCode.NOT_FOUND
+    code = "NOT_FOUND"
     reason = ErrorReason.UNKNOWN_REQUEST
 
 
 class ResourceExhausted(OrcaError):
     """`retry_after` is in seconds."""
 
-    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    code = "RESOURCE_EXHAUSTED"
     reason = ErrorReason.QUEUE_FULL
 
     def __init__(self, message: str, retry_after: float, *, reason: ErrorReason | None = None) -> None:
         super().__init__(message, reason=reason)
         self.retry_after = retry_after
 
-    def details(self) -> list[Message]:
-        delay = Duration()
-        delay.FromMilliseconds(int(self.retry_after * 1000))
-        return [*super().details(), error_details_pb2.RetryInfo(retry_delay=delay)]
-
 
 class DeadlineExceeded(OrcaError):
-    code = grpc.StatusCode.DEADLINE_EXCEEDED
+    code = "DEADLINE_EXCEEDED"
     reason = ErrorReason.DEADLINE_PASSED
 
 
 class Cancelled(OrcaError):
-    code = grpc.StatusCode.CANCELLED
+    code = "CANCELLED"
     reason = ErrorReason.REQUEST_CANCELLED
 
 
 class Aborted(OrcaError):
-    code = grpc.StatusCode.ABORTED
+    code = "ABORTED"
     reason = ErrorReason.TAKEN_OVER
 
 
 class Unauthenticated(OrcaError):
-    code = grpc.StatusCode.UNAUTHENTICATED
+    code = "UNAUTHENTICATED"
     reason = ErrorReason.WRONG_KEY
 
 
 class PermissionDenied(OrcaError):
-    code = grpc.StatusCode.PERMISSION_DENIED
+    code = "PERMISSION_DENIED"
     reason = ErrorReason.WRONG_ROLE
 
 
 class DataLoss(OrcaError):
-    code = grpc.StatusCode.DATA_LOSS
+    code = "DATA_LOSS"
     reason = ErrorReason.TOKENS_LOST
 
 
 class Unavailable(OrcaError):
-    code = grpc.StatusCode.UNAVAILABLE
+    code = "UNAVAILABLE"
 
 
 class Unimplemented(OrcaError):
-    code = grpc.StatusCode.UNIMPLEMENTED
+    code = "UNIMPLEMENTED"
     reason = ErrorReason.UNSUPPORTED
 
 
 class Internal(OrcaError):
     """`trace_id` leads to the request's trace and log lines; empty when there is none."""
 
-    code = grpc.StatusCode.INTERNAL
+    code = "INTERNAL"
     reason = ErrorReason.BUG
 
     def __init__(self, message: str, trace_id: str = "", *, reason: ErrorReason | None = None) -> None:
         super().__init__(f"{message} (trace id {trace_id})" if trace_id else message, reason=reason)
         self.trace_id = trace_id
-
-    def details(self) -> list[Message]:
-        metadata = {"trace_id": self.trace_id} if self.trace_id else {}
-        return [error_details_pb2.ErrorInfo(reason=self.reason, domain=DOMAIN, metadata=metadata)]
-
-
-def status_of(error: OrcaError) -> status_pb2.Status:
-    """The error's status, sentence and details as one message."""
-    packed = []
-    for detail in error.details():
-        packed.append(any_pb2.Any())
-        packed[-1].Pack(detail)
-    return status_pb2.Status(code=code_pb2.Code.Value(error.code.name), message=str(error), details=packed)
-
-
-async def abort(context: grpc.aio.ServicerContext, error: OrcaError) -> Never:
-    """Ends a call of gRPC's own server with the error's status."""
-    status = rpc_status.to_status(status_of(error))
-    await context.abort(status.code, status.details, status.trailing_metadata)
-    raise AssertionError("abort() raises")
 
 
 def unreadable(problem: str) -> InvalidArgument:
@@ -230,11 +184,3 @@ def unreadable(problem: str) -> InvalidArgument:
 def reason_of(error: Exception) -> str:
     """An error as a sentence, for logs and other processes. Ours are sentences already."""
     return str(error) if isinstance(error, OrcaError) else f"{type(error).__name__}: {error}"
-
-
-def internal(error: Exception) -> Internal:
-    """The answer to a bug: the log line and the client's sentence share a trace id."""
-    context = trace.get_current_span().get_span_context()
-    trace_id = format_trace_id(context.trace_id) if context.is_valid else secrets.token_hex(16)
-    log.error("internal error", exc_info=error, extra={"trace": trace_id})
-    return Internal("internal error", trace_id)

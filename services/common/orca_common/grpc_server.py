@@ -24,13 +24,12 @@ from .errors import (
     OrcaError,
     Unavailable,
     Unimplemented,
-    abort,
-    internal,
     unreadable,
 )
 from .health import Health
 from .listening import check_port
 from .roles import ANY, Role, check_role, roles_of
+from .statuses import abort, internal
 from .tls import MutualTls, Transport
 
 M = TypeVar("M", bound=Message)

@@ -46,6 +46,10 @@ NOT_CONNECTED = re.compile(r"Error ([0-9]+) connecting to (.+)\. Connect call fa
 NOT_NOW = (AskError, ClusterDownError, TryAgainError)
 NOT_NOW_TEXTS = ("BUSY", "MISCONF", "NOREPLICAS", "UNBLOCKED")
 
+# Seconds to the next look for a server that is away; each is twice the one before, up to LOOK_AGAIN. All streams wait
+# for it, and one exchange of a process looks for all. An embedded Redis that was killed is there again after 0.1 s.
+LOOK_SOON = 0.01
+
 # Milliseconds. A replica that gets a write and the question at the same time answers before the write is on its disk.
 # The next answer follows the next question, or comes after a second.
 ASK_AGAIN = 20
@@ -154,10 +158,10 @@ class Link:
         self._idle: list[_Line] = []
         self._losses = 0  # of connections: those that were made before the last one are not used again
         self._closed = False
-        self._server: list[bytes] | None = None  # the server process, and the history of its dataset
+        self._server: list[bytes | None] | None = None  # the server process, and the history of its dataset
         self._version = b""  # that the server named last
         self._away = False  # Redis was away, and no connection was made since
-        self._looking = asyncio.Lock()  # behind Sentinels one exchange looks for the primary, and the others wait
+        self._looking = asyncio.Lock()  # one exchange looks for the server, and the others wait
         self._finds = 0  # how often one has found it
         self._found: Address | None = None  # where
         self._asked = dict[asyncio.Timeout, Address | None]()  # the server of each exchange that is under way
@@ -218,6 +222,8 @@ class Link:
             async with asyncio.timeout(self._patience):
                 await self._turns.acquire()
         except TimeoutError:
+            if self._unreached is not None:  # the exchanges that have their turn wait for it
+                raise unavailable(self._unreached) from None
             raise Unavailable(f"the request pool is busy: there was no turn within {self._patience:g} s") from None
 
     async def blocking(self, *args: Argument, wait: float) -> Any:
@@ -251,7 +257,13 @@ class Link:
         try:
             async with bound:
                 try:
-                    line = self._idle.pop() if self._idle else await self._line(bound)
+                    if self._idle:
+                        line = self._idle.pop()
+                    else:
+                        line = await self._line(bound)
+                        if limit > self._patience:  # Redis takes its time, however long the search took
+                            due = loop.time() + limit
+                            bound.reschedule(due)
                     self._asked[bound] = line.address
                     return await self._answer(line, args, limit, replicas)
                 finally:
@@ -313,7 +325,7 @@ class Link:
             # A failover: this server is a replica now. The same address, or Sentinel, leads to the new primary.
             await line.close()
             await self._lose()
-            raise Unavailable(f"the request pool cannot serve now: {error}") from None
+            raise ConnectionError(str(error)) from None
         except ResponseError:
             await self._keep(line)
             raise
@@ -360,13 +372,11 @@ class Link:
             await self._idle.pop().close()
 
     async def _line(self, bound: asyncio.Timeout) -> _Line:
-        """A new connection to the primary, signed in. Raises what redis-py raises. bound: of the exchange.
+        """A new connection to the server, signed in. Raises what redis-py raises. bound: of the exchange.
 
-        Behind Sentinels one exchange looks for it, and those that wait meanwhile connect to what it has found, all at
-        once: a question takes 50 ms more where a Sentinel is silent.
+        One exchange looks for it, and those that wait meanwhile connect to what it has found, all at once: a server
+        that is away is not dialed by thousands, and Sentinels of which one is silent take 50 ms for a question.
         """
-        if not self._primary.watched:
-            return await self._dial(await self._primary.find())
         finds = self._finds
         async with self._looking:
             if self._finds == finds:
@@ -375,7 +385,8 @@ class Link:
         return await self._dial(self._found)
 
     async def _look(self, bound: asyncio.Timeout) -> _Line:
-        """Waits until a primary is there, because the next one will be soon, and all streams wait for it."""
+        """Waits until a server is there, because it will be soon, and all streams wait for it."""
+        pause = LOOK_SOON
         while True:
             try:
                 self._asked[bound] = address = await self._primary.find()
@@ -387,7 +398,8 @@ class Link:
             except ConnectionError as error:
                 self._unreached = error
                 await self._lose()
-            await asyncio.sleep(LOOK_AGAIN)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LOOK_AGAIN)
 
     async def _dial(self, address: Address | None) -> _Line:
         """A connection to a server, signed in. None: to the URL's. Raises what redis-py raises."""
@@ -403,15 +415,23 @@ class Link:
         return line
 
     async def _on_connect(self, connection: Connection) -> None:
-        """Signs in on a new connection, and tells another server process or dataset from the one before."""
+        """Signs in on a new connection, and tells another server process or dataset from the one before.
+
+        Raises ConnectionError for a server that reads its file, or is a replica: soon it, or another one, takes writes.
+        """
         await connection.on_connect()
-        server: list[bytes] = []
-        for section, name in (("server", b"run_id:"), ("replication", b"master_replid:")):
+        lines = list[bytes]()
+        for section in ("server", "replication", "persistence"):
             await connection.send_command("INFO", section, check_health=False)
-            info = cast(bytes, await connection.read_response())
-            lines = info.splitlines()
-            server += [line for line in lines if line.startswith(name)]
-            self._version = next((line[14:] for line in lines if line.startswith(b"redis_version:")), self._version)
+            lines += cast(bytes, await connection.read_response()).splitlines()
+        said = dict(line.split(b":", 1) for line in lines if b":" in line)
+        self._version = said.get(b"redis_version", self._version)
+        if said.get(b"loading") == b"1":
+            raise ConnectionError("it reads its file")
+        # A cluster's replica says where the primary is.
+        if said.get(b"role") == b"slave" and said.get(b"redis_mode") != b"cluster":
+            raise ConnectionError("this server is a replica")
+        server = [said.get(b"run_id"), said.get(b"master_replid")]
         if self._away or self._server not in (None, server):
             self.generation += 1
         self._away, self._server = False, server

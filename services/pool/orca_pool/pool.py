@@ -9,7 +9,7 @@ from typing import Any, Self, cast
 
 from redis.exceptions import OutOfMemoryError, ResponseError
 
-from orca_common.errors import ErrorReason, FailedPrecondition, Unavailable
+from orca_common.errors import FailedPrecondition
 from orca_common.reservation import Reservation
 from orca_common.settings import PoolSettings
 
@@ -173,8 +173,6 @@ class Pool:
         """Raises FailedPrecondition where Redis may forget what it acknowledged; allowed, returns the sentence."""
         memory = _info(await self._link.command("INFO", "memory"))
         persistence = _info(await self._link.command("INFO", "persistence"))
-        if persistence.get("loading") == "1":  # then it also says that it had no append-only file
-            raise Unavailable("the request pool is away: it reads its file", reason=ErrorReason.POOL_AWAY)
         problems: list[str] = []
         policy = memory.get("maxmemory_policy", "")
         if policy.startswith("allkeys"):  # the pool's keys have no expiry: volatile-* finds none of them

@@ -1,6 +1,7 @@
 """Finds the primary: at a URL's address, where Sentinel says, or at the node of a cluster that has the pool."""
 
 import asyncio
+import ssl
 from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 
@@ -102,13 +103,13 @@ class Primary:
         return max(named)
 
     async def _ask(self, sentinel: Any) -> Named | str:
-        """A Sentinel's answer, or why it refuses one; "" where it is away."""
+        """A Sentinel's answer, or why it or this process refuses one; "" where it is away."""
         try:
             said = await sentinel.execute_command("SENTINEL MASTER", self._service)
         except (AuthenticationError, ResponseError) as error:
             return str(error)
-        except (RedisError, OSError):
-            return ""
+        except (RedisError, OSError) as error:
+            return str(error) if by_tls(error) else ""
         # The one that replaces it goes on saying so here until all replicas follow the next one, with the new epoch.
         gone = said["is_sdown"] or said["is_odown"] or "failover_in_progress" in said["flags"] or not said["is_master"]
         return Named(said["config-epoch"], None if gone else (said["ip"], said["port"]))
@@ -125,3 +126,10 @@ class Primary:
         """Closes the connections to the Sentinels."""
         for client in self._sentinels:
             await client.aclose()
+
+
+def by_tls(error: BaseException | None) -> bool:
+    """Whether a connection was lost to an error of TLS, as for a certificate of another authority."""
+    while error is not None and not isinstance(error, ssl.SSLError):
+        error = error.__cause__ or error.__context__
+    return error is not None

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from orca_common.errors import Unavailable
 
-RETRY_SECONDS = 0.2  # a restart of Redis takes seconds: a shorter pause would only make more failed connections
+RETRY_SECONDS = 0.2  # each call has waited for Redis by itself, for as long as an exchange may take
 
 T = TypeVar("T")
 

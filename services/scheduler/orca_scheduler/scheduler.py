@@ -79,6 +79,7 @@ class Scheduler:
         self._outage = Outage(self._loop.time)
         self._not_finite = 0  # that masters counted whose term is over
         self._last_look: float | None = None  # on the loop's clock
+        self._generation = pool.generation  # of the connection to Redis, at that look
         self._reached = 0.0  # the same on the clock that the status port's thread may read
         self._waiting, self._oldest = 0, 0.0  # the queue then: its requests, and the age of the first one in seconds
 
@@ -197,7 +198,10 @@ class Scheduler:
     async def _look(self) -> None:
         engines, living, waiting, oldest = await self._pool.renew_scheduler(self._name)
         now = self._loop.time()
-        if self._last_look is not None:
+        if self._pool.generation != self._generation:  # Redis was away: a lease that stood still says nothing
+            self._generation = self._pool.generation
+            self._sights.clear()
+        elif self._last_look is not None:
             self._count(now - self._last_look)
         self._last_look, self._reached = now, time.monotonic()
         self._waiting, self._oldest = waiting, oldest

@@ -43,6 +43,13 @@ MUTATIONS = [
         f"{FAULTS}::test_what_is_read_of_an_old_incarnation_does_not_count",
     ),
     Mutation(
+        "the stream of an old incarnation is read on",
+        DELIVERY,
+        "Delivery._renew",
+        drop("_reading.reschedule"),
+        f"{FAULTS}::test_the_stream_of_an_old_incarnation_is_left_at_once",
+    ),
+    Mutation(
         "a missed entry is not noticed",
         DELIVERY,
         "Delivery.read",

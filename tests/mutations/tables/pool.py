@@ -3,7 +3,7 @@
 The connection of a cancelled exchange is not used again in any case, so its close is no mutation.
 """
 
-from mutations.changes import always, drop, instead, never, unbound, without
+from mutations.changes import always, drop, instead, never, sets, unbound, without
 from mutations.mutation import Mutation
 
 SERVICE = "services/pool/orca_pool"
@@ -41,7 +41,7 @@ MUTATIONS = [
         "an exchange has no bound",
         LINK,
         "Link._exchange",
-        instead("loop.time() + limit", "loop.time() + 3600"),
+        sets("bound", "asyncio.timeout_at(due + 3600)"),
         f"{LINK_TESTS}::test_a_frozen_redis_is_unavailable_in_time",
     ),
     Mutation(
@@ -99,6 +99,34 @@ MUTATIONS = [
         "Link._line",
         always("_finds"),
         f"{REDIS_TESTS}::test_those_that_wait_together_ask_once",
+    ),
+    Mutation(
+        "a server that is away is dialed without a pause",
+        LINK,
+        "Link._look",
+        drop("asyncio.sleep"),
+        f"{LINK_TESTS}::test_one_exchange_looks_for_a_server_that_is_away",
+    ),
+    Mutation(
+        "a server that reads its file is taken",
+        LINK,
+        "_on_connect",
+        instead('said.get(b"loading") == b"1"', "False"),
+        f"{REDIS_TESTS}::test_a_redis_that_still_reads_its_file_is_not_refused",
+    ),
+    Mutation(
+        "a replica is taken",
+        LINK,
+        "_on_connect",
+        instead('said.get(b"role") == b"slave"', "False"),
+        f"{LINK_TESTS}::test_an_exchange_with_a_demoted_server_waits_for_the_primary",
+    ),
+    Mutation(
+        "why there is no turn is not said",
+        LINK,
+        "_take_turn",
+        never("_unreached"),
+        f"{LINK_TESTS}::test_one_exchange_looks_for_a_server_that_is_away",
     ),
     Mutation(
         "a new connection to a server that is busy raises an error of redis-py",

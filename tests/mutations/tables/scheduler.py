@@ -562,6 +562,13 @@ MUTATIONS = [
         f"{SCHEDULER_TESTS}::test_a_lease_that_could_not_be_read_is_not_taken",
     ),
     Mutation(
+        "an outage that no read has seen does not start the count again",
+        SCHEDULER,
+        "Scheduler._look",
+        drop("_sights.clear"),
+        f"{SCHEDULER_TESTS}::test_a_lease_that_could_not_be_read_is_not_taken",
+    ),
+    Mutation(
         "a lease that moves is not seen",
         SCHEDULER,
         "_free",

@@ -9,9 +9,10 @@ from urllib.parse import quote
 from google.protobuf.message import DecodeError, Message
 from h2.errors import ErrorCodes
 
-from ..errors import OrcaError, Unavailable, Unimplemented, internal, status_of, unreadable
+from ..errors import OrcaError, Unavailable, Unimplemented, unreadable
 from ..listening import listen
 from ..roles import Role, check_role, dns_names, roles_in
+from ..statuses import internal, status_of
 from ..tls import Transport
 from .call import Call, Unreadable
 from .connection import Connection

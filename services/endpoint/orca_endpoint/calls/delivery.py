@@ -23,7 +23,7 @@ from orca_pool.retry import RETRY_SECONDS, reached
 log = logging.getLogger(__name__)
 
 UNREADY = 2.0  # seconds without an answer of the pool after which the endpoint is not ready
-READ_WAIT = 0.5  # seconds that one read waits; after a new registration the old stream may be read for up to this long
+READ_WAIT = 0.5  # seconds that a read waits
 # Seconds that a detach is tried. After that the old registration is swept, which detaches the call.
 DETACH_PATIENCE = 60.0
 # Detaches that are sent at the same time. An outage leaves thousands behind, and calls must find a turn beside them.
@@ -79,6 +79,7 @@ class Delivery:
         self._generation = 0  # of the connection to Redis that the registration was made on
         self._last = 0  # number of the last entry that was read
         self._cursor: bytes | None = None
+        self._reading: asyncio.Timeout | None = None  # of the read that is under way
         self._hurry = asyncio.Event()  # renew now
         self._changed = asyncio.Event()  # set and replaced at each registration
         self._loop = asyncio.get_running_loop()
@@ -251,6 +252,8 @@ class Delivery:
             reason = "reconnected to Redis" if known else "was declared dead"
             log.warning("new incarnation", extra={"reason": reason, "old": old, "new": self.incarnation})
             self._last, self._cursor = 0, None
+            if self._reading is not None:
+                self._reading.reschedule(self._loop.time())  # nothing comes on the old stream any more
             self._number = await self._pool.renew_endpoint(self.incarnation, register=True, replaces=old)
         self._generation = generation
         self._note_answer()
@@ -288,9 +291,15 @@ class Delivery:
                             call.put(packet)
 
     async def _read(self) -> tuple[str, list[records.Delivery]]:
-        """The next entries, and the incarnation whose stream they are from."""
+        """The next entries, and the incarnation whose stream they are from: none where that is over meanwhile."""
         incarnation = self.incarnation
-        return incarnation, await self._pool.read(incarnation, self._cursor, wait=READ_WAIT)
+        try:
+            async with asyncio.timeout(None) as self._reading:
+                return incarnation, await self._pool.read(incarnation, self._cursor, wait=READ_WAIT)
+        except TimeoutError:
+            return incarnation, []
+        finally:
+            self._reading = None
 
     def _resync_all(self) -> None:
         for calls in self._calls.values():

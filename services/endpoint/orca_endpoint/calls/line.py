@@ -29,7 +29,7 @@ class Outcome:
     def __init__(self, error: BaseException | None, finished: Reason | None, overdue: bool) -> None:
         """overdue: the deadline has passed, or nearly. gRPC ends a call at its deadline as if its client had left."""
         if isinstance(error, OrcaError):
-            self.status, self.reason = error.code.name, error.reason.value
+            self.status, self.reason = error.code, error.reason.value
         elif isinstance(error, Exception) and not isinstance(error, asyncio.CancelledError):
             self.status, self.reason = "INTERNAL", ErrorReason.BUG.value
         elif finished is not None:

@@ -108,7 +108,7 @@ def in_messages(error: OrcaError) -> dict[str, Any]:
 
 def failure(error: OrcaError) -> tuple[int, dict[str, str], dict[str, Any]]:
     """HTTP status, headers and body of an error."""
-    status, kind = STATUS.get(error.code.name, (500, "server_error"))
+    status, kind = STATUS.get(error.code, (500, "server_error"))
     headers: dict[str, str] = {}
     code = param = None
     match error:

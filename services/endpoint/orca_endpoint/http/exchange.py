@@ -15,7 +15,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from orca_common.errors import DeadlineExceeded, InvalidArgument, OrcaError, echo, internal
+from orca_common.errors import DeadlineExceeded, InvalidArgument, OrcaError, echo
+from orca_common.statuses import internal
 
 from ..calls.line import note_error
 from .errors import failure, refused

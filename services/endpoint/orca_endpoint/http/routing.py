@@ -13,7 +13,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from orca_common.errors import InvalidArgument, NotFound, OrcaError, echo, internal
+from orca_common.errors import InvalidArgument, NotFound, OrcaError, echo
+from orca_common.statuses import internal
 
 from .errors import refused
 

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from orca.v1 import worker_pb2
-from orca_common.errors import Aborted, FailedPrecondition, InvalidArgument, OrcaError, internal
+from orca_common.errors import Aborted, FailedPrecondition, InvalidArgument, OrcaError
 from orca_common.lanes.server import parsed
 from orca_common.protocol import TERM_METADATA
+from orca_common.statuses import internal
 
 SILENCE = 5.0  # seconds without a message from the master, who sends two a second, until the lane counts as not held
 TERM_AHEAD = 86_400e6  # microseconds that a term may lie ahead of this machine's clock: the pool makes terms of its own
