@@ -1,8 +1,8 @@
 """`--processes 5`: tests run in processes that are forked when all tests are collected.
 
 Importing torch and transformers and collecting takes ten seconds of processor time, which each process of pytest-xdist
-takes for itself. These share it, and its memory. Each takes a whole file at a time, so that what a file's tests share is
-started once, and takes it when it is free: files in the order of conftest.py.
+takes for itself. These share it, and its memory. Each takes a whole file when it is free, so that what a file's tests
+share is started once: files in the order of conftest.py.
 """
 
 import os
@@ -12,13 +12,15 @@ import traceback
 from collections.abc import Iterator
 from itertools import groupby, pairwise
 from multiprocessing.connection import Connection, Pipe, wait
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 import pytest
 
 from orca_worker.processes.process import die_with_parent
 
 PLACE = 4  # bytes of a file's place in the queue
+LAST = 60  # seconds for what a process's tests share to end, after the last one or Ctrl-C
 OF_PARENT = ("terminalreporter", "terminalprogress")  # plugins that show what they are given
 
 
@@ -48,6 +50,13 @@ class Sender:
 def run_files(session: pytest.Session, files: list[list[pytest.Item]], queue: int, reports: Connection) -> None:
     """Runs files of tests until the queue of their places is empty."""
     random.seed()
+    interrupted = list[int]()
+
+    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+        interrupted.append(number)
+        raise KeyboardInterrupt  # a test may take it for its own
+
+    signal.signal(signal.SIGINT, interrupt)  # a shell's background job ignores it
     plugins = session.config.pluginmanager
     for name in filter(plugins.has_plugin, OF_PARENT):
         plugins.unregister(name=name)
@@ -58,10 +67,11 @@ def run_files(session: pytest.Session, files: list[list[pytest.Item]], queue: in
     capture.suspend_global_capture()
     try:
         for place in iter(lambda: os.read(queue, PLACE), b""):
-            at = int.from_bytes(place)
-            elsewhere = files[at - 1][0]  # what a session shares stays for the next file, whichever it is
-            for item, following in pairwise([*files[at], elsewhere]):
+            items = files[int.from_bytes(place)]
+            for item, following in pairwise([*items, session]):  # which is not torn down: another file may follow
                 item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+                if interrupted:
+                    raise KeyboardInterrupt
     finally:
         session._setupstate.teardown_exact(None)
 
@@ -76,7 +86,6 @@ def begin(session: pytest.Session, files: list[list[pytest.Item]], queue: int) -
     status = 1
     try:
         die_with_parent(parent)
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
         ours.close()
         run_files(session, files, queue, its)
         status = 0
@@ -119,6 +128,15 @@ def follow(session: pytest.Session, connections: list[Connection]) -> None:
         hook.pytest_runtest_logreport(report=report)
 
 
+def end_of(pid: int) -> int:
+    """Waits for the end of a process, which is killed where it does not end. Returns its status."""
+    ending = os.pidfd_open(pid)
+    if not wait([ending], LAST):
+        os.kill(pid, signal.SIGKILL)
+    os.close(ending)
+    return os.waitpid(pid, 0)[1]
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
     """Runs the tests, where several processes shall; otherwise pytest does."""
@@ -134,14 +152,13 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
         reporter.flush()
     session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]  # one of all, which pytest ends
     processes = dict(begin(session, files, queue) for _ in range(option.processes))
-    ends = list[int]()
     try:
         follow(session, [*processes.values()])
     finally:
         for pid, reports in processes.items():
             if not reports.closed:
                 os.kill(pid, signal.SIGINT)
-            ends.append(os.waitpid(pid, 0)[1])
+        ends = [end_of(pid) for pid in processes]
     if any(ends) and not session.testsfailed:  # as where what a session shares cannot be torn down
         raise session.Interrupted("a process of the tests has failed: see above")
     return True

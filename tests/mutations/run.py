@@ -109,7 +109,7 @@ def _run(tests: Sequence[str], folder: Path, packages: list[str], out: Path) -> 
 
 
 def _end_with_parent() -> None:
-    """Ends this process, the servers of its tests, and so the fork server, when the process that runs mutations ends."""
+    """Ends this process and the servers of its tests, and so the fork server, when what runs mutations ends."""
     parent = parent_process()
     assert parent is not None
     parent.join()
