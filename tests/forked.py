@@ -98,7 +98,7 @@ def begin(session: pytest.Session, files: list[list[pytest.Item]], queue: int) -
 
 
 def messages(connections: list[Connection]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What processes send, until all have ended."""
+    """The messages of processes, until all have ended."""
     while connections:
         for ready in wait(connections):
             assert isinstance(ready, Connection)
