@@ -147,7 +147,8 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     queue, places = os.pipe()
     os.write(places, b"".join(place.to_bytes(PLACE) for place in range(len(files))))
     os.close(places)
-    if reporter := session.config.pluginmanager.getplugin("terminalreporter"):
+    reporter: Any = session.config.pluginmanager.getplugin("terminalreporter")
+    if reporter is not None:
         reporter.showfspath = False  # files take turns
         reporter.flush()
     session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]  # one of all, which pytest ends
