@@ -1,7 +1,18 @@
-"""Processes of containers, where this machine is their node and can see them."""
+"""Processes that a test did not start itself: of containers, where this machine is their node and can see them, and
+orphans."""
 
 from collections.abc import Iterator
 from pathlib import Path
+
+import psutil
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Also where the machine's first process, which orphans get, has not looked yet: that is not ours to wait for."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def named(name: str) -> list[int]:

@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 from openai import OpenAI
+from processes import has_ended
 from properties import first
 from rich.console import Console
 from stacks import running
@@ -125,14 +126,6 @@ def test_serve_generate_and_ctrl_c(served: tuple[subprocess.Popen[str], Path, st
     _, alive = psutil.wait_procs(children, timeout=60)
     assert not [one for one in alive if not has_ended(one)]
     assert json.loads((run_dir / "processes.json").read_text()) == []
-
-
-def has_ended(process: psutil.Process) -> bool:
-    """Also where the machine's first process, which orphans get, has not looked yet: that is not ours to wait for."""
-    try:
-        return process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 def test_a_killed_serve_is_followed_by_another(served: tuple[subprocess.Popen[str], Path, str]) -> None:

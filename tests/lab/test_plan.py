@@ -10,8 +10,9 @@ from typer.testing import CliRunner
 from orca_cli.main import app
 from orca_lab.calibration import Calibration
 from orca_lab.cost import A100_40, TABLE_1, Calibrated, Constant, Load
-from orca_lab.plan import Layout, Slo, Way, judge, layouts, on_gpus, plan, too_small, with_other_costs
-from orca_lab.workload import AT_ONCE, POISSON, Lengths, Seeds, drawn
+from orca_lab.plan import Layout, Slo, Way, holds, judge, layouts, on_gpus, plan, too_small, with_other_costs
+from orca_lab.simulator import Served
+from orca_lab.workload import AT_ONCE, POISSON, Asked, Lengths, Seeds, drawn
 
 SHORT = Lengths((20, 60), (5, 20))
 
@@ -26,6 +27,14 @@ def test_the_papers_numbers_of_gpus_are_the_smallest(name: str) -> None:
     costs = on_gpus(model, A100_40)
     assert all(isinstance(costs(one), str) for one in layouts(tp * pp // 2, (8,), model.layers))
     assert not isinstance(costs(Layout(tp, pp, 1, 8)), str)
+
+
+def test_a_bound_that_is_not_given_is_none() -> None:
+    slow = Served(Asked(0.0, 10, 2), first=2.0, ended=10.0)
+    assert holds(slow, Slo())
+    for bound in ({"first_token": 2.0}, {"normalized": 5.0}, {"gap": 8.0}):
+        assert holds(slow, Slo(**bound))
+        assert not holds(slow, Slo(**{name: 0.9 * value for name, value in bound.items()}))
 
 
 def test_all_layouts_of_a_number_of_gpus() -> None:

@@ -1,6 +1,7 @@
 """Run folders: their owner's alone, one run at a time, the last ten kept."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,15 @@ def test_only_its_owner_may_look(tmp_path: Path) -> None:
         assert [mode(path) for path in (run, run / "logs")] == [0o700, 0o700]
         assert mode(run / "lock") == 0o600
         assert folder.log("redis").parent == run / "logs"
+
+
+def test_a_run_is_named_after_the_time(tmp_path: Path) -> None:
+    """And by a number where others have begun in the same second."""
+    runs = [new_run(tmp_path) for _ in range(4)]
+    first = runs[0].name
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d", first)
+    same = [run.name for run in runs if run.name.startswith(first)]
+    assert same == [first, *(f"{first}.{number}" for number in range(2, len(same) + 1))]
 
 
 def test_a_folder_is_one_runs(tmp_path: Path) -> None:

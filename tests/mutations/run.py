@@ -17,11 +17,12 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,7 @@ def run(tests: Sequence[str], copy: Copy, seconds: float) -> tuple[int, list[str
 def _run(tests: Sequence[str], folder: Path, packages: list[str], out: Path) -> None:
     """The part of `run` that the forked process does."""
     os.setsid()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     with out.open("w") as file:
         for stream in (sys.stdout, sys.stderr):
             os.dup2(file.fileno(), stream.fileno())
@@ -104,6 +106,14 @@ def _run(tests: Sequence[str], folder: Path, packages: list[str], out: Path) -> 
     os.chdir(folder)
     options = ["-q", "-rfE", "-p", "no:cacheprovider", "--tb=no", "-W", REWRITES, f"--timeout={TEST_SECONDS}"]
     sys.exit(int(pytest.main([*options, *tests])))
+
+
+def _end_with_parent() -> None:
+    """Ends this process and the servers of its tests, and so the fork server, when what runs mutations ends."""
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os.killpg(0, signal.SIGKILL)
 
 
 def end_of(mutation: Mutation, copy: Copy) -> str:
@@ -152,6 +162,7 @@ def main() -> None:
         seed = random.randrange(10**6) if given.seed is None else given.seed
         print(f"a sample of {given.sample} of {len(chosen)} mutations, seed {seed}", flush=True)
         chosen = random.Random(seed).sample(chosen, given.sample)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # which removes the copy, too
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="orca-mutations-") as made:
         ends = run_all(chosen, Copy(Path(made)))

@@ -304,6 +304,18 @@ def test_an_increment_without_token_goes_on_from_the_last(tmp_path: Path) -> Non
     assert request.made == greedy(folder, request.prompt, 6)
 
 
+@pytest.mark.parametrize("kernels", [*BOTH, "device-loop"])
+def test_logits_that_are_no_numbers_give_no_token(tmp_path: Path, kernels: str) -> None:
+    """The stage says which outputs these are, and of greedy requests too."""
+    folder = make_gpt2(tmp_path, heads=1, layers=1, hidden=8, vocab=97, positions=48, seed=1)
+    weights = load_file(folder / "model.safetensors")
+    weights["transformer.wpe.weight"][3] = torch.nan  # so only what has a token at position 3 is none
+    save_file(weights, folder / "model.safetensors")
+    stage = make_stage(folder, 64, 4, kernels=kernels)
+    short, long = begins(1, [5, 6], range(2)), begins(2, [5, 6, 7, 8], range(2, 4))
+    assert stage.run(iteration_of(new=[short, long])).not_finite == [1]
+
+
 def wrong(b: int = 1, **fields: Any) -> dict[str, Any]:
     """Fields of an iteration of row 7, or of b rows from 7 on, of which some are wrong."""
     rows = {"rows": range(7, 7 + b), "starts": [2] * b, "counts": [1] * b, "outputs": [1] * b, "tokens": [1] * b}

@@ -164,7 +164,7 @@ SCHEMA = {
 FORMS = [("json_schema", json.dumps(SCHEMA)), ("regex", "(ab|cd){2,5}[0-9]{3}"), ("grammar", 'start: "x" | "y" start')]
 
 
-def some() -> list[Sampled]:
+def some(count: int = 12) -> list[Sampled]:
     """Requests with and without a form, drawn and greedy."""
     grammars = [*(as_grammar(kind, text) for kind, text in FORMS), ""]
     return [
@@ -174,7 +174,7 @@ def some() -> list[Sampled]:
             {"grammar": grammars[n % 4], "repetition_penalty": 1.1 if n % 5 == 0 else 0}
             | ({"temperature": 1.5, "seed": n, "top_p": 0.9} if n % 3 else {}),
         )
-        for n in range(12)
+        for n in range(count)
     ]
 
 
@@ -328,7 +328,7 @@ def test_masks_that_come_late_change_no_token(
     monkeypatch.setattr("orca_worker.sampling.forms.WAIT", 30.0)
 
     def made() -> list[list[int]]:
-        engine, asked = TinyEngine(make_stage(folder, SLOTS, BLOCK, kernels=kernels), SLOTS, BLOCK, seed=1), some()
+        engine, asked = TinyEngine(make_stage(folder, SLOTS, BLOCK, kernels=kernels), SLOTS, BLOCK, seed=1), some(8)
         asked[0].prompt = asked[0].prompt[:1]
         engine.run(asked)
         return [one.made for one in asked]

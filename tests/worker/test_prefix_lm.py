@@ -7,6 +7,7 @@ import pytest
 import torch
 from checkpoints import make_gpt2, make_shape
 from iterations import begins, iteration_of
+from properties import PART
 from reference import PrefixLM, Reference
 from torch import Tensor
 from worker.company import check_any_company, ways
@@ -34,13 +35,15 @@ def make(folder: Path, shape: str, **config: Any) -> Path:
 
 @pytest.mark.parametrize("shape", [*SHAPES, "gpt2"])
 def test_tokens_equal_transformers(tmp_path: Path, shape: str) -> None:
+    """In `make test` by this machine's kernels and one of the others; the logits below are those of all of them."""
     folder = make(tmp_path, shape)
     right, causal = (
         [of(folder).greedy(one.prompt, one.new_tokens) for one in requests_for(211, 10, seed=4)]
         for of in (PrefixLM, Reference)
     )
     assert right != causal
-    for kernels in ("auto", "torch", "device-loop"):
+    others = ["torch", "device-loop"]
+    for kernels in ["auto", *(others if PART == 1 else [others[[*SHAPES, "gpt2"].index(shape) % 2]])]:
         engine = TinyEngine(make_stage(folder, 576, 5, kernels=kernels), 576, 5, seed=2)
         requests = requests_for(211, 10, seed=4)
         engine.run(requests)
