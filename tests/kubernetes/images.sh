@@ -2,7 +2,7 @@
 # Makes the images that the tests of updates need, from those of TAG, and pushes them:
 #   orca-endpoint, orca-scheduler, orca-worker with the tag `next`: the same code with the next protocol number
 #   orca-endpoint, orca-worker with the tag `other`: with /opt/orca/other_model, a fine-tune of the demo model
-#   valkey:8: Debian's, for redis.mode sentinel
+#   valkey:8: Debian's, for redis.mode sentinel; redis-exporter:1: Debian's redis_exporter
 #   orca-worker:broken: a supervisor that answers, and ranks that end as they start
 #
 #   BUILD="buildah build" PUSH=PROGRAM TAG=dev tests/kubernetes/images.sh       PUSH is called with each image's name
@@ -44,3 +44,11 @@ RUN . /etc/os-release && cd /etc/apt/sources.list.d && \
 USER 999
 DOCKERFILE
 $push localhost/valkey:8
+
+$build -t redis-exporter:1 -f - . <<'DOCKERFILE'
+FROM python:3.11-slim
+RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends prometheus-redis-exporter
+USER 10001
+ENTRYPOINT ["prometheus-redis-exporter"]
+DOCKERFILE
+$push localhost/redis-exporter:1

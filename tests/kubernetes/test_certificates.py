@@ -1,5 +1,7 @@
-"""mTLS and API keys from Secrets, Redis, its replicas and Sentinels included, under load."""
+"""mTLS and API keys from Secrets, Redis, its replicas, Sentinels and exporters included, under load."""
 
+import asyncio
+import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from orca_common.tls import AUTHORITY, CERTIFICATE, KEY
 from orca_local.authority import Authority
 from release import REGISTRY, TWO_PODS, Releases
 
+EXPORTER = 9121
 HOLDERS = ("endpoint", "scheduler", "worker", "client", "redis")
 SECURED = TWO_PODS | {
     **{f"tls.secrets.{holder}": f"{holder}-tls" for holder in HOLDERS},
@@ -23,6 +26,8 @@ SECURED = TWO_PODS | {
     "redis.password.secret.key": "password",
     "redis.image": f"{REGISTRY}/valkey:8",
     "redis.program": "valkey",
+    "redis.exporter.enabled": True,
+    "redis.exporter.image": f"{REGISTRY}/redis-exporter:1",
 }
 
 
@@ -50,6 +55,11 @@ async def client_files(releases: Releases, tmp_path: Path) -> AsyncIterator[tupl
     await cluster.kubectl("delete", "secret", *names, *texts)
 
 
+def metrics(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return answer.read().decode()
+
+
 @pytest.mark.parametrize("mode", ["single", "sentinel"])
 async def test_every_connection_is_mtls(
     releases: Releases, client_files: tuple[Path, str], known: list[Known], pauses: Pauses, mode: str
@@ -57,6 +67,8 @@ async def test_every_connection_is_mtls(
     folder, key = client_files
     orca = await releases.get(SECURED | {"redis.mode": mode})
     assert "Succeeded" in await orca.cluster.helm("test", orca.name, "--timeout", "200s")
+    for pod in await orca.pods("redis"):
+        assert "\nredis_up 1\n" in await asyncio.to_thread(metrics, f"http://{pod.address}:{EXPORTER}/metrics")
     signed = {"credentials": tls_credentials(folder), "api_key": key}
     async with (
         orca.client(0, **signed) as by_service,

@@ -1,12 +1,13 @@
 """Wrong values: the render, the log of a pod or its status says in a sentence what is wrong, and nothing is silent."""
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 import pytest
 from cluster import Cluster, Failed, until
 
-from release import Release, Releases, Values
+from release import REGISTRY, Release, Releases, Values, run_pod
 
 
 @pytest.mark.parametrize(
@@ -22,6 +23,23 @@ async def test_the_render_stops(cluster: Cluster, values: Values, sentence: str)
     with pytest.raises(Failed) as failed:
         await Release(cluster, values, "wrong").render()
     assert sentence in str(failed.value)
+
+
+async def test_a_claim_without_the_model_s_folder(cluster: Cluster, releases: Releases) -> None:
+    """The sentence names the folder, and the volume stays as it is: kubelet makes a folder that a subPath names."""
+    await releases.remove()
+    claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+    given = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "weights"}, "spec": claim}
+    await cluster.kubectl("apply", "--filename", "-", given=json.dumps(given))
+    wrong = Release(cluster, {"model.path": "null", "model.claim.name": "weights", "model.claim.path": "nope"}, "wrong")
+    try:
+        with pytest.raises(Failed, match="/models/nope: there is no such folder; nothing was changed"):
+            await wrong.install()
+    finally:
+        await wrong.uninstall()
+    await run_pod(cluster, "look", f"{REGISTRY}/python:3.11-slim", "ls", "-A", "/data", claim="weights")
+    await cluster.kubectl("wait", "pod/look", "--for=jsonpath={.status.phase}=Succeeded", "--timeout=120s")
+    assert "nope" not in (await cluster.kubectl("logs", "look")).split()
 
 
 @asynccontextmanager

@@ -207,6 +207,16 @@ async def test_the_command_fails_with_the_sentence(world: World) -> None:
     assert ended == (1, [], f"the rollout has not finished after 0 s: {HALF} ({BOUNDS})\n")
 
 
+async def test_the_command_begins_without_the_classes_of_the_api() -> None:
+    """They are 8 MB of code: where nothing had to come up, Helm waited for their import."""
+    program = "import sys, orca_scheduler.discovery.wait; print(*sys.modules)"
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE)
+    output, _ = await asyncio.wait_for(process.communicate(), 60)
+    modules = output.decode().split()
+    assert "kubernetes.aio.client.api_client" in modules
+    assert not [name for name in modules if name.startswith("kubernetes.aio.client.api.")]
+
+
 async def test_a_server_that_refuses_is_asked_again(world: World) -> None:
     world.server.faults = {"list pods": refuses(403, "pods is forbidden")}
     process = await world.begin()

@@ -166,7 +166,7 @@ def discovery_of(
     Raises FailedPrecondition for settings that cannot be.
     """
     if settings.worker_statefulset is not None:
-        # Kubernetes' client takes 2 s and 70 MB to import, which a fixed list of workers does without.
+        # A fixed list of workers does without Kubernetes' client.
         from .discovery.kubernetes import Kubernetes, own_namespace
         from .discovery.statefulset import StatefulSetDiscovery
 

@@ -8,14 +8,14 @@ be limited to that name.
 import asyncio
 import json
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import aiohttp
-from kubernetes.aio.client import ApiClient, AppsV1Api, Configuration, CoreV1Api, V1DeleteOptions, V1Preconditions
+from kubernetes.aio.client import ApiClient, Configuration
 from kubernetes.aio.config.config_exception import ConfigException
 from kubernetes.aio.config.incluster_config import InClusterConfigLoader
 from kubernetes.aio.config.kube_config import load_kube_config
@@ -33,7 +33,9 @@ RULES = (  # (API group, resource, verbs)
 )
 SCALING_RULES = (("apps", "statefulsets/scale", ("patch",)),)  # where it scales the engines: of the workers' set alone
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-PATCH, OPERATIONS = "application/strategic-merge-patch+json", "application/json-patch+json"
+AUTH = ["BearerToken"]  # the name that the client gives to what the configuration has
+JSON = "application/json"
+MERGE, OPERATIONS = "application/strategic-merge-patch+json", "application/json-patch+json"
 
 
 class Trouble(Unavailable):
@@ -72,6 +74,12 @@ class Change(NamedTuple):
     uid: str
 
 
+def path_of(namespace: str, kind: str, *below: str) -> str:
+    """The path of a collection, or of an object of it, or of a part of the object such as its status."""
+    group = "/apis/apps/v1" if kind == "statefulsets" else "/api/v1"
+    return "/".join((group, "namespaces", namespace, kind, *below))
+
+
 def own_namespace(account: Path = SERVICE_ACCOUNT) -> str:
     """The namespace of the pod that this process runs in. Raises FailedPrecondition outside of a cluster."""
     try:
@@ -103,7 +111,7 @@ class Kubernetes:
     async def list(self, collection: Collection) -> Listing:
         """All objects, as the cluster has them now."""
         async with self._answer(f"list {collection.kind}", self._bounds.answer):
-            response = await self._read(await self._connected(), collection)
+            response = await self._read(collection)
             await _raise_for(response)
             with _understood():
                 found = json.loads(await response.read())
@@ -119,12 +127,11 @@ class Kubernetes:
         async with self._answer(f"watch {collection.kind}", self._bounds.answer + self._bounds.watch):
             async with asyncio.timeout(self._bounds.answer):
                 response = await self._read(
-                    await self._connected(),
                     collection,
-                    watch=True,
-                    resource_version=version,
-                    allow_watch_bookmarks=True,
-                    timeout_seconds=self._bounds.watch,
+                    watch="true",
+                    resourceVersion=version,
+                    allowWatchBookmarks="true",
+                    timeoutSeconds=str(self._bounds.watch),
                 )
                 await _raise_for(response)
             try:
@@ -134,34 +141,23 @@ class Kubernetes:
 
     async def delete_pod(self, name: str, uid: str) -> None:
         """Deletes this very pod. That it is gone already is fine."""
-        body = V1DeleteOptions(preconditions=V1Preconditions(uid=uid))
         await self._write(
             f"delete pod {name}",
-            lambda client: CoreV1Api(client).delete_namespaced_pod_without_preload_content(
-                name, self.namespace, body=body
-            ),
+            ("DELETE", path_of(self.namespace, "pods", name)),
+            {"preconditions": {"uid": uid}},
             fine=(404, 409),  # 409: another pod has the name now
         )
 
-    async def patch_pod_status(self, name: str, patch: dict[str, Any]) -> None:
+    async def patch_pod_status(self, name: str, patch: Manifest) -> None:
         """Changes the status of a pod. A pod that is gone, or another one by now, is left alone."""
-        await self._write(
-            f"patch the status of pod {name}",
-            lambda client: CoreV1Api(client).patch_namespaced_pod_status_without_preload_content(
-                name, self.namespace, patch, _content_type=PATCH
-            ),
-            fine=(404, 409),
-        )
+        where = "PATCH", path_of(self.namespace, "pods", name, "status")
+        await self._write(f"patch the status of pod {name}", where, patch, MERGE, fine=(404, 409))
 
     async def annotate_set(self, name: str, uid: str, annotations: Mapping[str, str]) -> None:
         """Sets annotations of a StatefulSet. One that is gone, or another one by now, is left alone."""
-        await self._write(
-            f"annotate the StatefulSet {name}",
-            lambda client: AppsV1Api(client).patch_namespaced_stateful_set_status_without_preload_content(
-                name, self.namespace, {"metadata": {"uid": uid, "annotations": annotations}}, _content_type=PATCH
-            ),
-            fine=(404, 409),
-        )
+        where = "PATCH", path_of(self.namespace, "statefulsets", name, "status")
+        patch = {"metadata": {"uid": uid, "annotations": annotations}}
+        await self._write(f"annotate the StatefulSet {name}", where, patch, MERGE, fine=(404, 409))
 
     async def scale_set(self, name: str, uid: str, before: int, pods: int) -> bool:
         """Gives a StatefulSet this number of pods if it has `before`. Returns whether it had, and was that very one."""
@@ -172,29 +168,19 @@ class Kubernetes:
         ]
         return await self._write(
             f"scale the StatefulSet {name}",
-            lambda client: AppsV1Api(client).patch_namespaced_stateful_set_scale_without_preload_content(
-                name, self.namespace, operations, _content_type=OPERATIONS
-            ),
+            ("PATCH", path_of(self.namespace, "statefulsets", name, "scale")),
+            operations,
+            OPERATIONS,
             fine=(404, 409, 422),  # 422: a test has failed
         )
 
     async def put_event(self, event: Manifest) -> None:
         """Writes an Event. If there is one of that name, only its message and its last time become these."""
-        manifest: Any = event  # the client would take its own class too
-        created = await self._write(
-            "create an event",
-            lambda client: CoreV1Api(client).create_namespaced_event_without_preload_content(self.namespace, manifest),
-            fine=(409,),
-        )
-        if not created:
-            name, patch = event["metadata"]["name"], {key: event[key] for key in ("message", "lastTimestamp")}
-            await self._write(
-                "patch an event",
-                lambda client: CoreV1Api(client).patch_namespaced_event_without_preload_content(
-                    name, self.namespace, patch, _content_type=PATCH
-                ),
-                fine=(404,),  # it expired in between
-            )
+        events = path_of(self.namespace, "events")
+        if not await self._write("create an event", ("POST", events), event, fine=(409,)):
+            where = "PATCH", f"{events}/{event['metadata']['name']}"
+            patch = {key: event[key] for key in ("message", "lastTimestamp")}
+            await self._write("patch an event", where, patch, MERGE, fine=(404,))  # it expired in between
 
     async def close(self) -> None:
         """Closes the connections. A later call opens new ones."""
@@ -217,28 +203,34 @@ class Kubernetes:
         else:
             await load_kube_config(self._kubeconfig, client_configuration=configuration, persist_config=False)
 
-    async def _read(self, client: ApiClient, collection: Collection, **how: Any) -> aiohttp.ClientResponse:
-        match collection.kind:
-            case "pods":
-                read = CoreV1Api(client).list_namespaced_pod_without_preload_content
-            case "events":
-                read = CoreV1Api(client).list_namespaced_event_without_preload_content
-            case _:
-                read = AppsV1Api(client).list_namespaced_stateful_set_without_preload_content
-        return await read(self.namespace, label_selector=collection.labels, field_selector=collection.fields, **how)
+    async def _read(self, collection: Collection, **how: str) -> aiohttp.ClientResponse:
+        selectors = {"labelSelector": collection.labels, "fieldSelector": collection.fields}
+        query = [*how.items(), *((name, given) for name, given in selectors.items() if given is not None)]
+        return await self._call("GET", path_of(self.namespace, collection.kind), query=query)
 
     async def _write(
-        self, what: str, call: Callable[[ApiClient], Awaitable[aiohttp.ClientResponse]], fine: tuple[int, ...]
+        self, what: str, where: tuple[str, str], body: object, form: str = JSON, *, fine: tuple[int, ...]
     ) -> bool:
-        """Whether it was done; False when it was answered with a status that is fine too."""
+        """Whether it was done; False when it was answered with a status that is fine too. `where`: method and path."""
         async with self._answer(what, self._bounds.answer):
-            response = await call(await self._connected())
+            response = await self._call(*where, body=body, form=form)
             if response.status in fine:
                 response.release()
                 return False
             await _raise_for(response)
             response.release()
             return True
+
+    async def _call(
+        self, method: str, path: str, *, query: Iterable[tuple[str, str]] = (), body: object = None, form: str = JSON
+    ) -> aiohttp.ClientResponse:
+        # By path: the classes of the client's API are 8 MB of code, which a process would read for a second as it starts.
+        client = await self._connected()
+        headers = {"Accept": JSON, "Content-Type": form}
+        call = await client.param_serialize(
+            method, path, query_params=list(query), header_params=headers, body=body, auth_settings=AUTH
+        )
+        return (await client.call_api(*call)).response
 
     @asynccontextmanager
     async def _answer(self, what: str, seconds: float) -> AsyncIterator[None]:
