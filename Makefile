@@ -17,14 +17,14 @@ PART ?= kubernetes
 TOOLS ?= tests/interop tests/endpoint/test_tools.py
 # Seconds between two lines about the installation.
 TELL ?= 10
-# Tests wait for processes half of their time: five at a time on two cores (tests/forked.py). A process takes a whole file, so
-# that what a file's tests share is started once, and files in the order of tests/conftest.py.
-WORKERS ?= 5
-PYTEST = $(BIN)/pytest --processes $(WORKERS) -o tmp_path_retention_policy=failed
+# Tests wait for processes half of their time: four at a time on two cores. (Three used 70 % of these.) A process takes a
+# whole file, so that what a file's tests share is started once, and files in the order of tests/conftest.py.
+WORKERS ?= 4
+PYTEST = $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -o tmp_path_retention_policy=failed
 # All tests of these folders have targets of their own, and importing them takes its time, too.
 ELSEWHERE = $(addprefix --ignore=tests/,hostile interop kubernetes)
 
-# A process of the tests that hangs where no signal reaches it, as in a library, would be waited for.
+# Where a process of the tests crashes, as in a thread of a library, pytest-xdist waits for ever for what it had left.
 BOUNDED = timeout --foreground --signal=INT --kill-after=60 40m
 
 # Bytecode is kept, whatever the shell says: hundreds of processes of the tests import the same modules.

@@ -42,7 +42,6 @@ def files_in_memory() -> None:
 
 import_quiet_grpc()
 files_in_memory()
-pytest_plugins = ["forked"]
 gc.disable()  # until all tests are imported: there is no garbage in torch and transformers, only much to look through
 
 ROOT = Path(__file__).parent
