@@ -287,5 +287,7 @@ def markdown(rows: list[Claim]) -> str:
     """The table, as a page."""
     lines = [list(COLUMNS), ["---"] * len(COLUMNS), *([of(row) for of in COLUMNS.values()] for row in rows)]
     table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-    about = "The verdicts are on the simulation. The real column is of another model and machine: its figure says which."
+    about = (
+        "The verdicts are on the simulation. The real column is of another model and machine: its figure says which."
+    )
     return f"# The statements of the paper's section 6\n\n{about}\n\n{table}\n"

@@ -181,9 +181,7 @@ class LaneConnection(Connection):
         raise CallFailed(status)
 
 
-async def connect(
-    address: str, tls: Tls | None, make: Callable[[], LaneConnection] = LaneConnection
-) -> LaneConnection:
+async def connect(address: str, tls: Tls | None, make: Callable[[], LaneConnection] = LaneConnection) -> LaneConnection:
     """A connection to a server that speaks HTTP/2: its settings have come. Raises OSError (ssl.SSLError is one)."""
     host, port = split_address(address)
     loop = asyncio.get_running_loop()
