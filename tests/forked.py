@@ -20,7 +20,7 @@ import pytest
 from orca_worker.processes.process import die_with_parent
 
 PLACE = 4  # bytes of a file's place in the queue
-LAST = 60  # seconds for what a process's tests share to end, after the last one or Ctrl-C
+LAST = 30  # seconds for what a process's tests share to end, after the last one or Ctrl-C
 OF_PARENT = ("terminalreporter", "terminalprogress")  # plugins that show what they are given
 
 
