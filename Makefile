@@ -17,8 +17,8 @@ PART ?= kubernetes
 TOOLS ?= tests/interop tests/endpoint/test_tools.py
 # Seconds between two lines about the installation.
 TELL ?= 10
-# Tests wait for processes half of their time: five at a time on two cores (tests/forked.py). A process takes a whole file, so
-# that what a file's tests share is started once, and files in the order of tests/conftest.py.
+# Tests wait for processes half of their time: five at a time on two cores, by tests/forked.py. A process takes a whole
+# file, so that what a file's tests share is started once, and files in the order of tests/conftest.py.
 WORKERS ?= 5
 PYTEST = $(BIN)/pytest --processes $(WORKERS) -o tmp_path_retention_policy=failed
 # All tests of these folders have targets of their own, and importing them takes its time, too.
