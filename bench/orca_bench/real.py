@@ -268,11 +268,9 @@ def add_ratio(found: Found, panel: str) -> None:
     unloaded = min((p.latency_ms for p in points if p.system.startswith("orca")), default=0.0)
     best = {"orca": 0.0, "ft": 0.0}
     for system in dict.fromkeys(point.system for point in points):
-        sustained = found.numbers.get(f"{panel} {system} sustained, req/s")
-        if sustained is None:  # it failed behind these points
-            continue
+        limit = found.numbers[f"{panel} {system} sustained, req/s"].mean
         own = sorted((p.x, p.latency_ms) for p in points if p.system == system)
-        rate = min(sustained.mean, highest(own, 2 * unloaded))
+        rate = min(limit, highest(own, 2 * unloaded))
         found.numbers[f"{panel} {system} at {2 * unloaded:.4g} ms/token, req/s"] = Number.of([rate])
         kind = system.split("(")[0]
         best[kind] = max(best[kind], rate)
