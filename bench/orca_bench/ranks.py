@@ -33,6 +33,7 @@ from .schedule import BLOCK_SIZE
 
 HOST, CPU = "127.0.0.1", torch.device("cpu")
 PATIENCE = 120.0  # seconds for a start, or for an iteration
+ENDED = "a rank has ended; its error is above"
 
 
 class Control(StrEnum):
@@ -78,8 +79,11 @@ class Ranks:
     def run(self, iteration: worker_pb2.Iteration) -> Output:
         """Runs one iteration to its end. Raises Unavailable when a rank has ended."""
         message = iteration.SerializeToString()
-        for pipe in self._heads:
-            pipe.send_bytes(message)
+        try:
+            for pipe in self._heads:
+                pipe.send_bytes(message)
+        except OSError:
+            raise Unavailable(ENDED) from None
         return Output(answer(self._sampler), [])
 
 
@@ -89,7 +93,7 @@ def answer(pipe: Connection) -> list[int]:
         if pipe.poll(PATIENCE):
             return pipe.recv()
     except (EOFError, OSError):
-        raise Unavailable("a rank has ended; its error is above") from None
+        raise Unavailable(ENDED) from None
     raise Unavailable(f"a rank has not answered for {PATIENCE:g} s")
 
 

@@ -1,6 +1,7 @@
 """The engine alone makes the tokens of transformers, in the batches of Algorithm 1, and its lines say so."""
 
 import itertools
+import multiprocessing
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from orca_bench.floors import case_floor, iteration_work
 from orca_bench.ranks import Control, Ranks
 from orca_bench.schedule import Shape, shapes, slots_for
 from orca_common.checkpoint import read_checkpoint
-from orca_common.errors import FailedPrecondition, InvalidArgument
+from orca_common.errors import FailedPrecondition, InvalidArgument, Unavailable
 from orca_lab.roofline import Accelerator
 
 
@@ -53,7 +54,7 @@ RANKS = [(tp, pp, control) for tp, pp in ((1, 2), (2, 1), (2, 2)) for control in
     ("tp", "pp", "control"), [RANKS[1], *(pytest.param(*one, marks=pytest.mark.long) for one in (RANKS[0], *RANKS[2:]))]
 )
 def test_several_ranks(model: Path, known: list[Known], tp: int, pp: int, control: Control) -> None:
-    """Two cases, so that rows of the first one are free again."""
+    """Two cases, so that rows of the first one are free again; then the ranks end."""
     case = [Request(one.prompt, len(one.tokens)) for one in known]
     options = options_of(model, 5)
     slots = slots_for(case, 5)
@@ -61,6 +62,11 @@ def test_several_ranks(model: Path, known: list[Known], tp: int, pp: int, contro
         engine = Timed(options, options.checkpoint(), slots, ranks)
         for _ in range(2):
             assert engine.run(case).tokens == [one.tokens for one in known]
+        for process in multiprocessing.active_children():
+            process.kill()
+            process.join()
+        with pytest.raises(Unavailable, match="a rank has ended"):
+            engine.run(case)
 
 
 def test_iterations_are_those_of_algorithm_1() -> None:

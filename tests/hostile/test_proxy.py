@@ -61,7 +61,8 @@ async def started(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[End
             yield one
 
 
-# CI sends each attack without a proxy, in `test_attacks.py`; through one those that need it, and half of the others.
+# CI sends all attacks but BEHIND_PROXY without a proxy, in `test_attacks.py`; through one those that need it, and half
+# of the others.
 NEED = (*CROWDED, *BEHIND_PROXY)
 THROUGH = [*NEED, *[name for name in ATTACKS if name not in NEED][:: 1 if PART == 1 else 2]]
 

@@ -42,7 +42,7 @@ def test_what_runs_ends_with_it(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "script.py"], cwd=tmp_path, env=environment) as process:
         server = int((tmp_path / "began").read_text())  # waits for it
         started = psutil.Process(process.pid).children(recursive=True)
-        assert server in [one.pid for one in started]
         process.kill()
+    assert server in [one.pid for one in started]
     _, alive = psutil.wait_procs(started, timeout=60)
     assert not [one for one in alive if not has_ended(one)]

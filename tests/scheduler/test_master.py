@@ -916,6 +916,22 @@ async def test_no_journal_has_tokens_of_prompts(tmp_path: Path) -> None:
     assert [event.keys for event in events if isinstance(event, BatchReturned) and event.keys] == [((claim, keys[2]),)]
 
 
+async def test_with_a_run_ahead_blocks_of_answers_have_no_keys(tmp_path: Path) -> None:
+    """Ranks know the tokens of others too late, and would refuse a row that begins behind such a block."""
+    rank, prompt, made = Rank(), [5] * 20, list(range(30, 65))
+    rank.can = [PARTS, GROWN, SHARED, OUTPUTS]
+    async with bench(rank, policy="prefix=tenant", run_ahead=1, run_dir=str(tmp_path)) as this:
+        await this.submit("r", prompt, len(made))
+        for token in made:
+            rank.report(await this.iteration(), token)
+        assert await this.finished("r") == made
+    [path] = tmp_path.iterdir()
+    events = [line.event for line in read(path) if isinstance(line, CoreStep)]
+    [arrived] = [event for event in events if isinstance(event, core.Arrived)]
+    assert arrived.requests[0].prefix == keys_of(root_of("tenant "), prompt, 16)
+    assert [event.keys for event in events if isinstance(event, BatchReturned)] == [()] * len(made)
+
+
 async def test_the_journal_has_the_step_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Our own fault in what follows it: no report of a rank gets as far."""
 

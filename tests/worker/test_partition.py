@@ -134,7 +134,7 @@ def fits(checkpoint: Checkpoint, tp: int) -> bool:
 
 
 def bytes_of_this_thread() -> int:
-    """How many bytes it has read, as the kernel counts."""
+    """How many bytes it has read, as the kernel counts. (xdist's thread reads messages meanwhile.)"""
     return int(Path("/proc/thread-self/io").read_text().split("rchar:")[1].split()[0])
 
 

@@ -152,6 +152,13 @@ MUTATIONS = [
         f"{PREFIX_TESTS}::test_a_chain_has_the_keys_of_the_whole_text_however_it_grows",
     ),
     Mutation(
+        "blocks of answers have keys that ranks do not know in time",
+        MASTER,
+        "_take_returned",
+        without("run_ahead"),
+        f"{MASTER_TESTS}::test_with_a_run_ahead_blocks_of_answers_have_no_keys",
+    ),
+    Mutation(
         "one that waits has its text read again",
         OUTPUT,
         "Outputs.offers",
