@@ -246,7 +246,7 @@ async def test_refusals(stage: Stage, face: Face, connect: Connect, refusal: err
         await face.next(stream)
     assert str(raised.value) == str(refusal)
     assert raised.value.__cause__ is None, "no traceback of grpc's comes before it"
-    assert raised.value.code is refusal.code
+    assert raised.value.code.name == refusal.code
     for field in ("field", "reason", "retry_after", "trace_id"):
         assert getattr(raised.value, field, None) == getattr(refusal, field, None)
     with pytest.raises(kind):
