@@ -40,7 +40,8 @@ def modules(of_services: bool) -> list[str]:
 @cache
 def warm(of_services: bool, process: int) -> socket.socket:
     """The connection to a process that has imported what such fork servers import. It ends with `process`."""
-    begun = begin(Path(__file__).stem, {"PYTHONPATH": str(HERE)})
+    path = filter(None, [str(HERE), os.environ.get("PYTHONPATH")])  # a run of mutations has its packages there
+    begun = begin(Path(__file__).stem, {"PYTHONPATH": os.pathsep.join(path)})
     atexit.register(begun.connection.close)
     with open(os.devnull, "w") as nowhere:
         said = {"modules": modules(of_services), "log_level": "INFO"}

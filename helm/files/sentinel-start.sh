@@ -3,6 +3,10 @@
 set -eu
 umask 077
 file=/data/sentinel.conf
+# A volume that was given again may have the file of another release with the same names. Its Sentinels would count as voters for
+# ever: of four, two are no majority, and a failover waited 12 s for the next election.
+[ "$(cat /data/release 2>/dev/null || echo "$RELEASE")" = "$RELEASE" ] || rm -f "$file"
+echo "$RELEASE" >/data/release
 number=${HOST##*-}
 # 0, 200 and 600 milliseconds: Sentinels that miss the primary at once all vote for themselves, and elect none. When the third
 # one misses it, the second has its votes: each looks ten times a second.

@@ -137,6 +137,8 @@ where it looks first: a Sentinel does nothing while it waits, and with `.NAMESPA
 {{- if include "orca.sentinels" $root }}
 - name: HOST
   valueFrom: {fieldRef: {fieldPath: metadata.name}}
+- name: RELEASE
+  value: {{ printf "%s.%s" $root.Release.Namespace $root.Release.Name | quote }}
 - name: SERVERS
   value: {{ include "orca.redisHosts" $root }}
 - name: SENTINELS

@@ -22,7 +22,7 @@ from .redis_log import copy_lines
 from .run_folder import open_log
 
 MODULE = (sys.executable, "-P", "-m")  # -P: a redis.py in the current folder is not imported
-# Without the paths of packages the tether is a program in 15 ms. All streams wait for a Redis that is started again.
+# Without the paths of packages Python starts sooner. All streams wait for a Redis that is started again.
 TETHER = (sys.executable, "-I", "-S", str(Path(__file__).with_name("tether.py")))
 LONGEST_SOCKET_PATH = 107  # bytes, on Linux
 START_SECONDS = 120.0  # bound until a process listens; importing from a cold disk takes its time

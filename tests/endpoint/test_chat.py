@@ -629,6 +629,20 @@ def test_every_field_of_generation_config_is_followed_or_named(tmp_path: Path) -
     assert known == GenerationConfig().to_dict().keys()
 
 
+def test_values_that_change_nothing_are_not_named(tmp_path: Path) -> None:
+    zero = ("epsilon_cutoff", "eta_cutoff", "min_length", "min_new_tokens", "penalty_alpha")
+    zero += ("no_repeat_ngram_size", "encoder_no_repeat_ngram_size")
+    one = ("num_beams", "typical_p", "guidance_scale", "encoder_repetition_penalty")
+    neutral = {**dict.fromkeys(zero, 0), **dict.fromkeys(one, 1), "token_healing": False}
+    assert neutral.keys() == NEUTRAL.keys()
+    file = tmp_path / "generation_config.json"
+    file.write_text(json.dumps(neutral))
+    assert not_followed(tmp_path, "gpt2") == {}
+    others = {name: True if value is False else value + 1 for name, value in neutral.items()}
+    file.write_text(json.dumps(others))
+    assert not_followed(tmp_path, "gpt2") == others
+
+
 def test_the_longest_answers_end(tmp_path: Path) -> None:
     """`forced_eos_token_id` as transformers reads it: of generation_config.json, or of config.json without one."""
     config, generation = tmp_path / "config.json", tmp_path / "generation_config.json"

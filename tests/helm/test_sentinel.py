@@ -110,20 +110,41 @@ def test_a_change_of_the_scripts_restarts_servers_and_sentinels() -> None:
     assert sums(2) != sums(3)
 
 
+def started(ordinal: int, tmp_path: Path, release: str = "serving.orca") -> list[str]:
+    """The lines of a Sentinel's file after a start; its volume is the folder `data`."""
+    conf = rendered(PLAIN).one("ConfigMap", "orca-redis")["data"]["sentinel.conf"]
+    (tmp_path / "sentinel.conf").write_text(conf)
+    (data := tmp_path / "data").mkdir(exist_ok=True)
+    script = (FOLDER / "files/sentinel-start.sh").read_text()
+    script = script.replace("/etc/orca/redis", str(tmp_path)).replace("/data", str(data))
+    servers = "orca-redis-0 orca-redis-1"
+    told = {"HOST": f"orca-sentinel-{ordinal}", "SERVERS": servers, "RELEASE": release, "PATH": os.environ["PATH"]}
+    subprocess.run(["sh", "-c", script, "sh", "true"], env=told, check=True)
+    return (data / "sentinel.conf").read_text().splitlines()
+
+
 @pytest.mark.parametrize(("ordinal", "milliseconds"), [(0, 1000), (1, 1200), (2, 1600)])
 def test_sentinels_miss_the_primary_one_after_the_other(ordinal: int, milliseconds: int, tmp_path: Path) -> None:
     """Those that miss it at once each vote for themselves: an election that no Sentinel won cost 30 s."""
-    conf = rendered(PLAIN).one("ConfigMap", "orca-redis")["data"]["sentinel.conf"]
-    (tmp_path / "sentinel.conf").write_text(conf)
-    (data := tmp_path / "data").mkdir()
-    script = (FOLDER / "files/sentinel-start.sh").read_text()
-    script = script.replace("/etc/orca/redis", str(tmp_path)).replace("/data", str(data))
-    told = {"HOST": f"orca-sentinel-{ordinal}", "SERVERS": "orca-redis-0 orca-redis-1", "PATH": os.environ["PATH"]}
-    subprocess.run(["sh", "-c", script, "sh", "true"], env=told, check=True)
-    written = (data / "sentinel.conf").read_text().splitlines()
+    written = started(ordinal, tmp_path)
+    conf = (tmp_path / "sentinel.conf").read_text()
     assert written[0] == "sentinel monitor orca orca-redis-0 6379 2"
     assert f"sentinel down-after-milliseconds orca {milliseconds}" in written
     assert set(conf.split("\n")) - set(written) <= {"sentinel down-after-milliseconds orca 1000", ""}
+
+
+def test_a_sentinel_forgets_the_sentinels_of_another_release(tmp_path: Path) -> None:
+    """They voted for ever: of four, two were no majority, and streams waited 15.6 s for the next election."""
+    known = f"sentinel known-sentinel orca 10.0.0.9 26379 {'7' * 40}"
+    learnt = ["sentinel monitor orca orca-redis-1 6379 2", known]
+    (tmp_path / "data").mkdir()
+    file = tmp_path / "data/sentinel.conf"
+    file.write_text("\n".join([*learnt, ""]))
+    assert started(0, tmp_path)[:2] == learnt, "a file of before there were names of releases is ours"
+    assert started(0, tmp_path)[:2] == learnt
+    written = started(0, tmp_path, "elsewhere.orca")
+    assert written[0] == "sentinel monitor orca orca-redis-0 6379 2"
+    assert known not in written
 
 
 @pytest.mark.parametrize("script", sorted((FOLDER / "files").glob("*.sh")), ids=lambda script: script.name)

@@ -31,10 +31,10 @@ def says_nothing(master: EngineMaster, action: BeginHere) -> None:
 
 SEEDS = range(examples(32))
 # What is taken out of the real code, and the faults under which that shows (None: those that the seed draws).
-FAILOVER = ("cut off from redis", "redis fails over")
+OUTAGES = ("redis stands still", "redis fails over")
 BROKEN: dict[str, tuple[type, str, Callable[..., Any], tuple[str, ...] | None]] = {
     "calls attach again under a new incarnation": (Delivery, "_resync_all", lambda self: None, None),
-    "rows whose commit was not answered are sent again": (Outputs, "unanswered", lambda self, rows: None, FAILOVER),
+    "rows whose commit was not answered are sent again": (Outputs, "unanswered", lambda self, rows: None, OUTAGES),
     "a lease is taken only after it stood still": (Scheduler, "_free", lambda self, engine, state, now: True, ()),
     "who kept a request's blocks lets go of them": (Core, "_let_go", lambda self, claims: None, ()),
     "the blocks of a pull that has failed are let go": (

@@ -46,8 +46,8 @@ NOT_CONNECTED = re.compile(r"Error ([0-9]+) connecting to (.+)\. Connect call fa
 NOT_NOW = (AskError, ClusterDownError, TryAgainError)
 NOT_NOW_TEXTS = ("BUSY", "MISCONF", "NOREPLICAS", "UNBLOCKED")
 
-# Seconds to the next look for a server that is away; each is twice the one before, up to LOOK_AGAIN. All streams wait
-# for it, and one exchange of a process looks for all. An embedded Redis that was killed is there again after 0.1 s.
+# Seconds to the second look for a server that is away; each next pause is twice as long, up to LOOK_AGAIN. All streams
+# wait for it, and one exchange of a process looks for all.
 LOOK_SOON = 0.01
 
 # Milliseconds. A replica that gets a write and the question at the same time answers before the write is on its disk.

@@ -1,6 +1,6 @@
 """The endpoint: delivery, calls, the transcript, both doors."""
 
-from mutations.changes import always, drop, gives, instead, never, passes, sets, swap, unbound, without
+from mutations.changes import Text, always, drop, gives, instead, never, passes, sets, swap, unbound, without
 from mutations.mutation import Mutation
 
 SERVICE = "services/endpoint/orca_endpoint"
@@ -305,5 +305,19 @@ MUTATIONS = [
         "Turns._give_back",
         without("_of_host"),
         "tests/endpoint/test_turns.py::test_a_peer_has_a_share_of_the_turns",
+    ),
+    Mutation(
+        "the HTTP door takes a port for itself that `orca serve` keeps",
+        f"{SERVICE}/http/door.py",
+        "start",
+        passes("listen", "shared", None),
+        "tests/e2e/test_bad_input.py",
+    ),
+    Mutation(
+        "a minimum of 0 is named among the fields that are not followed",
+        f"{SERVICE}/requests/defaults.py",
+        "",
+        Text('"min_new_tokens", "penalty_alpha"), (0,))', '"min_new_tokens", "penalty_alpha"), (1,))'),
+        "tests/endpoint/test_chat.py::test_values_that_change_nothing_are_not_named",
     ),
 ]

@@ -83,4 +83,11 @@ MUTATIONS = [
         passes("create_subprocess_exec", "start_new_session", "False"),
         "tests/local/test_child.py::test_a_batch_process_takes_no_core_from_others",
     ),
+    Mutation(
+        "the first run of a second has a number",
+        f"{LOCAL}/run_folder.py",
+        "new_run",
+        instead("moment if number == 1 else f'{moment}.{number}'", "f'{moment}.{number}'"),
+        "tests/local/test_run_folder.py::test_a_run_is_named_after_the_time",
+    ),
 ]

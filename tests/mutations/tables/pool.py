@@ -3,7 +3,7 @@
 The connection of a cancelled exchange is not used again in any case, so its close is no mutation.
 """
 
-from mutations.changes import always, drop, instead, never, sets, unbound, without
+from mutations.changes import always, drop, instead, never, passes, unbound, without
 from mutations.mutation import Mutation
 
 SERVICE = "services/pool/orca_pool"
@@ -41,7 +41,7 @@ MUTATIONS = [
         "an exchange has no bound",
         LINK,
         "Link._exchange",
-        sets("bound", "asyncio.timeout_at(due + 3600)"),
+        passes("asyncio.timeout_at", 0, "due + 3600"),
         f"{LINK_TESTS}::test_a_frozen_redis_is_unavailable_in_time",
     ),
     Mutation(

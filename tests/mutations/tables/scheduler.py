@@ -781,4 +781,11 @@ MUTATIONS = [
         drop("_pull_at"),
         f"{MASTER_TESTS}::test_who_had_begun_a_request_hears_that_it_begins_here",
     ),
+    Mutation(
+        "a rank owes a pull for each iteration",
+        "services/scheduler/orca_scheduler/ranks/ranks.py",
+        "Ranks.send",
+        always("iteration.HasField"),
+        "tests/scheduler/test_ranks.py::test_a_pull_that_is_never_reported",
+    ),
 ]

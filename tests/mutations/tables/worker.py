@@ -1,6 +1,6 @@
 """The worker: forks, relays."""
 
-from mutations.changes import Text, drop, gives, instead, never, sets, swap, unbound, without
+from mutations.changes import Text, drop, gives, instead, never, passes, sets, swap, unbound, without
 from mutations.mutation import Mutation
 
 KEEP = "self._keep(purpose, group)"
@@ -253,5 +253,12 @@ MUTATIONS = [
         "weight_files",
         without("single.exists"),
         "tests/worker/test_families.py::test_layouts_of_checkpoints",
+    ),
+    Mutation(
+        "a CPU's largest logit that is no number gives a token",
+        "services/worker/orca_worker/models/cpu.py",
+        "StageOnCPU._sample",
+        passes("Output", "not_finite", None),
+        "tests/worker/test_families.py::test_logits_that_are_no_numbers_give_no_token",
     ),
 ]
