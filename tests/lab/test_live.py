@@ -156,7 +156,7 @@ def test_batchmaker_live(tmp_path: Path) -> None:
 
 
 def test_a_system_that_fails_ends_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What others took minutes for stays, also where it fails as it starts or as its reports are read."""
+    """The results of others stay, which took minutes: also where it fails as it starts or as its reports are read."""
 
     def fails(layout: Layout, setting: Setting) -> None:
         raise Unavailable("4 of 4 requests failed")

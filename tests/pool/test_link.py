@@ -339,8 +339,8 @@ async def test_a_node_that_went_away_is_forgotten(own: RedisServer, pool: Pool) 
 
 
 async def test_a_node_that_was_named_during_a_look_is_dialed(own: RedisServer) -> None:
-    """A cluster's exchanges begin together. One of them reaches the URL's node, and another is told meanwhile who has
-    the keys: a third that waits for them does not ask the URL's node, which would send it away once more."""
+    """A cluster's exchanges begin together. The URL's node says to one who has the keys, while another one dials that
+    node: a third, which waits for both, does not dial it, since it would be sent away once more."""
     dials = 0
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -353,7 +353,7 @@ async def test_a_node_that_was_named_during_a_look_is_dialed(own: RedisServer) -
         async with Pool(url, "link") as pool:
             link = pool._link
             async with link._looking:
-                waiting = asyncio.create_task(pool.cancel("nobody"))
+                waiting = asyncio.create_task(pool.cancel("unknown"))
                 await asyncio.sleep(0)  # it waits for the look
                 link._finds += 1
                 link._primary.moved(("127.0.0.1", own.port))
