@@ -28,11 +28,11 @@ from orca_worker.iteration.model import Output
 from orca_worker.partition import Place, Types
 from orca_worker.stage.stage import Stage
 
-from .engine import EngineOptions
-from .schedule import BLOCK_SIZE
+from .engine import EngineOptions, form
 
 HOST, CPU = "127.0.0.1", torch.device("cpu")
 PATIENCE = 120.0  # seconds for a start, or for an iteration
+ENDED = "a rank has ended; its error is above"
 
 
 class Control(StrEnum):
@@ -78,8 +78,11 @@ class Ranks:
     def run(self, iteration: worker_pb2.Iteration) -> Output:
         """Runs one iteration to its end. Raises Unavailable when a rank has ended."""
         message = iteration.SerializeToString()
-        for pipe in self._heads:
-            pipe.send_bytes(message)
+        try:
+            for pipe in self._heads:
+                pipe.send_bytes(message)
+        except OSError:
+            raise Unavailable(ENDED) from None
         return Output(answer(self._sampler), [])
 
 
@@ -89,7 +92,7 @@ def answer(pipe: Connection) -> list[int]:
         if pipe.poll(PATIENCE):
             return pipe.recv()
     except (EOFError, OSError):
-        raise Unavailable("a rank has ended; its error is above") from None
+        raise Unavailable(ENDED) from None
     raise Unavailable(f"a rank has not answered for {PATIENCE:g} s")
 
 
@@ -98,8 +101,7 @@ def serve(pipe: Connection, options: EngineOptions, slots: int, place: Place, po
     options = replace(options, threads=max(1, cores() // place.ranks))
     stage = Stage(options.checkpoint(), Types.of(options.dtype, options.kv_dtype), CPU, slots, options.compute)
     plane = Rendezvous(HOST, CPU).plane(place, 1, f"{HOST}:{port}", returns_tokens=False)
-    stage.form(BLOCK_SIZE, place, plane)
-    stage.allocate(slots, BLOCK_SIZE)
+    form(stage, slots, place, plane)
     take: Callable[[], bytes] = pipe.recv_bytes
     if control is Control.BROADCAST:
         store = TCPStore(HOST, port, is_master=False, timeout=timedelta(seconds=PATIENCE), wait_for_workers=False)
