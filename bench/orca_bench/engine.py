@@ -20,10 +20,11 @@ from orca_kernels.cpu.cores import cores
 from orca_local.stack import DEMO_MODEL
 from orca_scheduler.core.core import Core, ScheduleBatch
 from orca_scheduler.ranks.members import put_members
+from orca_worker.data_plane.plane import DataPlane
 from orca_worker.iteration.model import Compute, Output
 from orca_worker.models.dtype import choose_types
 from orca_worker.models.formats.table import FORMATS
-from orca_worker.partition import ITEM_BYTES, Types
+from orca_worker.partition import ITEM_BYTES, SINGLE, Place, Types
 from orca_worker.rank.app import open_device
 from orca_worker.stage.stage import Stage
 
@@ -168,6 +169,14 @@ class Timed:
         }
 
 
+def form(stage: Stage, slots: int, place: Place = SINGLE, plane: DataPlane | None = None) -> None:
+    """Forms a stage, alone or with others. Raises FailedPrecondition when its memory does not hold `slots` tokens."""
+    memory = stage.form(BLOCK_SIZE, place, plane)
+    if memory.slots < slots:
+        raise FailedPrecondition(f"slots: {slots} are needed; the memory holds {memory.slots}")
+    stage.allocate(slots, BLOCK_SIZE)
+
+
 class Engine(Timed):
     """A stage that has formed alone."""
 
@@ -175,10 +184,7 @@ class Engine(Timed):
         """Raises FailedPrecondition when the model cannot be loaded, or the memory is too small."""
         device = open_device(options.device, 0)
         self.stage = Stage(checkpoint, Types.of(options.dtype, options.kv_dtype), device, slots, options.compute)
-        memory = self.stage.form(BLOCK_SIZE)
-        if memory.slots < slots:
-            raise FailedPrecondition(f"slots: {slots} are needed; the memory holds {memory.slots}")
-        self.stage.allocate(slots, BLOCK_SIZE)
+        form(self.stage, slots)
         super().__init__(options, checkpoint, slots, self.stage)
 
 

@@ -28,8 +28,7 @@ from orca_worker.iteration.model import Output
 from orca_worker.partition import Place, Types
 from orca_worker.stage.stage import Stage
 
-from .engine import EngineOptions
-from .schedule import BLOCK_SIZE
+from .engine import EngineOptions, form
 
 HOST, CPU = "127.0.0.1", torch.device("cpu")
 PATIENCE = 120.0  # seconds for a start, or for an iteration
@@ -102,8 +101,7 @@ def serve(pipe: Connection, options: EngineOptions, slots: int, place: Place, po
     options = replace(options, threads=max(1, cores() // place.ranks))
     stage = Stage(options.checkpoint(), Types.of(options.dtype, options.kv_dtype), CPU, slots, options.compute)
     plane = Rendezvous(HOST, CPU).plane(place, 1, f"{HOST}:{port}", returns_tokens=False)
-    stage.form(BLOCK_SIZE, place, plane)
-    stage.allocate(slots, BLOCK_SIZE)
+    form(stage, slots, place, plane)
     take: Callable[[], bytes] = pipe.recv_bytes
     if control is Control.BROADCAST:
         store = TCPStore(HOST, port, is_master=False, timeout=timedelta(seconds=PATIENCE), wait_for_workers=False)

@@ -243,17 +243,17 @@ def curves(
             continue
         say(f"figure {found.figure}: {panel} {setting.label}")
         began = time.monotonic()
-        with Live(real.layout, setting) as live:
-            system, ways = real.system(live, say), live.ways()
-            try:
+        try:
+            with Live(real.layout, setting) as live:
+                system, ways = real.system(live, say), live.ways()
                 rates = curve(found, panel, system, lengths, scale, normalized)
-            except Disturbed as disturbed:
-                found.real.setdefault("disturbed", []).append(f"{panel} with a full queue: {disturbed}")
-                continue
-            except Unavailable as error:  # what the other systems took minutes for stays
-                found.real.setdefault("failed", []).append(f"{panel} {setting.label}: {error}")
-                continue
-            calibration = Calibration.of(live.recording(), ways, about_of(real, setting, {}))
+                calibration = Calibration.of(live.recording(), ways, about_of(real, setting, {}))
+        except Disturbed as disturbed:
+            found.real.setdefault("disturbed", []).append(f"{panel} with a full queue: {disturbed}")
+            continue
+        except Unavailable as error:  # what the other systems took minutes for stays
+            found.real.setdefault("failed", []).append(f"{panel} {setting.label}: {error}")
+            continue
         found.real.setdefault("calibrations", {})[setting.label] = calibration.errors
         found.real.setdefault("seconds", {})[setting.label] = round(time.monotonic() - began)
         model = simulated(setting, calibration)
@@ -268,7 +268,9 @@ def add_ratio(found: Found, panel: str) -> None:
     unloaded = min((p.latency_ms for p in points if p.system.startswith("orca")), default=0.0)
     best = {"orca": 0.0, "ft": 0.0}
     for system in dict.fromkeys(point.system for point in points):
-        limit = found.numbers[f"{panel} {system} sustained, req/s"].mean
+        if (sustains := found.numbers.get(f"{panel} {system} sustained, req/s")) is None:
+            continue  # it failed behind these points
+        limit = sustains.mean
         own = sorted((p.x, p.latency_ms) for p in points if p.system == system)
         rate = min(limit, highest(own, 2 * unloaded))
         found.numbers[f"{panel} {system} at {2 * unloaded:.4g} ms/token, req/s"] = Number.of([rate])

@@ -10,6 +10,7 @@ import pytest
 from checkpoints import make_gpt2
 from reference import Known, Reference
 
+from orca.v1 import worker_pb2
 from orca_bench.cases import Request, dump, fixed
 from orca_bench.engine import Engine, EngineOptions, Run, Step, Timed, lines, warm_up
 from orca_bench.floors import case_floor, iteration_work
@@ -67,6 +68,16 @@ def test_several_ranks(model: Path, known: list[Known], tp: int, pp: int, contro
             process.join()
         with pytest.raises(Unavailable, match="a rank has ended"):
             engine.run(case)
+
+
+def test_a_rank_that_has_ended_is_no_error_of_a_pipe(model: Path) -> None:
+    """It ends between two iterations: the next one cannot be sent to it."""
+    ranks = Ranks(options_of(model, 5), 64, 1, 2, Control.AHEAD)
+    ours, theirs = multiprocessing.Pipe()
+    theirs.close()
+    ranks._heads, ranks._sampler = [ours], ours
+    with ours, pytest.raises(Unavailable, match="a rank has ended"):
+        ranks.run(worker_pb2.Iteration(number=1))
 
 
 def test_iterations_are_those_of_algorithm_1() -> None:

@@ -14,6 +14,7 @@ from orca.v1 import orca_pb2 as pb
 from orca.v1.orca_pb2_grpc import OrcaServicer, add_OrcaServicer_to_server
 from orca_client import AsyncOrcaClient, Event, OrcaClient, Token
 from orca_common import errors
+from orca_common.statuses import abort
 
 IDS = [100, 7, 4_294_967_295, 0, 50_256, 9]  # the token ids of the one request that all scripts are about
 End = Literal["finish", "hang", "die", "return", "raise", "internal"] | errors.OrcaError
@@ -79,12 +80,12 @@ class Endpoint(OrcaServicer):
     async def Cancel(self, request: pb.CancelRequest, context: Any) -> pb.CancelResponse:  # noqa: N802
         self.script.cancelled.append(request.request_id)
         if request.request_id == "unknown":
-            await errors.abort(context, errors.NotFound("request unknown is not known"))
+            await abort(context, errors.NotFound("request unknown is not known"))
         return pb.CancelResponse(alive=True)
 
     async def GetModel(self, request: pb.GetModelRequest, context: Any) -> pb.GetModelResponse:  # noqa: N802
         if self.script.refuses is not None:
-            await errors.abort(context, self.script.refuses)
+            await abort(context, self.script.refuses)
         engine = pb.Engine(id="engine-0", tensor_parallel=2, pipeline_parallel=1, slots=640, epoch=3, weights="0af7")
         return pb.GetModelResponse(
             name="demo",
@@ -128,7 +129,7 @@ class Endpoint(OrcaServicer):
             case "internal":
                 await context.abort(grpc.StatusCode.INTERNAL, "Received RST_STREAM with error code 2")
             case errors.OrcaError() as error:
-                await errors.abort(context, error)
+                await abort(context, error)
 
     async def _hang(self) -> None:
         self.script.said.put_nowait(self.name)

@@ -246,7 +246,7 @@ async def test_refusals(stage: Stage, face: Face, connect: Connect, refusal: err
         await face.next(stream)
     assert str(raised.value) == str(refusal)
     assert raised.value.__cause__ is None, "no traceback of grpc's comes before it"
-    assert raised.value.code is refusal.code
+    assert raised.value.code.name == refusal.code
     for field in ("field", "reason", "retry_after", "trace_id"):
         assert getattr(raised.value, field, None) == getattr(refusal, field, None)
     with pytest.raises(kind):
@@ -823,7 +823,7 @@ async def test_an_unknown_status_is_a_plain_error(stage: Stage, face: Face, conn
     """A status outside the error tree raises OrcaError with that code, and nothing is sent again."""
 
     class OutOfRange(errors.OrcaError):
-        code = grpc.StatusCode.OUT_OF_RANGE
+        code = "OUT_OF_RANGE"
 
     script = Script(Act(accept=False, end=OutOfRange("too far")))
     with pytest.raises(orca_client.OrcaError, match="too far") as raised:

@@ -23,7 +23,7 @@ from orca_bench.checks import Checked, orders
 from orca_bench.live import BLOCK_SIZE, Layout, Live, Setting, Usage, foreign, slots_for, stack_of
 from orca_bench.real import QUICK, Real, add_ratio, figure_10, highest
 from orca_cli.main import app
-from orca_common.errors import FailedPrecondition, InvalidArgument
+from orca_common.errors import FailedPrecondition, InvalidArgument, Unavailable
 from orca_lab import report
 from orca_lab.calibration import Calibration, disturbed
 from orca_lab.cost import Calibrated
@@ -99,6 +99,7 @@ def test_the_rate_at_a_latency_lies_on_the_curve() -> None:
         for x, ms in zip((1.0, 2.0, 3.0), latencies, strict=True):
             found.points.append(Point(10, "demo", system, 1.0, 1, x, x, float(ms), float(ms), sustained=True))
         found.numbers[f"demo {system} sustained, req/s"] = Number.of([2.5])
+    found.points.append(Point(10, "demo", "ft(8,8)", 1.0, 1, 1.0, 1.0, 15.0, 15.0, sustained=True))  # then it failed
     add_ratio(found, "demo")
     assert found.numbers["demo orca over ft"].mean == pytest.approx((2 + 10 / 30) / 1.5)
     found.numbers["demo, simulated orca over ft"] = Number.of([1.5])
@@ -152,6 +153,19 @@ def test_batchmaker_live(tmp_path: Path) -> None:
     assert 1 <= result.mean_batch < 1.3
     assert compare(journal).different == 0
     assert first_difference(journal) is None
+
+
+def test_a_system_that_fails_ends_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The results of others stay, which took minutes: also where it fails as it starts or as its reports are read."""
+
+    def fails(layout: Layout, setting: Setting) -> None:
+        raise Unavailable("4 of 4 requests failed")
+
+    monkeypatch.setattr(real, "Live", fails)
+    found = figure_10(SMALL, Real(LAYOUT, attempts=0), lambda said: None, [Setting(4), Setting(2, 1)])
+    panel = "demo_model tp 1 pp 1"
+    assert found.real["failed"] == [f"{panel} {label}: 4 of 4 requests failed" for label in ("orca(4)", "ft(2,1)")]
+    assert not found.points
 
 
 def points(folder: Path) -> list[dict[str, str]]:

@@ -159,6 +159,35 @@ async def test_one_exchange_looks_for_a_server_that_is_away() -> None:
     assert 1 < dials < 50
 
 
+async def test_a_look_that_gets_no_answer_begins_again() -> None:
+    """As at a node that is gone while its name leads to another one by now. A read may look for as long as it waits,
+    and all other exchanges wait for its look."""
+    dials, again, ended = 0, asyncio.Event(), asyncio.Semaphore(0)
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal dials
+        dials += 1
+        if dials == 2:
+            again.set()
+        with suppress(ConnectionError):
+            await reader.read()  # until the other side closes
+        writer.transport.abort()
+        ended.release()
+
+    async with await asyncio.start_server(accept, "127.0.0.1", 0) as front:
+        url = f"redis://127.0.0.1:{front.sockets[0].getsockname()[1]}"
+        async with Pool(url, "silent", patience=0.2) as pool:
+            reading = asyncio.create_task(pool.read("e", None, wait=3600))
+            try:
+                async with asyncio.timeout(10):
+                    await again.wait()
+            finally:
+                reading.cancel()
+                await asyncio.wait([reading])
+                for _ in range(dials):
+                    await ended.acquire()
+
+
 async def test_a_frozen_redis_is_unavailable_in_time(own: RedisServer, pool: Pool) -> None:
     own.freeze()
     with pytest.raises(Unavailable, match=r"did not answer within 1 s"):
@@ -307,6 +336,29 @@ async def test_a_node_that_went_away_is_forgotten(own: RedisServer, pool: Pool) 
         own_primary.moved(("127.0.0.1", closed.getsockname()[1]))
         await pool._link._drop_connections()
         assert await pool.cancel("nobody") is None
+
+
+async def test_a_node_that_was_named_during_a_look_is_dialed(own: RedisServer) -> None:
+    """A cluster's exchanges begin together. The URL's node says to one who has the keys, while another one dials that
+    node: a third, which waits for both, does not dial it, since it would be sent away once more."""
+    dials = 0
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal dials
+        dials += 1
+        writer.close()
+
+    async with await asyncio.start_server(accept, "127.0.0.1", 0) as front:
+        url = f"redis://127.0.0.1:{front.sockets[0].getsockname()[1]}"
+        async with Pool(url, "link") as pool:
+            link = pool._link
+            async with link._looking:
+                waiting = asyncio.create_task(pool.cancel("unknown"))
+                await asyncio.sleep(0)  # it waits for the look
+                link._finds += 1
+                link._primary.moved(("127.0.0.1", own.port))
+            assert await waiting is None
+    assert not dials
 
 
 @asynccontextmanager

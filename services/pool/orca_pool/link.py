@@ -381,22 +381,26 @@ class Link:
         async with self._looking:
             if self._finds == finds:
                 return await self._look(bound)
-        self._asked[bound] = self._found
-        return await self._dial(self._found)
+        # A node of a cluster may have said since where the pool is.
+        self._asked[bound] = address = self._found if self._primary.watched else await self._primary.find()
+        return await self._dial(address)
 
     async def _look(self, bound: asyncio.Timeout) -> _Line:
         """Waits until a server is there, because it will be soon, and all streams wait for it."""
         pause = LOOK_SOON
         while True:
             try:
-                self._asked[bound] = address = await self._primary.find()
-                line = await self._dial(address)
+                async with asyncio.timeout(self._patience):
+                    self._asked[bound] = address = await self._primary.find()
+                    line = await self._dial(address)
                 self._finds, self._found, self._unreached = self._finds + 1, address, None
                 return line
             except AuthenticationError:
                 raise
             except ConnectionError as error:
                 self._unreached = error
+                await self._lose()
+            except TimeoutError:  # a blocking read has longer; by now the same name may lead to another node
                 await self._lose()
             await asyncio.sleep(pause)
             pause = min(2 * pause, LOOK_AGAIN)

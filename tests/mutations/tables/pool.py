@@ -108,6 +108,13 @@ MUTATIONS = [
         f"{LINK_TESTS}::test_one_exchange_looks_for_a_server_that_is_away",
     ),
     Mutation(
+        "a look waits for a server that says nothing",
+        LINK,
+        "Link._look",
+        unbound("_primary.find"),
+        f"{LINK_TESTS}::test_a_look_that_gets_no_answer_begins_again",
+    ),
+    Mutation(
         "a server that reads its file is taken",
         LINK,
         "_on_connect",

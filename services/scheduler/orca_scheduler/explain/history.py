@@ -215,9 +215,8 @@ class History:
         self._hold(state["memory"].get("n_slots", 0))
         rows = {row: len(blocks) for row, blocks in state["memory"].get("rows", [])}
         for values in state["requests"]:
-            request = msgspec.convert(
-                values, Request
-            )  # of any release: fields that this one does not have are left out
+            # Of any release: fields that this one does not have are left out.
+            request = msgspec.convert(values, Request)
             stay = self._arrive(request.arrived, heading.wall)
             stay.tokens = request.generated
             stay.slots = 0 if request.row is None else rows.get(request.row, 0) * self._block
