@@ -12,6 +12,7 @@ from endpoint.harness import until
 
 from orca_common.checkpoint import read_checkpoint
 from orca_common.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
+from orca_common.statuses import details_of
 from orca_endpoint.openai.response_format import format_in
 from orca_endpoint.requests import helpers
 from orca_endpoint.requests.forms import FormCompiler
@@ -77,7 +78,7 @@ async def test_a_refusal_can_be_sent_whatever_the_schema_holds(compiler: FormCom
         with pytest.raises(InvalidArgument) as refused:
             await compiler.grammar("json_schema", schema, FIELDS)
         assert str(refused.value).encode()
-        assert [one.SerializeToString() for one in refused.value.details()]
+        assert [one.SerializeToString() for one in details_of(refused.value)]
 
 
 async def test_the_callers_name_of_the_field(compiler: FormCompiler) -> None:
