@@ -224,7 +224,7 @@ class Kubernetes:
     async def _call(
         self, method: str, path: str, *, query: Iterable[tuple[str, str]] = (), body: object = None, form: str = JSON
     ) -> aiohttp.ClientResponse:
-        # By path: the classes of the client's API are 8 MB of code, which a process would read for a second as it starts.
+        # By path: the classes of the client's API are 8 MB of code, read for a second as a process starts.
         client = await self._connected()
         headers = {"Accept": JSON, "Content-Type": form}
         call = await client.param_serialize(
