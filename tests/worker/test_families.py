@@ -309,7 +309,7 @@ def test_logits_that_are_no_numbers_give_no_token(tmp_path: Path, kernels: str) 
     """The stage says which outputs these are, and of greedy requests too."""
     folder = make_gpt2(tmp_path, heads=1, layers=1, hidden=8, vocab=97, positions=48, seed=1)
     weights = load_file(folder / "model.safetensors")
-    weights["transformer.wpe.weight"][3] = torch.nan  # so only what has a token at position 3 is none
+    weights["transformer.wpe.weight"][3] = torch.nan  # so a row that has a token at position 3 gets no token
     save_file(weights, folder / "model.safetensors")
     stage = make_stage(folder, 64, 4, kernels=kernels)
     short, long = begins(1, [5, 6], range(2)), begins(2, [5, 6, 7, 8], range(2, 4))
