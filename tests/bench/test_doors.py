@@ -224,30 +224,42 @@ async def test_no_server_there() -> None:
             await OpenAIDoor(f"127.0.0.1:{port}").__aenter__()
 
 
+class Orca(OrcaServicer):
+    """Servers of gRPC, whose calls end as soon as `before` has."""
+
+    def __init__(self, before: Callable[[pb.GenerateRequest, Any], Awaitable[object]]) -> None:
+        self._before = before
+
+    async def GetModel(self, request: pb.GetModelRequest, context: object) -> pb.GetModelResponse:  # noqa: N802
+        return pb.GetModelResponse(vocab_size=90)
+
+    async def Generate(  # noqa: N802
+        self, request: pb.GenerateRequest, context: object
+    ) -> AsyncIterator[pb.GenerateResponse]:
+        await self._before(request, context)
+        for _ in range(5):
+            yield pb.GenerateResponse()
+        yield pb.GenerateResponse(finished=pb.Finished(output_tokens=request.max_new_tokens))
+
+    @asynccontextmanager
+    async def door(self, option: tuple[str, int]) -> AsyncIterator[GrpcDoor]:
+        """A door to a server with this option of gRPC."""
+        server = grpc.aio.server(options=[option])
+        add_OrcaServicer_to_server(self, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        try:
+            async with GrpcDoor(f"127.0.0.1:{port}") as door:
+                yield door
+        finally:
+            await server.stop(None)
+
+
 async def test_more_requests_than_the_server_takes_calls() -> None:
     """A server counts a call for a moment longer than its client. A call that it refuses for that is made again."""
-
-    class Orca(OrcaServicer):
-        async def GetModel(self, request: pb.GetModelRequest, context: object) -> pb.GetModelResponse:  # noqa: N802
-            return pb.GetModelResponse(vocab_size=90)
-
-        async def Generate(  # noqa: N802
-            self, request: pb.GenerateRequest, context: object
-        ) -> AsyncIterator[pb.GenerateResponse]:
-            await asyncio.sleep(0.01)  # so that many end together
-            for _ in range(5):
-                yield pb.GenerateResponse()
-            yield pb.GenerateResponse(finished=pb.Finished(output_tokens=request.max_new_tokens))
-
-    server = grpc.aio.server(options=[("grpc.max_concurrent_streams", 32)])
-    add_OrcaServicer_to_server(Orca(), server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        async with GrpcDoor(f"127.0.0.1:{port}") as door:
-            answers = await closed_case(door, [Request([1], 1)] * 800)
-    finally:
-        await server.stop(None)
+    many_end_together = Orca(lambda request, context: asyncio.sleep(0.01))
+    async with many_end_together.door(("grpc.max_concurrent_streams", 32)) as door:
+        answers = await closed_case(door, [Request([1], 1)] * 800)
     assert [(answer.error, answer.tokens) for answer in answers] == [("", 1)] * 800
 
 
@@ -256,32 +268,18 @@ async def test_a_call_goes_on_when_its_connection_is_old() -> None:
     made one on another connection."""
     peers, moved = set[str](), asyncio.Event()
 
-    class Orca(OrcaServicer):
-        async def GetModel(self, request: pb.GetModelRequest, context: object) -> pb.GetModelResponse:  # noqa: N802
-            return pb.GetModelResponse(vocab_size=90)
+    async def before(request: pb.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        peers.add(context.peer())
+        if request.max_new_tokens == 1:
+            await moved.wait()
 
-        async def Generate(  # noqa: N802
-            self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
-        ) -> AsyncIterator[pb.GenerateResponse]:
-            peers.add(context.peer())
-            if request.max_new_tokens == 1:
-                await moved.wait()
-            yield pb.GenerateResponse(finished=pb.Finished(output_tokens=request.max_new_tokens))
-
-    server = grpc.aio.server(options=[("grpc.max_connection_age_ms", 100)])
-    add_OrcaServicer_to_server(Orca(), server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        async with GrpcDoor(f"127.0.0.1:{port}") as door, asyncio.timeout(30):
-            old = asyncio.ensure_future(closed_case(door, [Request([1], 1)]))
-            while len(peers) < 2:
-                [answer] = await closed_case(door, [Request([1], 2)])
-                assert not answer.error
-            moved.set()
-            [answer] = await old
-    finally:
-        await server.stop(None)
+    async with Orca(before).door(("grpc.max_connection_age_ms", 100)) as door, asyncio.timeout(30):
+        old = asyncio.ensure_future(closed_case(door, [Request([1], 1)]))
+        while len(peers) < 2:
+            [answer] = await closed_case(door, [Request([1], 2)])
+            assert not answer.error
+        moved.set()
+        [answer] = await old
     assert (answer.error, answer.tokens) == ("", 1)
 
 

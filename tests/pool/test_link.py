@@ -117,7 +117,7 @@ async def test_a_blocked_read_over_a_restart(own: RedisServer, pool: Pool) -> No
     await pool.cancel("nobody")
     own.kill()
     with pytest.raises(Unavailable, match="the request pool is away: no server listens at"):
-        await pool.cancel("nobody")
+        await pool.cancel("unknown")
     assert not reading.done()
     own.restart()
     row = await start_request(pool)
@@ -141,22 +141,26 @@ async def test_exchanges_of_an_outage_are_made_when_it_is_over(own: RedisServer)
         assert pool.generation == 1
 
 
-async def test_one_exchange_looks_for_a_server_that_is_away() -> None:
-    """As behind a balancer without a server, which takes each connection and closes it. All others wait for it,
-    and those that wait for their turn say why, too."""
-    dials = 0
+@asynccontextmanager
+async def closing_front() -> AsyncIterator[tuple[str, list[None]]]:
+    """A server that takes each connection and closes it, as a balancer without servers does: its URL, and a list that
+    grows with each connection."""
+    dials: list[None] = []
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal dials
-        dials += 1
+        dials.append(None)
         writer.close()
 
     async with await asyncio.start_server(accept, "127.0.0.1", 0) as front:
-        url = f"redis://127.0.0.1:{front.sockets[0].getsockname()[1]}"
-        async with Pool(url, "away", patience=0.5) as pool:
-            ends = await asyncio.gather(*(pool.cancel("unknown") for _ in range(100)), return_exceptions=True)
+        yield f"redis://127.0.0.1:{front.sockets[0].getsockname()[1]}", dials
+
+
+async def test_one_exchange_looks_for_a_server_that_is_away() -> None:
+    """All others wait for it, and those that wait for their turn say why, too."""
+    async with closing_front() as (url, dials), Pool(url, "away", patience=0.5) as pool:
+        ends = await asyncio.gather(*(pool.cancel("unknown") for _ in range(100)), return_exceptions=True)
     assert all(isinstance(end, Unavailable) and str(end).startswith("the request pool is away: ") for end in ends)
-    assert 1 < dials < 50
+    assert 1 < len(dials) < 50
 
 
 async def test_a_look_that_gets_no_answer_begins_again() -> None:
@@ -341,23 +345,14 @@ async def test_a_node_that_went_away_is_forgotten(own: RedisServer, pool: Pool) 
 async def test_a_node_that_was_named_during_a_look_is_dialed(own: RedisServer) -> None:
     """A cluster's exchanges begin together. The URL's node says to one who has the keys, while another one dials that
     node: a third, which waits for both, does not dial it, since it would be sent away once more."""
-    dials = 0
-
-    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal dials
-        dials += 1
-        writer.close()
-
-    async with await asyncio.start_server(accept, "127.0.0.1", 0) as front:
-        url = f"redis://127.0.0.1:{front.sockets[0].getsockname()[1]}"
-        async with Pool(url, "link") as pool:
-            link = pool._link
-            async with link._looking:
-                waiting = asyncio.create_task(pool.cancel("unknown"))
-                await asyncio.sleep(0)  # it waits for the look
-                link._finds += 1
-                link._primary.moved(("127.0.0.1", own.port))
-            assert await waiting is None
+    async with closing_front() as (url, dials), Pool(url, "link") as pool:
+        link = pool._link
+        async with link._looking:
+            waiting = asyncio.create_task(pool.cancel("unknown"))
+            await asyncio.sleep(0)  # it waits for the look
+            link._finds += 1
+            link._primary.moved(("127.0.0.1", own.port))
+        assert await waiting is None
     assert not dials
 
 

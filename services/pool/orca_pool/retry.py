@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from orca_common.errors import Unavailable
 
-RETRY_SECONDS = 0.2  # each call has waited for Redis by itself, for as long as an exchange may take
+RETRY_SECONDS = 0.2  # a call itself waits for a Redis that is away; this is for one that is busy, or away for longer
 
 T = TypeVar("T")
 

@@ -176,9 +176,9 @@ class Kubernetes:
 
     async def put_event(self, event: Manifest) -> None:
         """Writes an Event. If there is one of that name, only its message and its last time become these."""
-        events = path_of(self.namespace, "events")
-        if not await self._write("create an event", ("POST", events), event, fine=(409,)):
-            where = "PATCH", f"{events}/{event['metadata']['name']}"
+        events = self.namespace, "events"
+        if not await self._write("create an event", ("POST", path_of(*events)), event, fine=(409,)):
+            where = "PATCH", path_of(*events, event["metadata"]["name"])
             patch = {key: event[key] for key in ("message", "lastTimestamp")}
             await self._write("patch an event", where, patch, MERGE, fine=(404,))  # it expired in between
 
