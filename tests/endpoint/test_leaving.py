@@ -13,6 +13,7 @@ from google.rpc import error_details_pb2
 from redis.asyncio import Redis
 from servers import redis_server
 
+from orca_common.errors import Unavailable
 from orca_endpoint.app import LEAVE_SECONDS
 from orca_endpoint.calls.delivery import Delivery
 from orca_pool.pool import Pool
@@ -117,6 +118,42 @@ async def test_a_renewal_does_not_register_again(redis_url: str, late: bool) -> 
                 await leaving
                 await renewing
             assert await redis.zcard(f"orca:{{{name}}}:endpoints") == 0
+        finally:
+            renewing.cancel()
+            await asyncio.gather(renewing, return_exceptions=True)
+
+
+class Away(Pool):
+    """A pool that is away when an incarnation is to take the place of another one for the first time."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.refused, self.outages = False, 0
+
+    @property
+    def generation(self) -> int:
+        return super().generation + self.outages
+
+    async def renew_endpoint(self, *arguments: Any, **more: Any) -> int | None:
+        if more.get("replaces") and not self.refused:
+            self.refused = True
+            raise Unavailable("away")
+        return await super().renew_endpoint(*arguments, **more)
+
+
+async def test_an_incarnation_replaces_the_one_before_it_at_the_second_try_too(redis_url: str) -> None:
+    """Else the streams of the one before would wait for the end of its lease."""
+    name = f"test-{secrets.token_hex(4)}"
+    async with Away(redis_url, name) as pool, Redis.from_url(redis_url) as redis:
+        delivery = Delivery(pool)
+        renewing = asyncio.create_task(delivery.renew())
+        try:
+            await until(lambda: delivery.registered)
+            before = delivery.incarnation
+            pool.outages += 1
+            await until(lambda: pool.refused and delivery.registered and delivery.incarnation != before)
+            names = [key.decode() for key in await redis.zrange(f"orca:{{{name}}}:endpoints", 0, -1)]
+            assert names == [delivery.incarnation]
         finally:
             renewing.cancel()
             await asyncio.gather(renewing, return_exceptions=True)

@@ -85,6 +85,7 @@ class Delivery:
         self._loop = asyncio.get_running_loop()
         self._outage = Outage(clock)
         # Moments of that clock: another thread asks `on_time`, and must not ask the loop for its time.
+        self._old: str | None = None  # the incarnation before this one
         self._renewed = clock()  # the last answer of the pool
         self._late_until = 0.0
         self._idle = asyncio.Event()
@@ -240,9 +241,7 @@ class Delivery:
 
     async def _renew(self) -> None:
         generation = self._pool.generation
-        if self._number is None:
-            self._number = await self._pool.renew_endpoint(self.incarnation, register=True)
-        else:
+        if self._number is not None:
             known = await self._pool.renew_endpoint(self.incarnation, read=self._last) == self._number
             generation = self._pool.generation  # this renewal may be the one that connected again
             if known and generation == self._generation:
@@ -251,10 +250,10 @@ class Delivery:
             old, self.incarnation, self._number = self.incarnation, self._new_name(), None
             reason = "reconnected to Redis" if known else "was declared dead"
             log.warning("new incarnation", extra={"reason": reason, "old": old, "new": self.incarnation})
-            self._last, self._cursor = 0, None
+            self._old, self._last, self._cursor = old, 0, None
             if self._reading is not None:
                 self._reading.reschedule(self._loop.time())  # nothing comes on the old stream any more
-            self._number = await self._pool.renew_endpoint(self.incarnation, register=True, replaces=old)
+        self._number = await self._pool.renew_endpoint(self.incarnation, register=True, replaces=self._old)
         self._generation = generation
         self._note_answer()
         self._resync_all()
