@@ -49,7 +49,8 @@ ENDPOINT_ROOMS = {
     "http": (("settings", "requests", "calls"), GRPC),
     "openai": (("text", "requests", "calls", "http"), GRPC),
     "anthropic": (("text", "requests", "calls", "http", "openai"), GRPC),
-    "api": (("calls", "http", "openai", "anthropic"), GRPC),
+    "ollama": (("text", "requests", "calls", "http", "openai"), GRPC),
+    "api": (("calls", "http", "openai", "anthropic", "ollama"), GRPC),
 }
 READERS = ("settings.py", "environment.py")  # what may read the environment
 

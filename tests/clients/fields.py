@@ -15,7 +15,7 @@ HEAD = """# What clients send
 `make clients` makes this page: it runs each client, unmodified, against an endpoint
 ([`tests/clients`](../tests/clients/README.md)) and keeps the fields of what it sends by its default paths: a text, a
 stream, a call of a tool and the turn after it, an answer by a schema, where the client has them. None is refused.
-[The OpenAI door](openai.md) says what each field does.
+[The OpenAI door](openai.md) and [Ollama's API](ollama.md) say what each field does.
 
 `[]` is an item of a list. Values are left out where they are texts or numbers, and so is what a user writes, as the
 arguments of a call and schemas. "all" are all clients that call the path.

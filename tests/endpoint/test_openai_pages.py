@@ -23,6 +23,7 @@ from orca_endpoint.anthropic import blocks
 from orca_endpoint.anthropic.fields import FIELDS as MESSAGE_FIELDS
 from orca_endpoint.anthropic.request import COUNTED
 from orca_endpoint.api.openapi import PATHS
+from orca_endpoint.ollama.fields import CHAT, GENERATE
 from orca_endpoint.openai.chat import messages
 from orca_endpoint.openai.chat.fields import FIELDS as CHAT_FIELDS
 from orca_endpoint.openai.chat.messages import KNOWN, NO_MEMBERS
@@ -128,8 +129,10 @@ def test_what_clients_send_is_taken() -> None:
             names = sent.setdefault(line.removeprefix("## POST /v1/").removesuffix("/completions"), set())
         elif found := re.match(r"\| `(\w+)", line):
             names.add(found[1])
-    for method, (fields, *_) in METHODS.items():
-        assert sent[method] <= {field.name for field in fields if field.support != "refused"}, method
+    of_others = {"## POST /api/chat": CHAT, "## POST /api/generate": GENERATE}
+    for method, fields in {**{name: fields for name, (fields, *_) in METHODS.items()}, **of_others}.items():
+        taken = {field.name for field in fields if field.support != "refused" or field.schema.get("enum")}
+        assert sent[method] <= taken, method
 
 
 def test_the_version_is_that_of_the_package() -> None:
@@ -145,6 +148,8 @@ async def test_pages(orca: World, http: httpx.AsyncClient) -> None:
         "CompletionRequest": FIELDS,
         "ChatRequest": CHAT_FIELDS,
         "ResponseRequest": RESPONSE_FIELDS,
+        "OllamaChatRequest": CHAT,
+        "OllamaGenerateRequest": GENERATE,
     }.items():
         schema = document["components"]["schemas"][name]
         assert set(schema["properties"]) == {field.name for field in fields}

@@ -29,6 +29,8 @@ from orca_common.lanes.server import LaneCall
 from orca_common.telemetry import Telemetry
 from orca_common.tls import Plaintext
 from orca_endpoint.anthropic.request import parse as parse_message
+from orca_endpoint.ollama.request import parse_chat as parse_ollama_chat
+from orca_endpoint.ollama.request import parse_generate
 from orca_endpoint.openai.chat.request import parse as parse_chat
 from orca_endpoint.openai.completions.request import parse
 from orca_endpoint.openai.content import Placed
@@ -99,6 +101,8 @@ def targets(folder: Path, runner: asyncio.Runner) -> Iterator[dict[str, Target]]
         "completions": _completions(validator, settings, runner),
         "chats": _conversations(validator, runner, lambda raw: parse_chat(raw, max_samples=32)),
         "messages": _conversations(validator, runner, parse_message),
+        "ollama-chats": _conversations(validator, runner, parse_ollama_chat),
+        "ollama-prompts": _conversations(validator, runner, parse_generate),
         "responses": _conversations(validator, runner, lambda raw: alone(parse_response(raw))),
         "chat-template": _chat_template(folder / "template"),
         "http": http,
@@ -332,7 +336,7 @@ def _conversations(validator: Validator, runner: asyncio.Runner, parse: Callable
     async def check(raw: bytes) -> None:
         asked = parse(raw)
         for sample in asked.samples:
-            await validator.generate(sample.request, sample.names, loose=asked.loose)
+            await validator.generate(sample.request, sample.names, loose=asked.loose, open_end=sample.open_end)
 
     def target(raw: bytes) -> None:
         with suppress(OrcaError):

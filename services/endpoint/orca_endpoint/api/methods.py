@@ -14,6 +14,7 @@ from orca_common.release import VERSION
 from ..anthropic.method import CountTokens, Messages
 from ..calls.endpoint import Endpoint
 from ..http.routing import MethodRoute, application
+from ..ollama.method import OllamaChats, OllamaGenerations, OllamaModels
 from ..openai.adapters import LoraAdapters
 from ..openai.answer import UsageIn
 from ..openai.chat.answer import ChatChunks
@@ -28,7 +29,8 @@ from .openapi import described, page
 
 ELSEWHERE = {  # what clients of other servers call, and what there is instead
     "/metrics": "an endpoint's metrics are at /metrics of its status port (the setting status_port)",
-    "/v1/embeddings": "no model here makes embeddings: Orca generates text",
+    **dict.fromkeys(("/v1/embeddings", "/api/embed"), "no model here makes embeddings: Orca generates text"),
+    "/api/": "of Ollama's API there are chat, generate, tags, show, ps and version: models are the operator's",
 }
 NOTHING_ELSE = "default-src 'none'; style-src 'unsafe-inline'"  # the page loads nothing
 
@@ -52,6 +54,9 @@ def methods(endpoint: Endpoint) -> Starlette:
         MethodRoute("/v1/responses/{id}", KeptResponses(endpoint, library), "GET", query=True),
         MethodRoute("/v1/messages", Messages(endpoint), "POST", query=True),
         MethodRoute("/v1/messages/count_tokens", CountTokens(endpoint).count, "POST", query=True),
+        MethodRoute("/api/chat", OllamaChats(endpoint), "POST"),
+        MethodRoute("/api/generate", OllamaGenerations(endpoint), "POST"),
+        *OllamaModels(endpoint).routes(),
         MethodRoute("/v1/load_lora_adapter", LoraAdapters(endpoint).load, "POST"),
         MethodRoute("/v1/unload_lora_adapter", LoraAdapters(endpoint).unload, "POST"),
         MethodRoute("/tokenize", tokens.tokenize, "POST"),

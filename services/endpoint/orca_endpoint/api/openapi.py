@@ -8,13 +8,14 @@ from orca_common.release import VERSION
 
 from ..anthropic.fields import FIELDS as MESSAGE_FIELDS
 from ..anthropic.fields import OF_PROMPTS
+from ..ollama.fields import CHAT, GENERATE
 from ..openai.chat.fields import FIELDS as CHAT_FIELDS
 from ..openai.chat.tools import CALL
 from ..openai.completions.request import FIELDS
 from ..openai.fields import BOOLEAN, IDS, INTEGER, STRING, Field, closed, thing
 from ..openai.responses.fields import FIELDS as RESPONSE_FIELDS
 
-STREAM = "text/event-stream"
+STREAM, LINES = "text/event-stream", "application/x-ndjson"
 Schema = dict[str, Any]
 
 
@@ -25,7 +26,7 @@ def described(name: str) -> Schema:
         "info": {
             "title": "Orca",
             "version": VERSION,
-            "description": f"Serves {name}. Its APIs are OpenAI's; what is not supported is refused by name.",
+            "description": f"Serves {name}. What is not supported of a client's API is refused by name.",
         },
         "paths": PATHS,
         "components": {
@@ -51,10 +52,26 @@ def operation(summary: str, answers: Mapping[str, Schema], body: str | None = No
     return found | more
 
 
-def body_of(fields: Iterable[Field], required: str) -> Schema:
+def body_of(fields: Iterable[Field], *required: str) -> Schema:
     """The schema of a method's body."""
     described = {field.name: {**field.schema, "description": field.how} for field in fields}
-    return closed((required,), **described)
+    return closed(required, **described)
+
+
+def line_of(**content: Schema) -> Schema:
+    """The schema of a line of Ollama's. content: its member with the text. The last line has counts and durations."""
+    counts = ("prompt_eval_count", "eval_count")
+    durations = ("total_duration", "load_duration", "prompt_eval_duration", "eval_duration")
+    return thing(
+        ("model", "created_at", *content, "done"),
+        model=STRING,
+        created_at=STRING,
+        **content,
+        done=BOOLEAN,
+        done_reason={"enum": ["stop", "length", "load", "unload"]},
+        logprobs={"type": "array", "items": reference("ChatToken")},
+        **dict.fromkeys((*counts, *durations), INTEGER),
+    )
 
 
 def nullable(name: str) -> Schema:
@@ -111,6 +128,8 @@ AFTER = parameter("starting_after", "query", "The number of the last event seen.
 FINISH = {"enum": ["stop", "length", "tool_calls", None]}
 STATUS = {"enum": ["in_progress", "completed", "incomplete"]}
 SCORED = {"token": STRING, "logprob": {"type": "number"}, "bytes": {"type": "array", "items": INTEGER}}
+
+OLLAMA_MODELS = {"200": answer("The list.", "OllamaModels")}
 
 PATHS: dict[str, Schema] = {
     "/v1/completions": {
@@ -170,6 +189,32 @@ PATHS: dict[str, Schema] = {
         "post": operation(
             "The number of a prompt's tokens.", {"200": answer("The number.", "TokenCount")}, "CountRequest"
         )
+    },
+    "/api/chat": {
+        "post": operation(
+            "Answers a conversation, as Ollama's API does.",
+            {"200": answer("Lines of JSON; with `stream: false` one object.", "OllamaChat", LINES)},
+            "OllamaChatRequest",
+            parameters=[REQUEST_ID, TIMEOUT, COMMENTS],
+        )
+    },
+    "/api/generate": {
+        "post": operation(
+            "Answers a prompt, as Ollama's API does.",
+            {"200": answer("Lines of JSON; with `stream: false` one object.", "OllamaText", LINES)},
+            "OllamaGenerateRequest",
+            parameters=[REQUEST_ID, TIMEOUT, COMMENTS],
+        )
+    },
+    "/api/tags": {"get": operation("The models that are served, in Ollama's shape.", OLLAMA_MODELS)},
+    "/api/ps": {"get": operation("The same with the length of their context.", OLLAMA_MODELS)},
+    "/api/show": {
+        "post": operation(
+            "What a model is, in Ollama's shape.", {"200": answer("The model.", "OllamaModel")}, "OllamaShowRequest"
+        )
+    },
+    "/api/version": {
+        "get": operation("The version of Orca, for Ollama's clients.", {"200": answer("The version.", "Version")})
     },
     "/v1/models": {
         "get": operation("The models that are served at this address.", {"200": answer("The list.", "Models")})
@@ -303,6 +348,25 @@ SCHEMAS: dict[str, Schema] = {
         stop_sequence={"type": ["string", "null"]},
         usage=thing(("input_tokens", "output_tokens"), input_tokens=INTEGER, output_tokens=INTEGER),
     ),
+    "OllamaChatRequest": body_of(CHAT),
+    "OllamaGenerateRequest": body_of(GENERATE),
+    "OllamaShowRequest": closed((), model=STRING, name=STRING, verbose=BOOLEAN),
+    "OllamaChat": line_of(
+        message=thing(
+            ("role", "content"),
+            role={"const": "assistant"},
+            content=STRING,
+            tool_calls={"type": "array", "items": {"type": "object"}},
+        )
+    ),
+    "OllamaText": line_of(response=STRING),
+    "OllamaModels": thing(("models",), models={"type": "array", "items": {"type": "object"}}),
+    "OllamaModel": thing(
+        ("details", "model_info", "capabilities"),
+        details={"type": "object"},
+        model_info={"type": "object"},
+        capabilities={"type": "array", "items": STRING},
+    ),
     "OutputMessage": thing(
         ("id", "type", "status", "role", "content"),
         id=STRING,
@@ -400,8 +464,9 @@ td:first-child {{ white-space: nowrap; }}
 </head>
 <body>
 <h1>Orca serves <code>{name}</code></h1>
-<p>Chats, responses and completions are OpenAI's APIs, messages are Anthropic's. A field that is not supported is
-refused by name, never ignored. The whole description is <a href="openapi.json">openapi.json</a>.</p>
+<p>Chats, responses and completions are OpenAI's APIs, messages are Anthropic's, paths below /api
+are Ollama's. A field that is not supported is refused by name, never ignored. The whole description is
+<a href="openapi.json">openapi.json</a>.</p>
 <pre>curl {base}/v1/chat/completions -H "Content-Type: application/json" \\
   -d '{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
 curl {base}/v1/completions -H "Content-Type: application/json" \\
@@ -414,6 +479,8 @@ curl {base}/v1/completions -H "Content-Type: application/json" \\
 <table><tr><th>field</th><th></th><th>how</th></tr>{response_fields}</table>
 <h2>Fields of <code>POST /v1/messages</code></h2>
 <table><tr><th>field</th><th></th><th>how</th></tr>{message_fields}</table>
+<h2>Fields of <code>POST /api/chat</code></h2>
+<table><tr><th>field</th><th></th><th>how</th></tr>{ollama_fields}</table>
 <h2>Fields of <code>POST /v1/completions</code></h2>
 <table><tr><th>field</th><th></th><th>how</th></tr>{fields}</table>
 </body>
@@ -435,6 +502,7 @@ def page(name: str, base: str) -> str:
         chat_fields=rows(CHAT_FIELDS),
         response_fields=rows(RESPONSE_FIELDS),
         message_fields=rows(MESSAGE_FIELDS),
+        ollama_fields=rows(CHAT),
         fields=rows(FIELDS),
     )
 

@@ -173,6 +173,7 @@ class Endpoint:
         loose: Collection[str] = (),
         kept: bytes = b"",
         exchange: str = "",
+        open_end: bool = False,
     ) -> Call:
         """A call that will submit the request.
 
@@ -180,7 +181,8 @@ class Endpoint:
         of the request's fields (see `validation`). tenant: whose key the caller sent; empty without keys. host: the
         caller's. encoded: the tokens of its prompt, where they are known. loose: fields with schemas of which the
         answer need only follow what can be enforced. kept: what is kept beside the request, as long
-        as the pool keeps it. exchange: the id of the HTTP request that it came with. Raises what the validation raises,
+        as the pool keeps it. exchange: the id of the HTTP request that it came with. open_end: an answer to a prompt
+        that is no chat need have no `max_new_tokens` either. Raises what the validation raises,
         and when no call is admitted.
         """
         operation = "chat" if request.WhichOneof("prompt") == "chat" else "text_completion"
@@ -194,7 +196,7 @@ class Endpoint:
             self._validating += 1
             try:
                 work = await self._validator.generate(
-                    request, names, encoded, self._slots, tenant or host, loose, adapter
+                    request, names, encoded, self._slots, tenant or host, loose, adapter, open_end
                 )
                 keys = await self._keys(work.record, tenant, host)
             finally:

@@ -37,7 +37,7 @@ STATUS: Mapping[str, tuple[int, str]] = {
     "DEADLINE_EXCEEDED": (504, "timeout"),
 }
 
-MESSAGES = "/v1/messages"  # where Anthropic's API begins
+MESSAGES, OLLAMA = "/v1/messages", "/api/"  # where Anthropic's API begins, and where Ollama's
 # Anthropic's error types by their HTTP status, where they are others than for all of 4xx or 5xx.
 KINDS: Mapping[int, str] = {
     HTTPStatus.UNAUTHORIZED: "authentication_error",
@@ -86,9 +86,10 @@ class Refusal(JSONResponse):
         super().__init__(body, status or own_status, own_headers if headers is None else headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope.get("path", "").startswith(MESSAGES):
-            self.body = self.render(in_messages(self._error))
-            self.headers["content-length"] = str(len(self.body))
+        for beginning, shaped in ((MESSAGES, in_messages), (OLLAMA, in_lines)):
+            if scope.get("path", "").startswith(beginning):
+                self.body = self.render(shaped(self._error))
+                self.headers["content-length"] = str(len(self.body))
         await super().__call__(scope, receive, send)
 
 
@@ -104,6 +105,11 @@ def in_messages(error: OrcaError) -> dict[str, Any]:
     described = body["error"]
     kind = KINDS.get(status, "api_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error")
     return {"type": "error", "error": {"type": kind, "message": described["message"]}}
+
+
+def in_lines(error: OrcaError) -> dict[str, Any]:
+    """The body of an error in Ollama's shape."""
+    return {"error": failure(error)[2]["error"]["message"]}
 
 
 def failure(error: OrcaError) -> tuple[int, dict[str, str], dict[str, Any]]:

@@ -25,7 +25,8 @@ T = TypeVar("T")
 
 TIMEOUT_HEADER, COMMENTS_HEADER, IDS_HEADER = "X-Request-Timeout", "X-Stream-Comments", "X-Stream-Ids"
 EVENT_ID = "Last-Event-ID"  # which a browser's EventSource sends
-COMMENT = b": waiting\n\n"  # of server-sent events: clients read over it
+EVENTS = "text/event-stream; charset=utf-8"  # the kind of a stream of server-sent events
+COMMENT = b": waiting\n\n"  # in them: clients read over it
 DEADLINE_SLACK = 2.0  # seconds
 LONGEST = 1e9  # seconds that a client may ask for: three decades, which the messages can hold
 
@@ -55,7 +56,7 @@ def failed_event(error: OrcaError) -> bytes:
 
 
 class Answer:
-    """One HTTP answer: a whole one, or a stream of server-sent events."""
+    """One HTTP answer: a whole one, or a stream of server-sent events or of lines."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._scope, self._receive, self._send = scope, receive, send
@@ -63,10 +64,13 @@ class Answer:
         self._failed = failed_event
         self._written = asyncio.get_running_loop().time()  # when the last part was
 
-    async def start_stream(self, more: dict[str, str], failed: Callable[[OrcaError], bytes]) -> None:
-        """more: headers beside those of every stream. failed: makes the event of an error that ends it."""
+    async def start_stream(
+        self, more: dict[str, str], failed: Callable[[OrcaError], bytes], kind: str = EVENTS
+    ) -> None:
+        """more: headers beside those of every stream. failed: makes the event of an error that ends it. kind: of the
+        content."""
         self._failed = failed
-        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+        headers = [(b"content-type", kind.encode()), (b"cache-control", b"no-cache")]
         headers += [(name.lower().encode(), value.encode()) for name, value in more.items()]
         self.started = True
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -76,9 +80,9 @@ class Answer:
         await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
 
     @asynccontextmanager
-    async def commented(self, silence: float) -> AsyncGenerator[None]:
+    async def commented(self, silence: float, comment: Callable[[], bytes]) -> AsyncGenerator[None]:
         """Writes a comment whenever the stream was silent for `silence` seconds, until the block ends. 0: never."""
-        commenting = asyncio.create_task(self._comment(silence)) if silence else None
+        commenting = asyncio.create_task(self._comment(silence, comment)) if silence else None
         try:
             yield
         finally:
@@ -86,13 +90,13 @@ class Answer:
                 commenting.cancel()
                 await asyncio.gather(commenting, return_exceptions=True)
 
-    async def _comment(self, silence: float) -> None:
+    async def _comment(self, silence: float, comment: Callable[[], bytes]) -> None:
         while True:
             left = self._written + silence - asyncio.get_running_loop().time()
             if left > 0:
                 await asyncio.sleep(left)
             elif self.started:
-                await self.write(COMMENT)
+                await self.write(comment())
             else:  # a refusal may still have its own status
                 await asyncio.sleep(silence)
 

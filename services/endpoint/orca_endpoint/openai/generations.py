@@ -47,6 +47,7 @@ async def calls_of(asked: Asked, name: str, endpoint: Endpoint, request: Request
                 loose=asked.loose,
                 kept=sample.kept,
                 exchange=exchange_in(request.scope),
+                open_end=sample.open_end,
             )
             call.label({**labels_in(request.scope), **asked.labels})
             calls.append(call)

@@ -1,4 +1,4 @@
-"""Methods that answer one conversation with one reply: as events, or as a whole object."""
+"""Methods that answer one conversation with one reply: as a stream, or as a whole object."""
 
 import secrets
 from abc import ABC, abstractmethod
@@ -93,11 +93,18 @@ class Replies(Exchange, ABC, Generic[Q]):
         """Adds what the question refers to."""
         return question
 
+    def _at_once(self, question: Q) -> dict[str, Any] | None:
+        """The answer to a question that has no prompt; None: it has one."""
+        return None
+
     async def _serve(self, request: Request, answer: Answer) -> None:
         endpoint, body = self._endpoint, body_in(request.scope)
         deadline, silence = deadline_of(request), silence_of(request, endpoint.settings.comment_seconds)
         question = await parsed(body, self._parse, endpoint.large, caller_in(request.scope))
         question = await self._complete(question, request.scope)
+        if (told := self._at_once(question)) is not None:
+            await answer.whole(JSONResponse(told))
+            return
         name = f"{self.prefix}{secrets.token_hex(12)}"
         with endpoint.arrivals.coming():
             try:

@@ -38,6 +38,7 @@ class Sample:
     request: GenerateRequest
     names: Mapping[str, str]
     kept: bytes = b""  # what is kept beside it
+    open_end: bool = False  # without a number of tokens the answer has all that fit
 
 
 @dataclass(frozen=True)

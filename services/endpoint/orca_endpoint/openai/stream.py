@@ -1,21 +1,24 @@
-"""An answer as server-sent events, from its beginning or from where an earlier stream broke."""
+"""An answer as a stream, from its beginning or from where an earlier one broke."""
 
 import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import ClassVar
 
 from orca_common.errors import OrcaError
 
 from ..calls.events import Accepted, Event, Finished
-from ..http.exchange import Answer, failed_event
+from ..http.exchange import COMMENT, EVENTS, Answer, failed_event
 from .answer import Choice, Numbered, SeenTo, UsageIn, check_whole, headers_of, usage
 
 DONE = b"data: [DONE]\n\n"
 
 
 class Chunks(ABC):
-    """Turns events into server-sent events. Each API has a class of its own."""
+    """Turns events into server-sent events, or into what else an API streams. Each API has a class of its own."""
+
+    kind: ClassVar[str] = EVENTS  # of the stream's content
 
     @abstractmethod
     def begun(self, n: int, choice: Choice, accepted: Accepted) -> bytes:
@@ -37,6 +40,10 @@ class Chunks(ABC):
     def failed(self, error: OrcaError) -> bytes:
         """The chunk that ends a stream with an error."""
         return failed_event(error)
+
+    def waiting(self) -> bytes:
+        """A chunk that says nothing, for a silent stream."""
+        return COMMENT
 
 
 class ChoiceChunks(Chunks):
@@ -97,14 +104,14 @@ class Stream:
 
     async def write(self, events: Numbered, choices: Sequence[Choice], name: str) -> None:
         """Sends headers with the first event, so that a refusal has its own status. Raises Cancelled."""
-        async with self._answer.commented(self._silence):
+        async with self._answer.commented(self._silence, self._chunks.waiting):
             await self._write(events, choices, name)
 
     async def _write(self, events: Numbered, choices: Sequence[Choice], name: str) -> None:
         async for accepted, sent in chunked(events, choices, self._chunks, name):
             if accepted is not None and not self._answer.started:
                 headers = {**headers_of(name, accepted), **self._more}
-                await self._answer.start_stream(headers, self._chunks.failed)
+                await self._answer.start_stream(headers, self._chunks.failed, self._chunks.kind)
             if sent:
                 await self._answer.write(sent)
 

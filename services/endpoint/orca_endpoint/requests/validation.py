@@ -99,15 +99,16 @@ class Validator:
         caller: str = "",
         loose: Collection[str] = (),
         adapter: str = "",
+        open_end: bool = False,
     ) -> Work:
         """The work of a valid request; the caller adds `record.trace`. Raises InvalidArgument, FailedPrecondition, and
         ResourceExhausted when too many long texts wait.
 
         names: the caller's names of fields, where they differ from orca.v1's. encoded: the tokens of the request's
         prompt, where another request had the same. room: tokens that prompt and answer may have together in an engine,
-        for a chat that does not say how long its answer may be. caller: the tenant or host, whose turn it is. loose:
-        fields with schemas of which an answer need only follow what can be enforced. adapter: the id of the one
-        that the request's model names.
+        for a request that does not say how long its answer may be: a chat, or one with an `open_end`. caller: the
+        tenant or host, whose turn it is. loose: fields with schemas of which an answer need only follow what can be
+        enforced. adapter: the id of the one that the request's model names.
         """
         check = Fields(names or {})
         request_id = self.request_id(request.request_id) if request.request_id else f"req-{secrets.token_hex(12)}"
@@ -121,7 +122,7 @@ class Validator:
         stops = self._endings(request, check)
         self._interval(request.stream_interval, check)
         new, is_chat = request.max_new_tokens, request.WhichOneof("prompt") == "chat"
-        if new < 1 and not is_chat:
+        if new < 1 and not (is_chat or open_end):
             raise check.error("max_new_tokens", "must be at least 1")
         syntax = self._chats.tool_syntax(request.chat, check) if is_chat else None
         form = await self._form(request, syntax, check, caller, loose)

@@ -1,0 +1,180 @@
+"""The bodies of Ollama's `POST /api/chat` and `POST /api/generate`: from JSON to a request."""
+
+import json
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from orca.v1.orca_pb2 import Chat, ChatMessage, GenerateRequest
+from orca_common.errors import InvalidArgument
+from orca_common.sampling import SAMPLING
+
+from ..openai.answer import UsageIn
+from ..openai.body import check_names, get, text
+from ..openai.chat.request import OUR_NAMES as OF_CHATS
+from ..openai.chat.request import template_kwargs
+from ..openai.chat.tools import Chosen, put_functions
+from ..openai.content import without
+from ..openai.forms import Wanted, loose_in
+from ..openai.replies import Question
+from ..openai.request import UINT32, Sample, read, request_of
+from ..requests.defaults import MODEL_SAYS_NOTHING, Defaults
+from .fields import CHAT, FIXED, FIXED_OPTIONS, GENERATE, IGNORED, OPTIONS, RENAMED
+from .messages import messages_of
+
+TAG = ":latest"  # which Ollama's clients put behind a name
+CHAT_NAMES, GENERATE_NAMES = (frozenset(field.name for field in fields) for fields in (CHAT, GENERATE))
+OPTION_NAMES = frozenset(field.name for field in OPTIONS)
+OF_OTHERS = {"prompt": "is a field of /api/generate; a chat has messages"}
+OF_CHAT = {
+    "messages": "is a field of /api/chat; here is a prompt",
+    "tools": "is a field of /api/chat",
+}
+ALL_THAT_FIT = (-1, -2)  # as `num_predict`
+# The caller's names of our fields.
+OUR_NAMES: Mapping[str, str] = {
+    **OF_CHATS,
+    **{f"sampling.{name}": f"options.{RENAMED.get(name, name)}" for name in SAMPLING},
+    "text": "prompt",
+    "max_new_tokens": "options.num_predict",
+    "stop": "options.stop",
+    "json_schema": "format",
+}
+
+
+@dataclass(frozen=True)
+class Asked(Question):
+    """A parsed body. Without a sample it asks for no answer: whether the model is there."""
+
+    model: str
+    logprobs: bool
+    unload: bool  # it would end the model's stay
+
+
+def parse_chat(raw: bytes, served: Collection[str] = (), defaults: Defaults = MODEL_SAYS_NOTHING) -> Asked:
+    """Raises InvalidArgument that names the field. served: the models' names. defaults: the model's."""
+    body = read(raw, CHAT_NAMES, OF_OTHERS, FIXED)
+    messages = get(body, "messages", list, "a list", [])
+    chat = Chat(messages=messages_of(messages), template_kwargs=template_kwargs(body))
+    put_functions(get(body, "tools", list, "a list", []), Chosen(), chat)
+    return asked(body, served, defaults, chat if messages else None, lambda field: field)
+
+
+def parse_generate(
+    raw: bytes, served: Collection[str] = (), defaults: Defaults = MODEL_SAYS_NOTHING, templated: bool = True
+) -> Asked:
+    """As `parse_chat`. templated: the model has a chat template."""
+    body = read(raw, GENERATE_NAMES, OF_CHAT, FIXED)
+    prompt, system = (text(get(body, name, str, "a string", ""), name) for name in ("prompt", "system"))
+    plain = get(body, "raw", bool, "true or false", False)
+    if plain and system:
+        raise InvalidArgument("system", "is not allowed with raw: a prompt is then as it stands")
+    if not prompt:
+        return asked(body, served, defaults, None, lambda field: field)
+    if plain or not (templated or system or "chat_template_kwargs" in body):
+        return asked(body, served, defaults, prompt, lambda field: field)
+    said = [("system", system)] if system else []
+    places = [*(role for role, _ in said), "prompt"]
+    messages = [ChatMessage(role=role, content=content) for role, content in (*said, ("user", prompt))]
+    chat = Chat(messages=messages, template_kwargs=template_kwargs(body))
+
+    def theirs(field: str) -> str:
+        return next((place for n, place in enumerate(places) if field.startswith(f"messages[{n}]")), field)
+
+    return asked(body, served, defaults, chat, theirs)
+
+
+def asked(
+    body: Mapping[str, Any],
+    served: Collection[str],
+    defaults: Defaults,
+    prompt: Chat | str | None,
+    theirs: Callable[[str], str],
+) -> Asked:
+    """All that both bodies have alike. prompt: None where there is none."""
+    logprobs, top = get(body, "logprobs", bool, "true or false", False), get(body, "top_logprobs", int, "an integer", 0)
+    if top < 0:
+        raise InvalidArgument("top_logprobs", f"must be at least 0; it is {top}")
+    if top and not logprobs:
+        raise InvalidArgument("top_logprobs", "is allowed only with logprobs")
+    keep = body.get("keep_alive")
+    if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int | float | str)):
+        raise InvalidArgument("keep_alive", "must be a number of seconds or a string")
+    model, form = untagged(body.get("model", ""), served), form_of(body.get("format"))
+    options, tokens = options_of(body)
+    try:
+        common = request_of({**options, "model": model, **priority_in(body)}, tokens, defaults.sampling, form)
+    except InvalidArgument as error:
+        raise InvalidArgument(in_options(error.field), error.problem) from None
+    common.logprobs, common.top_logprobs = logprobs, min(top, UINT32)
+    return Asked(
+        samples=[] if prompt is None else [Sample(with_prompt(common, prompt), OUR_NAMES, open_end=True)],
+        each=1,
+        stream=get(body, "stream", bool, "true or false", True),
+        detaches=False,
+        usage_in=UsageIn(),
+        labels={},
+        loose=loose_in(form),
+        theirs=theirs,
+        model=model,
+        logprobs=logprobs,
+        unload=keep in (0, "0"),
+    )
+
+
+def with_prompt(common: GenerateRequest, prompt: Chat | str) -> GenerateRequest:
+    if isinstance(prompt, str):
+        common.text = prompt
+    else:
+        common.chat.CopyFrom(prompt)
+    return common
+
+
+def untagged(model: str, served: Collection[str]) -> str:
+    """The name without the tag that Ollama's clients put behind each."""
+    return model if model in served else model.removesuffix(TAG)
+
+
+def priority_in(body: Mapping[str, Any]) -> dict[str, Any]:
+    return {"priority": body["priority"]} if "priority" in body else {}
+
+
+def options_of(body: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+    """The options by the names that a body of OpenAI's has, and the tokens of the answer; 0: all that fit."""
+    given = without(get(body, "options", dict, "an object", {}))
+    check_names(given, OPTION_NAMES, "options.")
+    for one in FIXED_OPTIONS:
+        if one.name in given and not any(given[one.name] == v and type(given[one.name]) is type(v) for v in one.values):
+            raise InvalidArgument(f"options.{one.name}", f"must be {json.dumps(one.values[0])}: {one.why}")
+    tokens = get(given, "num_predict", int, "an integer", -1, "options.num_predict")
+    if tokens < 1 and tokens not in ALL_THAT_FIT:
+        raise InvalidArgument("options.num_predict", f"must be at least 1, or -1 for all that fit; it is {tokens}")
+    ours = {theirs: name for name, theirs in RENAMED.items()}
+    taken = {
+        ours.get(name, name): value
+        for name, value in given.items()
+        if name not in IGNORED and name != "num_predict" and not any(name == one.name for one in FIXED_OPTIONS)
+    }
+    if taken.get("top_k") == 0 and not isinstance(taken["top_k"], bool):
+        del taken["top_k"]
+    if taken.get("seed") == -1:
+        del taken["seed"]
+    return taken, max(tokens, 0)
+
+
+def in_options(field: str) -> str:
+    """The caller's name of a field that `request_of` has read."""
+    name, bracket, rest = field.partition("[")
+    known = name in SAMPLING or name == "stop"
+    return f"options.{RENAMED.get(name, name)}{bracket}{rest}" if known else field
+
+
+def form_of(given: Any) -> Wanted | None:
+    """The form of an answer; None for text."""
+    if given is None or given == "":
+        return None
+    if given == "json":
+        return Wanted("json_schema", '{"type": "object"}', "format", loose=True)
+    if not isinstance(given, dict):
+        raise InvalidArgument("format", "must be json, or a JSON schema")
+    return Wanted("json_schema", json.dumps(given), "format", loose=True)
