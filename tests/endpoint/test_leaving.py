@@ -142,7 +142,7 @@ class Away(Pool):
 
 
 async def test_an_incarnation_replaces_the_one_before_it_at_the_second_try_too(redis_url: str) -> None:
-    """Else the streams of the one before would wait for the end of its lease."""
+    """Otherwise the streams of the one before would wait for the end of its lease."""
     name = f"test-{secrets.token_hex(4)}"
     async with Away(redis_url, name) as pool, Redis.from_url(redis_url) as redis:
         delivery = Delivery(pool)
