@@ -1,11 +1,12 @@
 """The cost of LoRA adapters: increments of the model alone, of one adapter, and of an adapter for each row, in turn.
 
     python -m orca_bench.adapters [--rows 32] [--rank 16] [--threads 1] [--turns 15] [--hidden 2048] [--layers 3]
+    python -m orca_bench.adapters --layers 22 --vocabulary 32000        the whole of TinyLlama, with its head
 
 The model is a slice of TinyLlama's shape with random weights, and each adapter changes all seven matrices of a layer. A
 line of JSON for each: the least and the median of the turns in ms, of an iteration and of the processor time of the
-thread that calls, which is all of it with one thread; the bytes of the model's layers and of what its rows' adapters
-add; and the throughput as a part of the model's, by processor time with one thread, otherwise by the clock.
+thread that calls, which is all of it with one thread; the bytes of the model's layers and head, and of what its rows'
+adapters add; and the throughput as a part of the model's, by processor time with one thread, otherwise by the clock.
 """
 
 import argparse
@@ -52,10 +53,10 @@ def matrices(hidden: int) -> dict[str, tuple[int, int]]:
     }
 
 
-def make_model(folder: Path, hidden: int, layers: int) -> None:
+def make_model(folder: Path, hidden: int, layers: int, vocabulary: int) -> None:
     config = {
         "model_type": "llama",
-        "vocab_size": 600,
+        "vocab_size": vocabulary,
         "hidden_size": hidden,
         "intermediate_size": hidden * 11 // 4,
         "num_hidden_layers": layers,
@@ -105,7 +106,7 @@ class Rows:
             message, members = self._message(), list[Any]()
             for row, name in enumerate(adapters_of, first):
                 sampling = None if name is None else SamplingParams(adapter=name)
-                tokens = [(7 * row + n) % 600 for n in range(PROMPT)]
+                tokens = [(7 * row + n) % checkpoint.vocab_size for n in range(PROMPT)]
                 message.admissions.add(row=row, claim=row + 1, token_ids=tokens, sampling=sampling)
                 members.append(initiation(row, PROMPT, range(row * blocks, (row + 1) * blocks)))
             put_members(message, members)
@@ -124,14 +125,16 @@ class Rows:
         return (time.perf_counter() - began) * 1e3, (time.thread_time() - ran) * 1e3
 
 
-def lines(rows: int, rank: int, threads: int, turns: int, hidden: int, layers: int) -> Iterator[dict[str, Any]]:
+def lines(
+    rows: int, rank: int, threads: int, turns: int, hidden: int, layers: int, vocabulary: int = 600
+) -> Iterator[dict[str, Any]]:
     """Runs the three ways in turn."""
     each = matrices(hidden).values()
-    of_model = layers * ITEM * sum(outputs * inputs for outputs, inputs in each)
+    of_model = ITEM * (layers * sum(outputs * inputs for outputs, inputs in each) + vocabulary * hidden)
     of_adapter = layers * ITEM * rank * sum(outputs + inputs for outputs, inputs in each)
     with tempfile.TemporaryDirectory(prefix="orca-adapters-") as temporary:
         folder = Path(temporary)
-        make_model(folder / "model", hidden, layers)
+        make_model(folder / "model", hidden, layers, vocabulary)
         adapters = [Adapter(f"a{n}", folder / f"a{n}") for n in range(rows)]
         for n, adapter in enumerate(adapters):
             make_adapter(adapter.folder, hidden, layers, rank, n)
@@ -162,8 +165,8 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--hidden", type=int, default=2048, help="a multiple of 512")
     parser.add_argument("--layers", type=int, default=3)
-    given = parser.parse_args()
-    for line in lines(given.rows, given.rank, given.threads, given.turns, given.hidden, given.layers):
+    parser.add_argument("--vocabulary", type=int, default=600)
+    for line in lines(**vars(parser.parse_args())):
         print(json.dumps(line), flush=True)
 
 
