@@ -4,6 +4,7 @@ Its calls need have no ids, and a result then says the name of what was called: 
 """
 
 import json
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,24 +23,33 @@ IGNORED = {"thinking"}  # thoughts before an answer: a conversation goes on from
 
 
 class Calls:
-    """The calls of a conversation that have no result yet, each with its id and its function's name."""
+    """The calls of a conversation that have no result yet."""
 
     def __init__(self) -> None:
-        self._made, self._open = 0, list[tuple[str, str]]()
+        self._made, self._open = 0, set[str]()
+        self._of: dict[str, deque[str]] = {}  # ids by the function's name, and all by "", the oldest first
 
     def begin(self, given: str, name: str) -> str:
         """The id of a call. given: its own, or empty."""
         self._made += 1
         found = given or f"call{self._made:05}"  # some templates want nine letters and digits
-        self._open.append((found, name))
+        self._open.add(found)
+        for key in {name, ""}:
+            self._of.setdefault(key, deque()).append(found)
         return found
 
     def answered(self, given: str, name: str) -> str:
         """The id of the call that a result belongs to: the given one, or the first of this name, or the first."""
-        found = given or next((one for one, called in self._open if called == name), None)
-        found = found or next((one for one, _ in self._open), "")
-        self._open = [pair for pair in self._open if pair[0] != found]
+        found = given or self._first(name) or self._first("")
+        self._open.discard(found)
         return found
+
+    def _first(self, name: str) -> str:
+        """The oldest open call of a function; "" without one. Those that have a result are dropped on the way."""
+        ids = self._of.get(name, deque[str]())
+        while ids and ids[0] not in self._open:
+            ids.popleft()
+        return ids[0] if ids else ""
 
 
 def messages_of(given: list[Any]) -> list[ChatMessage]:
