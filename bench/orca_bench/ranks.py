@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from enum import StrEnum
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import Self
 
@@ -67,8 +67,12 @@ class Ranks:
                 pipes.append(ours)
             self._heads = pipes if self._control is Control.AHEAD else pipes[:1]
             self._sampler = pipes[(self._pp - 1) * self._tp]
-            for pipe in pipes:
+            starting = list(pipes)
+            while starting:  # one that has ended is seen while others still start
+                ready = wait(starting, PATIENCE)
+                pipe = next((one for one in starting if one in ready), starting[0])
                 answer(pipe)
+                starting.remove(pipe)
             self._opened = opened.pop_all()
         return self
 
