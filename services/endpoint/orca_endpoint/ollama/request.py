@@ -97,7 +97,7 @@ def asked(
     names: Mapping[str, str],
     theirs: Callable[[str], str] = str,
 ) -> Asked:
-    """All that both bodies have alike. prompt: None where there is none. names: the caller's, of our fields. theirs: of
+    """All that both bodies have alike. prompt: None: there is no prompt. names: the caller's, of our fields. theirs: of
     a place in the chat."""
     model, form = untagged(body.get("model", ""), served), form_of(body.get("format"))
     options, tokens = options_of(body)
