@@ -38,6 +38,7 @@ RANK = {
 OTHERS = {
     "chaos/orca_chaos/oracle.py": "requests that use them",
     "services/endpoint/orca_endpoint/openai/fields.py": "those that OpenAI has",
+    "services/endpoint/orca_endpoint/ollama/fields.py": "those that Ollama has by another name, or not at all",
 }
 
 
