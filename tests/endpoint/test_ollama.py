@@ -1,6 +1,7 @@
 """Ollama's API: lines of JSON and whole objects, calls and results without ids, options, models, errors in its shape.
 
-Shapes as the page of Ollama's API (ollama/ollama at 01e52d24) and its client for Python, 0.6.3, have them; `make clients` runs that one.
+Shapes as the page of Ollama's API (ollama/ollama at 01e52d24) and its client for Python, 0.6.3, have them; `make
+clients` runs that client.
 """
 
 import json
