@@ -5,7 +5,8 @@ clients` runs that client.
 """
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,16 @@ from tool_templates import TEMPLATES
 
 from orca_common.errors import FailedPrecondition
 from orca_common.release import VERSION
+from orca_endpoint.anthropic.request import parse as parse_message
 from orca_endpoint.calls.events import Accepted, Finished, Token
 from orca_endpoint.ollama.answer import ChatLines
 from orca_endpoint.ollama.fields import CHAT, GENERATE, OPTIONS
 from orca_endpoint.ollama.messages import messages_of
 from orca_endpoint.ollama.request import parse_chat, parse_generate
 from orca_endpoint.openai.answer import Choice
+from orca_endpoint.openai.chat.request import parse as parse_openai
 from orca_endpoint.openai.fields import markdown
+from orca_endpoint.openai.responses.request import parse as parse_response
 from orca_endpoint.text.tool_calls import CallPart, Said
 from orca_pool.records import Reason
 
@@ -295,16 +299,23 @@ def test_a_call_that_is_deep() -> None:
 
 
 def test_no_thoughts() -> None:
-    """`think: false` is what chat templates call `enable_thinking`, unless a request says more of that."""
-    for more, variables in (
-        ({}, ""),
-        ({"think": False}, '{"enable_thinking": false}'),
-        ({"think": False, "chat_template_kwargs": {"a": 1}}, '{"enable_thinking": false, "a": 1}'),
-        ({"think": False, "chat_template_kwargs": {"enable_thinking": True}}, '{"enable_thinking": true}'),
-    ):
-        for parse, body in ((parse_chat, {"messages": [USER]}), (parse_generate, {"prompt": "Bern?"})):
+    """Each door's way to ask for none is what chat templates call `enable_thinking`, unless a request says more."""
+    asked: list[tuple[Callable[[bytes], Any], dict[str, Any], dict[str, Any]]] = [
+        (parse_chat, {"messages": [USER]}, {"think": False}),
+        (parse_generate, {"prompt": "Bern?"}, {"think": False}),
+        (partial(parse_openai, max_samples=1), {"messages": [USER]}, {"reasoning_effort": "none"}),
+        (parse_response, {"input": "Bern?"}, {"reasoning": {"effort": "none"}}),
+        (parse_message, {"messages": [USER], "max_tokens": 8}, {"thinking": {"type": "disabled"}}),
+    ]
+    for parse, body, quiet in asked:
+        for more, variables in (
+            ({}, ""),
+            (quiet, '{"enable_thinking": false}'),
+            (quiet | {"chat_template_kwargs": {"a": 1}}, '{"enable_thinking": false, "a": 1}'),
+            (quiet | {"chat_template_kwargs": {"enable_thinking": True}}, '{"enable_thinking": true}'),
+        ):
             (sample,) = parse(json.dumps({**body, **more}).encode()).samples
-            assert sample.request.chat.template_kwargs == variables
+            assert sample.request.chat.template_kwargs == variables, (quiet, more)
     (raw,) = parse_generate(b'{"prompt": "a", "raw": true, "think": false}').samples
     assert raw.request.text == "a"
 

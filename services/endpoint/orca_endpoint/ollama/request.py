@@ -58,7 +58,7 @@ def parse_chat(raw: bytes, served: Collection[str] = (), defaults: Defaults = MO
     """Raises InvalidArgument that names the field. served: the models' names. defaults: the model's."""
     body = read(raw, CHAT_NAMES, OF_OTHERS, FIXED)
     messages = get(body, "messages", list, "a list", [])
-    chat = Chat(messages=messages_of(messages), template_kwargs=variables_of(body))
+    chat = Chat(messages=messages_of(messages), template_kwargs=template_kwargs(body, quiet="think" in body))
     put_functions(get(body, "tools", list, "a list", []), Chosen(), chat)
     return asked(body, served, defaults, chat if messages else None, OUR_NAMES)
 
@@ -80,7 +80,7 @@ def parse_generate(
         return asked(body, served, defaults, prompt or None, OF_PROMPTS)
     said = [("system", system)] if system else []
     messages = [ChatMessage(role=role, content=content) for role, content in (*said, ("user", prompt))]
-    chat = Chat(messages=messages, template_kwargs=variables_of(body))
+    chat = Chat(messages=messages, template_kwargs=template_kwargs(body, quiet="think" in body))
     places = [*(role for role, _ in said), "prompt"]
 
     def theirs(field: str) -> str:
@@ -134,13 +134,6 @@ def with_prompt(common: GenerateRequest, prompt: Chat | str) -> GenerateRequest:
 def untagged(model: str, served: Collection[str]) -> str:
     """The name without the tag that Ollama's clients put behind each."""
     return model if model in served else model.removesuffix(TAG)
-
-
-def variables_of(body: Mapping[str, Any]) -> str:
-    """The variables for the template, as JSON. A request may ask for no thoughts."""
-    given = get(body, "chat_template_kwargs", dict, "an object", {})
-    quiet = {"enable_thinking": False} if "think" in body else {}
-    return template_kwargs({"chat_template_kwargs": {**quiet, **given}})
 
 
 def unloads(keep_alive: Any) -> bool:

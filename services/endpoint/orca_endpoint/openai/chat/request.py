@@ -109,15 +109,16 @@ def chat_of(body: Mapping[str, Any]) -> Chat:
         raise InvalidArgument("messages", "must be a list of at least one message")
     chat = Chat(
         messages=[message_of(one, f"messages[{n}]") for n, one in enumerate(messages)],
-        template_kwargs=template_kwargs(body),
+        template_kwargs=template_kwargs(body, quiet="reasoning_effort" in body),
     )
     put_tools(body, chat)
     return chat
 
 
-def template_kwargs(body: Mapping[str, Any]) -> str:
-    """The variables for the template, as JSON."""
-    variables = get(body, "chat_template_kwargs", dict, "an object", {})
+def template_kwargs(body: Mapping[str, Any], quiet: bool) -> str:
+    """The variables for the template, as JSON. quiet: the body asks for no thoughts, as most templates name it."""
+    variables: dict[str, Any] = {"enable_thinking": False} if quiet else {}
+    variables |= get(body, "chat_template_kwargs", dict, "an object", {})
     for name in RESERVED:
         if name in variables:
             raise InvalidArgument(f"chat_template_kwargs.{name}", f"is refused: {reserved(name)}")
