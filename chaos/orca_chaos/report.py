@@ -81,7 +81,8 @@ class Report:
         lines.append(f"longest pause of one fault beyond its own time: {measured} (the aim is {AIM:g} s)")
         lines.append(f"longest pause of rounds with several faults: {together:.1f} s")
         if late := sum(not one.timed for one in self.rounds):
-            lines.append(f"{late} rounds tell no pause: this program itself was late by more than {WORTH_TELLING:g} s")
+            late_by = f"this program itself was late by more than {WORTH_TELLING:g} s"
+            lines.append(f"without a pause: {counted(late, 'round')}, as {late_by}")
         return "\n".join(lines)
 
 

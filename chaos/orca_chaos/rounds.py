@@ -9,7 +9,7 @@ from .load import Load
 from .oracle import learn
 from .pool_check import leftovers
 from .record import Record
-from .report import Report, Round
+from .report import Report, Round, counted
 from .target import Target, Watched
 
 HEALED = 180.0  # seconds within which everything must run again
@@ -38,7 +38,7 @@ async def run(
     caller = Caller(target.addresses)
     try:
         known = await learn(caller, seed)
-        say(f"{len(known)} requests learned, {len(victims)} victims, {streams} streams")
+        say(f"{len(known)} requests learned, {counted(len(victims), 'victim')}, {counted(streams, 'stream')}")
         async with Load(caller, known, seed, streams) as load:
             for number, faults in plans.items():
                 say(f"round {number}: {'; '.join(map(str, faults))}")
@@ -56,8 +56,8 @@ async def run(
         raise Violation(f"round {number}: {violation}") from None
     finally:
         await caller.close()
-    ends = f"{load.finished} requests finished, {load.cancelled} were cancelled, {load.poisoned} were given up"
-    say(f"{ends}, in {load.calls} calls; nothing is left of them")
+    ends = f"finished: {counted(load.finished, 'request')}, cancelled: {load.cancelled}, given up: {load.poisoned}"
+    say(f"{ends}, in {counted(load.calls, 'call')}; nothing is left of them")
     return Report(record.rounds.values())
 
 

@@ -67,5 +67,5 @@ def test_the_report_counts_faults_and_leaves_out_what_this_program_was_late_for(
     assert counted(1, "round") == "1 round"
     assert said.startswith(f"4 rounds, {2 + len(rounds[3].faults)} faults (1 found nothing to hit)")
     assert "longest pause of rounds with several faults: 9.5 s" in said
-    assert "1 rounds tell no pause" in said
+    assert "without a pause: 1 round, as this program itself was late" in said
     assert "own time: not measured, because no fault was alone" in str(Report(rounds[3:]))

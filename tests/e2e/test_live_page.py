@@ -150,6 +150,7 @@ async def test_a_story_by_keyboard(site: Site) -> None:
     await page.keyboard.press("Escape")
     assert await page.locator("dialog[open]").count() == 0
     assert await page.evaluate("document.activeElement.className") == "request", "the focus is where it was"
+    await until(page, "() => document.querySelector('orca-slots .caption').innerText.startsWith('0 reserved')")
     assert not seen.wrong
     await page.context.close()
 

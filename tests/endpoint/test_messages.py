@@ -1,5 +1,6 @@
 """Anthropic's messages, by Anthropic's own client: blocks in and out, events, tools, counts, errors in its shape."""
 
+import itertools
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -129,16 +130,16 @@ async def test_calls_and_the_turn_after_them(orca: World, claude: AsyncAnthropic
 
 def test_arguments_that_are_nested_deeply() -> None:
     """A model may write them: a stream has them as they are, and a whole message has no object of them."""
-    arguments = '{"a": ' + "[" * 5000 + "]" * 5000 + "}"
-    for streams in (True, False):
+    for streams, depth in itertools.product((True, False), (600, *range(900, 1000), 5000)):
+        arguments = '{"a": ' + "[" * depth + "]" * depth + "}"
         reply = MessageReply("msg_1", "tiny", streams, str)
         said = [Said("", (CallPart(0, "id", "f", ""),)), Said("", (CallPart(0, "", "", arguments),))]
         reply.begun(0, Choice(), Accepted("msg_1", 1, 0, None))
         reply.shown(0, Choice(), [Token(n, 1, "", None, 1, "e", (), one) for n, one in enumerate(said)])
         end = Finished(Reason.EOS, 2, "", None, Said("", ()), called=True)
         assert (b"message_stop" in reply.finished(0, Choice(), end)) == streams
-    with pytest.raises(FailedPrecondition, match="nested too deeply"):
-        reply.whole()
+        with pytest.raises(FailedPrecondition, match="nested too deeply"):
+            reply.whole()
 
 
 async def test_which_end_an_answer_has(orca: World, claude: AsyncAnthropic) -> None:

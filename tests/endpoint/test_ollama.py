@@ -1,10 +1,12 @@
 """Ollama's API: lines of JSON and whole objects, calls and results without ids, options, models, errors in its shape.
 
-Shapes as the page of Ollama's API (ollama/ollama at 01e52d24) and its client for Python, 0.6.3, have them; `make clients` runs that one.
+Shapes as the page of Ollama's API (ollama/ollama at 01e52d24) and its client for Python, 0.6.3, have them; `make
+clients` runs that client.
 """
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +17,18 @@ from endpoint.test_chat import Recorder, encode
 from endpoint.test_tool_chats import CALLS, NAMES, PATIENCE, SCHEMA, make_tool_model, rendered
 from tool_templates import TEMPLATES
 
+from orca_common.errors import FailedPrecondition
 from orca_common.release import VERSION
+from orca_endpoint.anthropic.request import parse as parse_message
 from orca_endpoint.calls.events import Accepted, Finished, Token
 from orca_endpoint.ollama.answer import ChatLines
 from orca_endpoint.ollama.fields import CHAT, GENERATE, OPTIONS
 from orca_endpoint.ollama.messages import messages_of
+from orca_endpoint.ollama.request import parse_chat, parse_generate
 from orca_endpoint.openai.answer import Choice
+from orca_endpoint.openai.chat.request import parse as parse_openai
 from orca_endpoint.openai.fields import markdown
+from orca_endpoint.openai.responses.request import parse as parse_response
 from orca_endpoint.text.tool_calls import CallPart, Said
 from orca_pool.records import Reason
 
@@ -197,8 +204,16 @@ async def test_without_a_prompt(orca: World, http: httpx.AsyncClient) -> None:
         ("/api/generate", {}, {"response": ""}),
         ("/api/chat", {"messages": []}, {"message": {"role": "assistant", "content": ""}}),
     ):
-        for more, reason in (({}, "load"), ({"keep_alive": 0}, "unload")):
-            answer = (await http.post(path, json={"model": "tiny", **body, **more})).json()
+        stays = (
+            (None, "load"),
+            (-1, "load"),
+            ("1h30m", "load"),
+            (0, "unload"),
+            ("0s", "unload"),
+            ("0h0.0ms", "unload"),
+        )
+        for stay, reason in stays:
+            answer = (await http.post(path, json={"model": "tiny", **body, "keep_alive": stay})).json()
             assert (answer | said, answer["done"], answer["done_reason"]) == (answer, True, reason)
     missing = await http.post("/api/generate", json={"model": "other:latest"})
     assert missing.status_code == 404
@@ -209,7 +224,7 @@ async def test_what_is_served(http: httpx.AsyncClient) -> None:
     assert (card["name"], card["model"], card["details"]["family"]) == ("tiny", "tiny", "gpt2")
     assert int(card["digest"], 16)
     (running,) = (await http.get("/api/ps")).json()["models"]
-    assert running == card | {"context_length": 1024}
+    assert running == card | {"context_length": 1024, "expires_at": "2999-12-31T23:59:59Z"}
     for name in ({"model": "tiny"}, {"name": "tiny:latest", "verbose": True}):
         shown = (await http.post("/api/show", json=name)).json()
         assert shown["capabilities"] == ["completion", "tools"]
@@ -233,7 +248,8 @@ async def test_a_model_without_a_template(redis_url: str, tmp_path: Path) -> Non
         assert list(script.records[0].prompt_ids) == encode(orca, "Bern?")
         for path, body, part in (
             ("/api/chat", {"messages": [USER]}, "messages: this model has no chat template"),
-            ("/api/generate", {"prompt": "a", "system": "b"}, "messages: this model has no chat template"),
+            ("/api/generate", {"prompt": "a", "system": "b"}, "system: this model has no chat template"),
+            ("/api/generate", {"prompt": "a", "chat_template_kwargs": {}}, "chat_template_kwargs: this model has no"),
         ):
             refused = await http.post(path, json=body)
             assert (refused.status_code, refused.json()["error"].startswith(part)) == (400, True), refused.text
@@ -263,7 +279,70 @@ def test_a_call_that_was_cut() -> None:
         call, end = map(json.loads, reply.finished(0, Choice(), Finished(Reason.LENGTH, 2, "", None)).splitlines())
         assert call["message"]["tool_calls"][0]["function"]["arguments"] == said
         assert end["done_reason"] == "length"
+        assert reply.waiting() == b"", "the last line is the last"
         assert reply.whole()["message"]["tool_calls"] == call["message"]["tool_calls"]
+
+
+def test_a_call_that_is_deep() -> None:
+    """Its arguments are an object as far as JSON can be written; deeper ones are refused in a sentence."""
+    for depth in (400, *range(900, 1000), 5000):
+        reply = ChatLines("tiny", True)
+        reply.begun(0, Choice(), Accepted("o-1", 1, 0, None))
+        said = Said("", (CallPart(0, "id", "f", '{"a": ' + "[" * depth),))
+        reply.shown(0, Choice(), [Token(0, 1, "", None, 1, "e", (), said)])
+        end = Finished(Reason.LENGTH, 2, "", None)
+        if depth == 400:
+            assert reply.finished(0, Choice(), end).count(b"[") == depth + 1
+        else:
+            with pytest.raises(FailedPrecondition, match="nested too deeply"):
+                reply.finished(0, Choice(), end)
+
+
+def test_no_thoughts() -> None:
+    """Each door's way to ask for none is what chat templates call `enable_thinking`, unless a request says more."""
+    asked: list[tuple[Callable[[bytes], Any], dict[str, Any], dict[str, Any]]] = [
+        (parse_chat, {"messages": [USER]}, {"think": False}),
+        (parse_generate, {"prompt": "Bern?"}, {"think": False}),
+        (partial(parse_openai, max_samples=1), {"messages": [USER]}, {"reasoning_effort": "none"}),
+        (parse_response, {"input": "Bern?"}, {"reasoning": {"effort": "none"}}),
+        (parse_message, {"messages": [USER], "max_tokens": 8}, {"thinking": {"type": "disabled"}}),
+    ]
+    for parse, body, quiet in asked:
+        for more, variables in (
+            ({}, ""),
+            (quiet, '{"enable_thinking": false}'),
+            (quiet | {"chat_template_kwargs": {"a": 1}}, '{"enable_thinking": false, "a": 1}'),
+            (quiet | {"chat_template_kwargs": {"enable_thinking": True}}, '{"enable_thinking": true}'),
+        ):
+            (sample,) = parse(json.dumps({**body, **more}).encode()).samples
+            assert sample.request.chat.template_kwargs == variables, (quiet, more)
+    (raw,) = parse_generate(b'{"prompt": "a", "raw": true, "think": false}').samples
+    assert raw.request.text == "a"
+
+
+async def test_what_the_client_in_go_sends(http: httpx.AsyncClient) -> None:
+    """All members of its structures (api/types.go), empty ones too."""
+    shown: dict[str, Any] = {"model": "", "system": "", "template": "", "verbose": False, "options": None}
+    assert (await http.post("/api/show", json=shown | {"name": "tiny"})).json()["capabilities"]
+    prompt: dict[str, Any] = {"model": "tiny", "prompt": "", "suffix": "", "system": "", "template": "", "options": {}}
+    assert (await http.post("/api/generate", json=prompt | {"shift": False})).json()["done_reason"] == "load"
+    chat: dict[str, Any] = {"model": "tiny", "messages": None, "options": None, "truncate": False}
+    assert (await http.post("/api/chat", json=chat)).json()["done_reason"] == "load"
+
+
+async def test_several_models(redis_url: str, model: Path) -> None:
+    """Where releases share an address, all are listed, and one must be named."""
+    async with (
+        world(redis_url, model, other_models="other") as orca,
+        httpx.AsyncClient(base_url=orca.serving.http, timeout=PATIENCE) as http,
+    ):
+        assert [one["name"] for one in (await http.get("/api/tags")).json()["models"]] == ["tiny", "other"]
+        assert [one["name"] for one in (await http.get("/api/ps")).json()["models"]] == ["tiny"]
+        for path, body in (("chat", {"messages": [USER]}), ("generate", {"prompt": "a"}), ("generate", {})):
+            refused = await http.post(f"/api/{path}", json=body)
+            assert refused.json()["error"].startswith("model: is missing"), refused.text
+        elsewhere = await http.post("/api/show", json={"model": "other:latest"})
+        assert (elsewhere.status_code, "another release" in elsewhere.json()["error"]) == (404, True)
 
 
 BAD: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -276,6 +355,11 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
         "chat",
         {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": {}}}]}]},
         "messages[0].tool_calls[0].function.name: is missing",
+    ),
+    "kind": (
+        "chat",
+        {"messages": [{"role": "assistant", "tool_calls": [{"type": "web", "function": {"name": "f"}}]}]},
+        "messages[0].tool_calls[0].type: is 'web'",
     ),
     "arguments": (
         "chat",
@@ -299,15 +383,25 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "stop": ("chat", {"messages": [USER], "options": {"stop": [""]}}, "options.stop[0]: is an empty string"),
     "stay": ("chat", {"messages": [USER], "keep_alive": True}, "keep_alive: must be"),
+    "a stay": ("chat", {"messages": [USER], "keep_alive": "5 minutes"}, "keep_alive: must be"),
+    "cut": ("chat", {"messages": [USER], "truncate": True}, "truncate: must be false"),
     "top": ("chat", {"messages": [USER], "top_logprobs": 1}, "top_logprobs: is allowed only with logprobs"),
     "other": ("chat", {"prompt": "a"}, "prompt: is a field of /api/generate"),
     "suffix": ("generate", {"prompt": "a", "suffix": "b"}, 'suffix: must be ""'),
     "template": ("generate", {"prompt": "a", "template": "b"}, 'template: must be ""'),
     "context": ("generate", {"prompt": "a", "context": [1]}, "context: must be []"),
     "a system": ("generate", {"prompt": "a", "raw": True, "system": "b"}, "system: is not allowed with raw"),
+    "variables": (
+        "generate",
+        {"prompt": "a", "raw": True, "chat_template_kwargs": {"a": 1}},
+        "chat_template_kwargs: is",
+    ),
     "another": ("generate", {"messages": [USER]}, "messages: is a field of /api/chat"),
     "long": ("generate", {"prompt": "a" * 5000, "raw": True}, "prompt: "),
+    "long by the template": ("generate", {"prompt": "a" * 5000}, "prompt: the prompt has"),
     "a name": ("show", {}, "model: is missing"),
+    "two names": ("show", {"model": "tiny", "name": "other"}, "name: is another"),
+    "a show's system": ("show", {"model": "tiny", "system": "b"}, "system: must be"),
     "a query": ("chat?a=b", {}, "a: is not known"),
 }
 

@@ -155,6 +155,10 @@ async def test_pages(orca: World, http: httpx.AsyncClient) -> None:
         assert set(schema["properties"]) == {field.name for field in fields}
     refs = [part.split('"')[0] for part in (await http.get("/openapi.json")).text.split("#/components/")[1:]]
     assert all(part.split("/")[1] in document["components"][part.split("/")[0]] for part in refs)
+    for path in ("/v1/chat/completions", "/v1/messages", "/api/chat"):
+        shape = document["paths"][path]["post"]["responses"]["default"]["$ref"].rpartition("/")[2]
+        refused = (await http.post(path, json={"nothing": 1})).json()
+        assert set(refused) == set(document["components"]["schemas"][shape]["properties"]), path
     page = await http.get("/docs")
     assert page.headers["content-type"].startswith("text/html")
     assert page.headers["content-security-policy"].startswith("default-src 'none'")

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import shutil
+import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
@@ -217,3 +219,24 @@ def test_nothing_is_inline_and_nothing_comes_from_elsewhere(file: Path) -> None:
     assert "<style" not in text
     assert "style=" not in text
     assert "onclick=" not in text
+
+
+NODE = shutil.which("node")
+
+
+@pytest.mark.skipif(NODE is None, reason="Node.js is not installed")
+@pytest.mark.parametrize("width", [100, 350, 1300])
+def test_the_slot_map_is_small_however_many_slots_there_are(width: int) -> None:
+    """At 2,000,000 slots it was 590 pixels tall on a wide screen, and 1,550 on a phone."""
+    counts = [0, 1, 5, 64, 1000, 125_000, 10_000_000]
+    script = f"import {{ grid }} from '{STATIC / 'grid.js'}';"
+    script += f"console.log(JSON.stringify({counts}.map((blocks) => grid(blocks, {width}))))"
+    run = [str(NODE), "--input-type=module", "--eval", script]
+    for blocks, drawn in zip(counts, json.loads(subprocess.check_output(run, text=True)), strict=True):
+        side, columns, squares, each, height = map(drawn.get, ("side", "columns", "squares", "each", "height"))
+        assert 4 <= side <= 18
+        assert columns * side <= width
+        assert squares <= columns * (height // side), "each has its place"
+        assert height <= 132
+        assert max(1, blocks) <= squares * each < blocks + each + 1
+        assert each == 1 or side == 4

@@ -231,7 +231,7 @@ MUTATIONS = [
     Mutation(
         "false is 0",
         f"{SERVICE}/openai/request.py",
-        "read",
+        "check_fixed",
         without("type"),
         "tests/endpoint/test_http.py::test_bad_input",
     ),

@@ -4,14 +4,14 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from orca_common.errors import FailedPrecondition, OrcaError
+from orca_common.errors import OrcaError
 from orca_pool.records import Reason
 
 from ..calls.events import Accepted, Event, Finished, Token
 from ..http.errors import in_messages
 from ..openai.answer import Choice
 from ..openai.replies import Reply, named_event
-from ..requests.tools import whole as closed
+from ..requests.tools import object_of
 from ..text.tool_calls import CallPart
 
 
@@ -108,13 +108,7 @@ class MessageReply(Reply):
 def with_text(block: dict[str, Any], said: str) -> dict[str, Any]:
     """A whole block with its text, or its arguments as an object, which are closed where they were cut. Raises
     FailedPrecondition."""
-    if block["type"] == "text":
-        return {**block, "text": said}
-    try:
-        return {**block, "input": json.loads(closed(said or "{}"))}
-    except RecursionError:
-        problem = "the arguments of a call are nested too deeply to be told in a whole message; a stream has them"
-        raise FailedPrecondition(problem) from None
+    return {**block, "text": said} if block["type"] == "text" else {**block, "input": object_of(said)}
 
 
 def stop_reason(event: Finished) -> str:

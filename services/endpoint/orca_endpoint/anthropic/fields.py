@@ -9,7 +9,11 @@ REFUSED = (
     Fixed("inference_geo", (), "a release is where it is"),
     Fixed("service_tier", ("auto", "standard_only"), "`priority` says who goes first"),
     Fixed("speed", ("standard",), "there is one speed"),
-    Fixed("thinking", ({"type": "disabled"},), "where a chat template knows it, say so in `chat_template_kwargs`"),
+    Fixed(
+        "thinking",
+        ({"type": "disabled"},),
+        "to the chat template disabled is `enable_thinking: false`; what else it knows goes in `chat_template_kwargs`",
+    ),
     Fixed("user_profile_id", (), "no profiles are kept"),
     Fixed("workspace_id", (), "there is one workspace, which is the tenant's"),
 )

@@ -80,7 +80,9 @@ def chat_of(body: Mapping[str, Any]) -> tuple[Chat, Callable[[str], str]]:
     """The chat of a body, and the caller's name of a place in it."""
     get(body, "cache_control", dict, "an object", None)  # it changes nothing
     placed = messages_of(body)
-    chat = Chat(messages=[one.message for one in placed], template_kwargs=template_kwargs(body))
+    chat = Chat(
+        messages=[one.message for one in placed], template_kwargs=template_kwargs(body, quiet="thinking" in body)
+    )
     tools, chosen = get(body, "tools", list, "a list", []), choice_of(body)
     if not tools and (chosen.names or chosen.choice == TOOL_CHOICE_REQUIRED):
         raise InvalidArgument("tool_choice", "is allowed only with tools")

@@ -15,7 +15,7 @@ from ..openai.completions.request import FIELDS
 from ..openai.fields import BOOLEAN, IDS, INTEGER, STRING, Field, closed, thing
 from ..openai.responses.fields import FIELDS as RESPONSE_FIELDS
 
-STREAM, LINES = "text/event-stream", "application/x-ndjson"
+JSON, STREAM, LINES = "application/json", "text/event-stream", "application/x-ndjson"
 Schema = dict[str, Any]
 
 
@@ -31,7 +31,10 @@ def described(name: str) -> Schema:
         "paths": PATHS,
         "components": {
             "schemas": SCHEMAS,
-            "responses": {"Error": answer("What was wrong, in OpenAI's shape.", "Error")},
+            "responses": {
+                name: answer(f"The error, in the shape of {whose}.", name)
+                for name, whose in (("Error", "OpenAI"), ("MessageError", "Anthropic"), ("OllamaError", "Ollama"))
+            },
         },
     }
 
@@ -40,15 +43,20 @@ def reference(name: str) -> Schema:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-def answer(description: str, schema: str, kind: str = "application/json") -> Schema:
-    return {"description": description, "content": {kind: {"schema": reference(schema)}}}
+def answer(description: str, schema: str, *kinds: str) -> Schema:
+    """kinds: of its content; without any JSON."""
+    content = {kind: {"schema": reference(schema)} for kind in kinds or (JSON,)}
+    return {"description": description, "content": content}
 
 
-def operation(summary: str, answers: Mapping[str, Schema], body: str | None = None, **more: Any) -> Schema:
-    """One method of a path; `body` names the schema of its body."""
-    found: Schema = {"summary": summary, "responses": {**answers, "default": {"$ref": "#/components/responses/Error"}}}
+def operation(
+    summary: str, answers: Mapping[str, Schema], body: str | None = None, wrong: str = "Error", **more: Any
+) -> Schema:
+    """One method of a path. body: the name of its body's schema. wrong: that of an error's answer."""
+    error = {"$ref": f"#/components/responses/{wrong}"}
+    found: Schema = {"summary": summary, "responses": {**answers, "default": error}}
     if body is not None:
-        found["requestBody"] = {"required": True, "content": {"application/json": {"schema": reference(body)}}}
+        found["requestBody"] = {"required": True, "content": {JSON: {"schema": reference(body)}}}
     return found | more
 
 
@@ -182,39 +190,54 @@ PATHS: dict[str, Schema] = {
             "Answers a conversation by a message, as Anthropic's API does.",
             {"200": answer("The message; with `stream` its events.", "AnswerMessage")},
             "MessageRequest",
+            wrong="MessageError",
             parameters=[REQUEST_ID, TIMEOUT, COMMENTS],
         )
     },
     "/v1/messages/count_tokens": {
         "post": operation(
-            "The number of a prompt's tokens.", {"200": answer("The number.", "TokenCount")}, "CountRequest"
+            "The number of a prompt's tokens.",
+            {"200": answer("The number.", "TokenCount")},
+            "CountRequest",
+            wrong="MessageError",
         )
     },
     "/api/chat": {
         "post": operation(
             "Answers a conversation, as Ollama's API does.",
-            {"200": answer("Lines of JSON; with `stream: false` one object.", "OllamaChat", LINES)},
+            {"200": answer("Lines of JSON; with `stream: false` one object.", "OllamaChat", LINES, JSON)},
             "OllamaChatRequest",
+            wrong="OllamaError",
             parameters=[REQUEST_ID, TIMEOUT, COMMENTS],
         )
     },
     "/api/generate": {
         "post": operation(
             "Answers a prompt, as Ollama's API does.",
-            {"200": answer("Lines of JSON; with `stream: false` one object.", "OllamaText", LINES)},
+            {"200": answer("Lines of JSON; with `stream: false` one object.", "OllamaText", LINES, JSON)},
             "OllamaGenerateRequest",
+            wrong="OllamaError",
             parameters=[REQUEST_ID, TIMEOUT, COMMENTS],
         )
     },
-    "/api/tags": {"get": operation("The models that are served, in Ollama's shape.", OLLAMA_MODELS)},
-    "/api/ps": {"get": operation("The same with the length of their context.", OLLAMA_MODELS)},
+    "/api/tags": {
+        "get": operation("The models that are served, in Ollama's shape.", OLLAMA_MODELS, wrong="OllamaError")
+    },
+    "/api/ps": {"get": operation("The same with the length of their context.", OLLAMA_MODELS, wrong="OllamaError")},
     "/api/show": {
         "post": operation(
-            "What a model is, in Ollama's shape.", {"200": answer("The model.", "OllamaModel")}, "OllamaShowRequest"
+            "What a model is, in Ollama's shape.",
+            {"200": answer("The model.", "OllamaModel")},
+            "OllamaShowRequest",
+            wrong="OllamaError",
         )
     },
     "/api/version": {
-        "get": operation("The version of Orca, for Ollama's clients.", {"200": answer("The version.", "Version")})
+        "get": operation(
+            "The version of Orca, for Ollama's clients.",
+            {"200": answer("The version.", "Version")},
+            wrong="OllamaError",
+        )
     },
     "/v1/models": {
         "get": operation("The models that are served at this address.", {"200": answer("The list.", "Models")})
@@ -350,7 +373,21 @@ SCHEMAS: dict[str, Schema] = {
     ),
     "OllamaChatRequest": body_of(CHAT),
     "OllamaGenerateRequest": body_of(GENERATE),
-    "OllamaShowRequest": closed((), model=STRING, name=STRING, verbose=BOOLEAN),
+    "OllamaShowRequest": closed(
+        (),
+        model=STRING,
+        name=STRING,
+        verbose=BOOLEAN,
+        system={"const": ""},
+        template={"const": ""},
+        options={"type": "object", "maxProperties": 0},
+    ),
+    "OllamaError": thing(("error",), error=STRING),
+    "MessageError": thing(
+        ("type", "error"),
+        type={"const": "error"},
+        error=thing(("type", "message"), type=STRING, message=STRING),
+    ),
     "OllamaChat": line_of(
         message=thing(
             ("role", "content"),

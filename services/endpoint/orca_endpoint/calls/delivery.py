@@ -84,8 +84,8 @@ class Delivery:
         self._changed = asyncio.Event()  # set and replaced at each registration
         self._loop = asyncio.get_running_loop()
         self._outage = Outage(clock)
-        # Moments of that clock: another thread asks `on_time`, and must not ask the loop for its time.
         self._old: str | None = None  # the incarnation before this one
+        # Moments of that clock: another thread asks `on_time`, and must not ask the loop for its time.
         self._renewed = clock()  # the last answer of the pool
         self._late_until = 0.0
         self._idle = asyncio.Event()

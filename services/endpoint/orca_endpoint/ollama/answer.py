@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
-from orca_common.errors import FailedPrecondition, OrcaError
+from orca_common.errors import OrcaError
 from orca_pool.records import Reason
 
 from ..calls.events import Accepted, Event, Finished, Token
@@ -15,7 +15,7 @@ from ..http.errors import in_lines
 from ..openai.answer import Choice
 from ..openai.chat.answer import Logprobs
 from ..openai.replies import Reply
-from ..requests.tools import whole as closed
+from ..requests.tools import object_of
 from ..text.tool_calls import CallPart
 
 
@@ -70,8 +70,8 @@ class Lines(Reply):
         return written(in_lines(error))
 
     def waiting(self) -> bytes:
-        """A piece without a text: a line of JSON has no comments."""
-        return written(self.head() | self.said("") | {"done": False})
+        """A piece without a text, as a line of JSON has no comments. Nothing is behind the last line."""
+        return b"" if self._end else written(self.head() | self.said("") | {"done": False})
 
     def whole(self) -> dict[str, Any]:
         scored = {"logprobs": self._scored} if self._scores is not None else {}
@@ -92,12 +92,13 @@ class Lines(Reply):
         return self._scores is not None and type(event) is Token and event.logprob is not None
 
     def _text(self, content: str, event: Token | Finished) -> bytes:
-        self._texts.append(content)
-        if self._scores is None or type(event) is not Token or event.logprob is None:
-            return self._line(self.said(content))
-        scored = self._scores.of([event])["content"]
-        self._scored += scored
-        return self._line(self.said(content) | {"logprobs": scored})
+        scored = list[dict[str, Any]]()
+        if self._scores is not None and type(event) is Token and event.logprob is not None:
+            scored = self._scores.of([event])["content"]
+        if not self._streams:  # a long stream would keep some kB a token
+            self._texts.append(content)
+            self._scored += scored
+        return self._line(self.said(content) | ({"logprobs": scored} if scored else {}))
 
     def _open_call(self, part: CallPart) -> bytes:
         sent = self._close()
@@ -116,10 +117,7 @@ class Lines(Reply):
             return b""
         call, pieces = self._open
         self._open = None
-        try:
-            arguments = json.loads(closed("".join(pieces) or "{}"))
-        except RecursionError:
-            raise FailedPrecondition("the arguments of a call are nested too deeply to be told as an object") from None
+        arguments = object_of("".join(pieces))
         self._calls.append({**call, "function": {**call["function"], "arguments": arguments}})
         return self._line(self.said("", self._calls[-1:]))
 

@@ -43,7 +43,13 @@ OPTIONS = (
     *(Field(name, "supported", f"Changes nothing: {why}.", {}) for name, why in IGNORED.items()),
 )
 
-REFUSED = (Fixed("think", (False,), "where a chat template knows it, say so in `chat_template_kwargs`"),)
+THOUGHTS = (
+    "thoughts are not separated from an answer; where a chat template knows them, say so in `chat_template_kwargs`"
+)
+REFUSED = (
+    Fixed("truncate", (False,), "a prompt that is too long is refused, never cut"),
+    Fixed("shift", (False,), "an answer ends where the context does"),
+)
 OF_GENERATE = (
     Fixed("suffix", ("",), "no model here inserts text"),
     Fixed("template", ("",), "the template is the model's own"),
@@ -73,13 +79,25 @@ COMMON = (
     ),
     Field("options", "supported", "[How to draw](#options), and how long.", OF_OPTIONS),
     Field("stream", "supported", "false: one object instead of lines.", BOOLEAN | {"default": True}),
-    Field("keep_alive", "supported", "Changes nothing: the model stays where it is.", {"oneOf": [NUMBER, STRING]}),
+    Field(
+        "keep_alive",
+        "supported",
+        "Seconds, or a duration as `5m`. Changes nothing: the model stays where it is.",
+        {"oneOf": [NUMBER, STRING]},
+    ),
     Field("logprobs", "supported", "The logprob of each token.", BOOLEAN),
     Field(
         "top_logprobs",
         "supported",
         f"Only with `logprobs`. 0 to {MAX_TOP}: as many of the most probable tokens at each place.",
         {"type": "integer", "minimum": 0, "maximum": MAX_TOP},
+    ),
+    Field(
+        "think",
+        "supported",
+        "`false`: the variable `enable_thinking` of the chat template is false, unless `chat_template_kwargs` says "
+        "otherwise. Other values are refused: thoughts are not separated from an answer.",
+        {"const": False},
     ),
     *(one.field() for one in REFUSED),
     TEMPLATE_KWARGS,
@@ -98,7 +116,7 @@ CHAT = (
         "tools",
         "supported",
         "Functions that the answer may call, as for [a chat](openai.md#tools).",
-        {"type": "array", "maxItems": 128, "items": closed(["function"], type=IS_FUNCTION, function=FUNCTION)},
+        {"type": "array", "maxItems": 128, "items": closed(["type", "function"], type=IS_FUNCTION, function=FUNCTION)},
     ),
     *COMMON,
 )
@@ -111,8 +129,9 @@ GENERATE = (
         STRING,
     ),
     Field("system", "supported", "A system's message before it.", STRING),
-    Field("raw", "supported", "true: no template. Not with `system`.", BOOLEAN),
+    Field("raw", "supported", "true: no template. Not with `system` or `chat_template_kwargs`.", BOOLEAN),
     *COMMON,
     *(one.field() for one in OF_GENERATE),
 )
-FIXED = {one.name: (one.values, one.why) for one in (*REFUSED, *OF_GENERATE)}
+FIXED = {"think": ((False,), THOUGHTS), **{one.name: (one.values, one.why) for one in (*REFUSED, *OF_GENERATE)}}
+FIXED_IN_OPTIONS = {one.name: (one.values, one.why) for one in FIXED_OPTIONS}

@@ -87,6 +87,8 @@ def call_of(given: Any, field: str, calls: Calls) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise InvalidArgument(field, "must be an object with a function")
     check_names(call := without(given), {"id", "type", "function"}, f"{field}.")
+    if (kind := get(call, "type", str, "a string", "function", f"{field}.type")) != "function":
+        raise InvalidArgument(f"{field}.type", f"is {echo(kind, 20)!r}; only 'function' is supported")
     field += ".function"
     function: Mapping[str, Any] = without(get(call, "function", dict, "an object", {}, field), {"index"})
     check_names(function, {"name", "arguments"}, f"{field}.")

@@ -15,9 +15,18 @@ from ..http.bodies import body_in, parsed
 from ..http.routing import MethodRoute
 from ..openai.body import check_names, get, load
 from ..openai.chat.answer import Logprobs
+from ..openai.content import without
 from ..openai.replies import Replies
+from ..openai.request import Values, check_fixed
 from .answer import ChatLines, GeneratedLines, Lines, now
 from .request import Asked, parse_chat, parse_generate, untagged
+
+STAYS = "2999-12-31T23:59:59Z"  # until when a model stays: a moment so far off is shown as "forever"
+SHOW_NAMES = ("model", "name", "verbose", "system", "template", "options")
+FIXED_IN_SHOW: Values = {
+    **dict.fromkeys(("system", "template"), (("",), "a model is shown as it is")),
+    "options": (({},), "a model is shown as it is"),
+}
 
 
 class OllamaReplies(Replies[Asked]):
@@ -77,18 +86,24 @@ class OllamaModels:
         ]
 
     async def _tags(self, request: Request) -> Response:
-        return JSONResponse({"models": [self._card(name) for name in served(self._endpoint)]})
+        cards = [self._card(name) for name in served(self._endpoint)]
+        others = [self._named(name) | {"details": {}} for name in self._endpoint.settings.others]
+        return JSONResponse({"models": [*cards, *others]})
 
     async def _running(self, request: Request) -> Response:
-        length = {"context_length": self._endpoint.checkpoint.max_positions}
-        return JSONResponse({"models": [self._card(name) | length for name in served(self._endpoint)]})
+        more = {"context_length": self._endpoint.checkpoint.max_positions, "expires_at": STAYS}
+        return JSONResponse({"models": [self._card(name) | more for name in served(self._endpoint)]})
 
     async def _show(self, request: Request) -> Response:
         endpoint, kind = self._endpoint, self._endpoint.checkpoint.model_type
-        body = await parsed(body_in(request.scope), load, endpoint.large, caller_in(request.scope))
-        check_names(body, {"model", "name", "verbose"})
+        body = without(await parsed(body_in(request.scope), load, endpoint.large, caller_in(request.scope)))
+        check_names(body, SHOW_NAMES)
+        check_fixed(body, FIXED_IN_SHOW)
         get(body, "verbose", bool, "true or false", False)
-        name = get(body, "model", str, "a string", None) or get(body, "name", str, "a string", None)
+        older, name = (get(body, field, str, "a string", "") for field in ("name", "model"))
+        if older and name and older != name:
+            raise InvalidArgument("name", "is another than model; it is the older name of that field")
+        name = name or older
         if not name:
             raise InvalidArgument("model", "is missing")
         endpoint.check_model(name := untagged(name, served(endpoint)))
@@ -109,8 +124,10 @@ class OllamaModels:
         """A model or an adapter. digest: of the tokenizer and the sizes, as the endpoint does not see the weights."""
         checkpoint = self._endpoint.checkpoint
         details = {"family": checkpoint.model_type, "families": [checkpoint.model_type]}
-        about = {"modified_at": self._since, "digest": checkpoint.digest, "details": details}
-        return {"name": name, "model": name, **about}
+        return self._named(name) | {"digest": checkpoint.digest, "details": details}
+
+    def _named(self, name: str) -> dict[str, Any]:
+        return {"name": name, "model": name, "modified_at": self._since}
 
 
 def served(endpoint: Endpoint) -> list[str]:

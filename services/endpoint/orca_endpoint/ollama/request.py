@@ -1,12 +1,13 @@
 """The bodies of Ollama's `POST /api/chat` and `POST /api/generate`: from JSON to a request."""
 
 import json
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from orca.v1.orca_pb2 import Chat, ChatMessage, GenerateRequest
-from orca_common.errors import InvalidArgument
+from orca_common.errors import ErrorReason, FailedPrecondition, InvalidArgument
 from orca_common.sampling import SAMPLING
 
 from ..openai.answer import UsageIn
@@ -17,9 +18,9 @@ from ..openai.chat.tools import Chosen, put_functions
 from ..openai.content import without
 from ..openai.forms import Wanted, loose_in
 from ..openai.replies import Question
-from ..openai.request import UINT32, Sample, read, request_of
+from ..openai.request import Sample, check_fixed, read, request_of, scores_of
 from ..requests.defaults import MODEL_SAYS_NOTHING, Defaults
-from .fields import CHAT, FIXED, FIXED_OPTIONS, GENERATE, IGNORED, OPTIONS, RENAMED
+from .fields import CHAT, FIXED, FIXED_IN_OPTIONS, GENERATE, IGNORED, OPTIONS, RENAMED
 from .messages import messages_of
 
 TAG = ":latest"  # which Ollama's clients put behind a name
@@ -31,6 +32,7 @@ OF_CHAT = {
     "tools": "is a field of /api/chat",
 }
 ALL_THAT_FIT = (-1, -2)  # as `num_predict`
+DURATION = re.compile(r"[+-]?(?:0|(?:(?:\d+(?:\.\d*)?|\.\d+)(?:ns|us|µs|ms|s|m|h))+)")  # as Go writes it
 # The caller's names of our fields.
 OUR_NAMES: Mapping[str, str] = {
     **OF_CHATS,
@@ -40,6 +42,7 @@ OUR_NAMES: Mapping[str, str] = {
     "stop": "options.stop",
     "json_schema": "format",
 }
+OF_PROMPTS = {**OUR_NAMES, "chat.messages": "prompt"}
 
 
 @dataclass(frozen=True)
@@ -55,9 +58,9 @@ def parse_chat(raw: bytes, served: Collection[str] = (), defaults: Defaults = MO
     """Raises InvalidArgument that names the field. served: the models' names. defaults: the model's."""
     body = read(raw, CHAT_NAMES, OF_OTHERS, FIXED)
     messages = get(body, "messages", list, "a list", [])
-    chat = Chat(messages=messages_of(messages), template_kwargs=template_kwargs(body))
+    chat = Chat(messages=messages_of(messages), template_kwargs=template_kwargs(body, quiet="think" in body))
     put_functions(get(body, "tools", list, "a list", []), Chosen(), chat)
-    return asked(body, served, defaults, chat if messages else None, lambda field: field)
+    return asked(body, served, defaults, chat if messages else None, OUR_NAMES)
 
 
 def parse_generate(
@@ -67,21 +70,23 @@ def parse_generate(
     body = read(raw, GENERATE_NAMES, OF_CHAT, FIXED)
     prompt, system = (text(get(body, name, str, "a string", ""), name) for name in ("prompt", "system"))
     plain = get(body, "raw", bool, "true or false", False)
-    if plain and system:
-        raise InvalidArgument("system", "is not allowed with raw: a prompt is then as it stands")
-    if not prompt:
-        return asked(body, served, defaults, None, lambda field: field)
-    if plain or not (templated or system or "chat_template_kwargs" in body):
-        return asked(body, served, defaults, prompt, lambda field: field)
+    for field in [name for name in ("system", "chat_template_kwargs") if name in body and body[name] != ""]:
+        if plain:
+            raise InvalidArgument(field, "is not allowed with raw: a prompt is then as it stands")
+        if not templated:
+            problem = f"{field}: this model has no chat template"
+            raise FailedPrecondition(problem, field, reason=ErrorReason.NO_CHAT_TEMPLATE)
+    if plain or not templated or not prompt:
+        return asked(body, served, defaults, prompt or None, OF_PROMPTS)
     said = [("system", system)] if system else []
-    places = [*(role for role, _ in said), "prompt"]
     messages = [ChatMessage(role=role, content=content) for role, content in (*said, ("user", prompt))]
-    chat = Chat(messages=messages, template_kwargs=template_kwargs(body))
+    chat = Chat(messages=messages, template_kwargs=template_kwargs(body, quiet="think" in body))
+    places = [*(role for role, _ in said), "prompt"]
 
     def theirs(field: str) -> str:
-        return next((place for n, place in enumerate(places) if field.startswith(f"messages[{n}]")), field)
+        return next((place for n, place in enumerate(places) if field.startswith(f"prompt[{n}]")), field)
 
-    return asked(body, served, defaults, chat, theirs)
+    return asked(body, served, defaults, chat, OF_PROMPTS, theirs)
 
 
 def asked(
@@ -89,26 +94,22 @@ def asked(
     served: Collection[str],
     defaults: Defaults,
     prompt: Chat | str | None,
-    theirs: Callable[[str], str],
+    names: Mapping[str, str],
+    theirs: Callable[[str], str] = str,
 ) -> Asked:
-    """All that both bodies have alike. prompt: None where there is none."""
-    logprobs, top = get(body, "logprobs", bool, "true or false", False), get(body, "top_logprobs", int, "an integer", 0)
-    if top < 0:
-        raise InvalidArgument("top_logprobs", f"must be at least 0; it is {top}")
-    if top and not logprobs:
-        raise InvalidArgument("top_logprobs", "is allowed only with logprobs")
-    keep = body.get("keep_alive")
-    if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int | float | str)):
-        raise InvalidArgument("keep_alive", "must be a number of seconds or a string")
+    """All that both bodies have alike. prompt: None: there is no prompt. names: the caller's, of our fields. theirs: of
+    a place in the chat."""
     model, form = untagged(body.get("model", ""), served), form_of(body.get("format"))
     options, tokens = options_of(body)
     try:
-        common = request_of({**options, "model": model, **priority_in(body)}, tokens, defaults.sampling, form)
+        common = request_of(
+            {**options, "model": model, "priority": body.get("priority")}, tokens, defaults.sampling, form
+        )
     except InvalidArgument as error:
         raise InvalidArgument(in_options(error.field), error.problem) from None
-    common.logprobs, common.top_logprobs = logprobs, min(top, UINT32)
+    common.logprobs, common.top_logprobs = scores_of(body)
     return Asked(
-        samples=[] if prompt is None else [Sample(with_prompt(common, prompt), OUR_NAMES, open_end=True)],
+        samples=[] if prompt is None else [Sample(with_prompt(common, prompt), names, open_end=True)],
         each=1,
         stream=get(body, "stream", bool, "true or false", True),
         detaches=False,
@@ -117,8 +118,8 @@ def asked(
         loose=loose_in(form),
         theirs=theirs,
         model=model,
-        logprobs=logprobs,
-        unload=keep in (0, "0"),
+        logprobs=common.logprobs,
+        unload=unloads(body.get("keep_alive")),
     )
 
 
@@ -135,17 +136,20 @@ def untagged(model: str, served: Collection[str]) -> str:
     return model if model in served else model.removesuffix(TAG)
 
 
-def priority_in(body: Mapping[str, Any]) -> dict[str, Any]:
-    return {"priority": body["priority"]} if "priority" in body else {}
+def unloads(keep_alive: Any) -> bool:
+    """Whether a model would go at once. Raises InvalidArgument unless it is a number of seconds, or a duration."""
+    if isinstance(keep_alive, str) and DURATION.fullmatch(keep_alive):
+        return not re.search("[1-9]", keep_alive)
+    if isinstance(keep_alive, bool) or not isinstance(keep_alive, int | float | None):
+        raise InvalidArgument("keep_alive", "must be a number of seconds, or a duration as 5m or 1h30m")
+    return keep_alive == 0
 
 
 def options_of(body: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
     """The options by the names that a body of OpenAI's has, and the tokens of the answer; 0: all that fit."""
     given = without(get(body, "options", dict, "an object", {}))
     check_names(given, OPTION_NAMES, "options.")
-    for one in FIXED_OPTIONS:
-        if one.name in given and not any(given[one.name] == v and type(given[one.name]) is type(v) for v in one.values):
-            raise InvalidArgument(f"options.{one.name}", f"must be {json.dumps(one.values[0])}: {one.why}")
+    check_fixed(given, FIXED_IN_OPTIONS, "options.")
     tokens = get(given, "num_predict", int, "an integer", -1, "options.num_predict")
     if tokens < 1 and tokens not in ALL_THAT_FIT:
         raise InvalidArgument("options.num_predict", f"must be at least 1, or -1 for all that fit; it is {tokens}")
@@ -153,7 +157,7 @@ def options_of(body: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
     taken = {
         ours.get(name, name): value
         for name, value in given.items()
-        if name not in IGNORED and name != "num_predict" and not any(name == one.name for one in FIXED_OPTIONS)
+        if name not in (*IGNORED, *FIXED_IN_OPTIONS, "num_predict")
     }
     if taken.get("top_k") == 0 and not isinstance(taken["top_k"], bool):
         del taken["top_k"]

@@ -65,12 +65,27 @@ def read(raw: bytes, known: Collection[str], others: Mapping[str, str], fixed: V
             raise InvalidArgument(name, sentence)
     check_names(body, known)
     body = {name: value for name, value in body.items() if value is not None}
-    for name, (values, why) in fixed.items():
-        if name in body and not any(body[name] == value and type(body[name]) is type(value) for value in values):
-            raise InvalidArgument(name, f"must be {' or '.join(map(json.dumps, values or [None]))}: {why}")
+    check_fixed(body, fixed)
     if get(body, "model", str, "a string", None) == "":
         raise InvalidArgument("model", "is empty")
     return body
+
+
+def check_fixed(given: Mapping[str, Any], fixed: Values, prefix: str = "") -> None:
+    """Raises InvalidArgument for the first member that has another value than those that are accepted."""
+    for name, (values, why) in fixed.items():
+        if name in given and not any(given[name] == value and type(given[name]) is type(value) for value in values):
+            raise InvalidArgument(prefix + name, f"must be {' or '.join(map(json.dumps, values or [None]))}: {why}")
+
+
+def scores_of(body: Mapping[str, Any]) -> tuple[bool, int]:
+    """Whether an answer has logprobs, and how many of the most probable tokens at each place."""
+    logprobs, top = get(body, "logprobs", bool, "true or false", False), get(body, "top_logprobs", int, "an integer", 0)
+    if top < 0:
+        raise InvalidArgument("top_logprobs", f"must be at least 0; it is {top}")
+    if top and not logprobs:
+        raise InvalidArgument("top_logprobs", "is allowed only with logprobs")
+    return logprobs, min(top, UINT32)
 
 
 def usage_in(body: Mapping[str, Any], stream: bool, known: Collection[str] = STREAM_OPTIONS) -> UsageIn:

@@ -9,7 +9,7 @@ from typing import Any, Protocol, cast
 
 from orca.v1.orca_pb2 import TOOL_CHOICE_NONE, TOOL_CHOICE_REQUIRED, Chat, ToolChoice
 from orca_common import strict_json
-from orca_common.errors import echo
+from orca_common.errors import FailedPrecondition, echo
 from orca_common.sampling import MAX_FORM_BYTES
 
 from ..text.tool_calls import Syntax
@@ -19,6 +19,7 @@ from .tool_grammar import Function, ToolForm
 MAX_TOOLS = 128  # of one request, as OpenAI has it
 MAX_CALLS = 128  # of one message
 MAX_DEPTH = 64  # of JSON that is given as a text: objects and lists in one another
+OBJECT_DEPTH = 512  # of arguments in an answer: Python reads and writes JSON by recursion, and has some 900 levels left
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 MORE_MEMBERS = frozenset(  # keywords that allow or list further members
@@ -164,6 +165,17 @@ def whole(arguments: str) -> str:
         with suppress(ValueError):
             return closed(arguments)
     return arguments
+
+
+def object_of(arguments: str) -> dict[str, Any]:
+    """The arguments of a call as an object. Raises FailedPrecondition for those that cannot be written as one."""
+    try:
+        found = json.loads(whole(arguments.strip() or "{}"))
+    except RecursionError:
+        found = None
+    if found is None or deeper(found, OBJECT_DEPTH):
+        raise FailedPrecondition("the arguments of a call are nested too deeply to be given as an object")
+    return found
 
 
 class Members:

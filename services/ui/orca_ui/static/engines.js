@@ -1,6 +1,7 @@
 // Engines as they are: state, ranks, the Figure 8 timeline, and the slot map.
 
 import { colour, h, number, plural, s, say, seconds } from "./dom.js";
+import { grid } from "./grid.js";
 
 const WORDS = {
   Opening: "reads the pool", Incomplete: "waits for pods", Greeting: "greets its ranks", Forming: "forms", Recording: "forms",
@@ -219,8 +220,6 @@ function tick(least) {
   return [1, 2, 5, 10].map((factor) => factor * power).find((one) => one >= least * 0.999);
 }
 
-const TALLEST = 132; // pixels of the slot map
-
 /** Blocks of slots, in the colours of the requests that have reserved them. */
 class Slots extends HTMLElement {
   connectedCallback() {
@@ -236,20 +235,19 @@ class Slots extends HTMLElement {
     const blocks = Math.floor(engine.slots / engine.block_size);
     const rows = Object.values(store.rows[name] ?? {});
     const width = Math.floor(this.clientWidth);
-    const mark = JSON.stringify([width, blocks, rows, document.documentElement.dataset.theme, matchMedia("(prefers-color-scheme: dark)").matches]);
-    if (mark === this.drawn || width < 100) return;
-    this.drawn = mark;
+    if (width < 100) return;
+    const map = grid(blocks, width);
     const free = engine.slots - engine.reserved;
-    say(this.caption, `${number(engine.reserved)} reserved, ${number(free)} free, in blocks of ${engine.block_size}`);
+    const square = map.each > 1 ? `, ${number(map.each)} of them a square` : "";
+    say(this.caption, `${number(engine.reserved)} reserved, ${number(free)} free, in blocks of ${engine.block_size}${square}`);
     this.canvas.setAttribute("aria-label", `${number(engine.reserved)} of ${number(engine.slots)} slots are reserved by ${plural(rows.length, "request")}`);
-    this.paint(store, rows, blocks, width);
+    const mark = JSON.stringify([width, blocks, rows, document.documentElement.dataset.theme, matchMedia("(prefers-color-scheme: dark)").matches]);
+    if (mark === this.drawn) return;
+    this.drawn = mark;
+    this.paint(store, rows, map, width);
   }
 
-  paint(store, rows, blocks, width) {
-    let cell = 18;
-    while (cell > 2 && Math.ceil(blocks / Math.floor(width / cell)) * cell > TALLEST) cell -= 1;
-    const columns = Math.floor(width / cell);
-    const height = Math.max(1, Math.ceil(blocks / columns)) * cell;
+  paint(store, rows, { side, columns, squares, each, height }, width) {
     const sharp = window.devicePixelRatio || 1;
     this.canvas.width = width * sharp;
     this.canvas.height = height * sharp;
@@ -257,24 +255,24 @@ class Slots extends HTMLElement {
     this.canvas.style.height = `${height}px`;
     const pen = this.canvas.getContext("2d");
     pen.scale(sharp, sharp);
-    const inset = cell > 5 ? 1.5 : 0.5;
-    const square = (block, fill) => {
+    const inset = side > 5 ? 1.5 : 0.5;
+    const square = (n, fill) => {
       pen.fillStyle = fill;
-      pen.fillRect((block % columns) * cell, Math.floor(block / columns) * cell, cell - inset, cell - inset);
+      pen.fillRect((n % columns) * side, Math.floor(n / columns) * side, side - inset, side - inset);
     };
     const empty = getComputedStyle(this.canvas).color;
-    for (let block = 0; block < blocks; block++) square(block, empty);
-    pen.font = `600 ${cell - 7}px system-ui, sans-serif`;
+    for (let n = 0; n < squares; n++) square(n, empty);
+    pen.font = `600 ${side - 7}px system-ui, sans-serif`;
     pen.textAlign = "center";
     pen.textBaseline = "middle";
-    for (const [n, runs] of rows) {
-      const request = store.requests.get(n);
+    for (const [number, runs] of rows) {
+      const request = store.requests.get(number);
       for (const [first, count] of runs) {
-        for (let block = first; block < first + count; block++) {
-          square(block, colour(request));
-          if (cell < 14) continue;
+        for (let n = Math.floor(first / each); n * each < first + count; n++) {
+          square(n, colour(request));
+          if (side < 14) continue;
           pen.fillStyle = "#111";
-          pen.fillText(request?.letter ?? "?", (block % columns) * cell + (cell - inset) / 2, Math.floor(block / columns) * cell + cell / 2);
+          pen.fillText(request?.letter ?? "?", (n % columns) * side + (side - inset) / 2, Math.floor(n / columns) * side + side / 2);
         }
       }
     }

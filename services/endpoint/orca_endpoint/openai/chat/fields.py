@@ -32,7 +32,11 @@ REFUSED = (
     Fixed("moderation", (), "nothing is moderated here"),
     Fixed("prediction", (), "no predicted output is used"),
     *CACHES,
-    Fixed("reasoning_effort", ("none",), "where a chat template knows one, give it in `chat_template_kwargs`"),
+    Fixed(
+        "reasoning_effort",
+        ("none",),
+        "to the chat template none is `enable_thinking: false`; what else it knows goes in `chat_template_kwargs`",
+    ),
     Fixed("store", (False,), "nothing is stored"),
     Fixed("verbosity", (), "no model here has it"),
     Fixed("web_search_options", (), "nothing is searched"),

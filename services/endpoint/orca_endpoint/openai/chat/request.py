@@ -12,7 +12,18 @@ from ...requests.chat_renderer import RESERVED, reserved
 from ...requests.defaults import MODEL_SAYS_NOTHING, Defaults
 from ..body import get
 from ..forms import form_of, loose_in
-from ..request import UINT32, Asked, Sample, check_copies, generation, labels_of, read, request_of, tier_name, usage_in
+from ..request import (
+    Asked,
+    Sample,
+    check_copies,
+    generation,
+    labels_of,
+    read,
+    request_of,
+    scores_of,
+    tier_name,
+    usage_in,
+)
 from .fields import FIXED, NAMES
 from .messages import message_of
 from .tools import put_tools
@@ -49,19 +60,14 @@ def parse(raw: bytes, max_samples: int, defaults: Defaults = MODEL_SAYS_NOTHING)
     if not 1 <= n <= most:
         whose = " (the server's max_prompts)" if most < MOST_CHOICES else ""
         raise InvalidArgument("n", f"must be between 1 and {most}{whose}; it is {n}")
-    logprobs = get(body, "logprobs", bool, "true or false", False)
-    top = get(body, "top_logprobs", int, "an integer", 0)
-    if top < 0:
-        raise InvalidArgument("top_logprobs", f"must be at least 0; it is {top}")
-    if top and not logprobs:
-        raise InvalidArgument("top_logprobs", "is allowed only with logprobs")
+    logprobs, top = scores_of(body)
     get(body, "prompt_cache_key", str, "a string", None)  # it changes nothing
     max_tokens, name = tokens_of(body)
     form = form_of(body)
     common = request_of(body, max_tokens, defaults.sampling, form)
     common.chat.CopyFrom(chat_of(body))
     check_copies(n * common.ByteSize(), "n")
-    common.logprobs, common.top_logprobs = logprobs, min(top, UINT32)
+    common.logprobs, common.top_logprobs = logprobs, top
     names = {
         **OUR_NAMES,
         **tier_name(body),
@@ -103,15 +109,16 @@ def chat_of(body: Mapping[str, Any]) -> Chat:
         raise InvalidArgument("messages", "must be a list of at least one message")
     chat = Chat(
         messages=[message_of(one, f"messages[{n}]") for n, one in enumerate(messages)],
-        template_kwargs=template_kwargs(body),
+        template_kwargs=template_kwargs(body, quiet="reasoning_effort" in body),
     )
     put_tools(body, chat)
     return chat
 
 
-def template_kwargs(body: Mapping[str, Any]) -> str:
-    """The variables for the template, as JSON."""
-    variables = get(body, "chat_template_kwargs", dict, "an object", {})
+def template_kwargs(body: Mapping[str, Any], quiet: bool) -> str:
+    """The variables for the template, as JSON. quiet: the body asks for no thoughts, as most templates name it."""
+    variables: dict[str, Any] = {"enable_thinking": False} if quiet else {}
+    variables |= get(body, "chat_template_kwargs", dict, "an object", {})
     for name in RESERVED:
         if name in variables:
             raise InvalidArgument(f"chat_template_kwargs.{name}", f"is refused: {reserved(name)}")

@@ -54,11 +54,10 @@ def parse(raw: bytes, defaults: Defaults = MODEL_SAYS_NOTHING) -> Input:
     if "max_output_tokens" in body and max_tokens < 1:
         raise InvalidArgument("max_output_tokens", f"must be at least 1; it is {max_tokens}")
     wanted = text_of(body)
-    effort_of(body)
     form = None if wanted is None else as_form(wanted)
     common = request_of(body, max_tokens, defaults.sampling, form)
     common.logprobs, common.top_logprobs = logprobs, min(top, UINT32)
-    chat = Chat(template_kwargs=template_kwargs(body))
+    chat = Chat(template_kwargs=template_kwargs(body, quiet=has_no_effort(body)))
     put_flat_tools(body, chat)
     common.chat.CopyFrom(chat)
     previous = text(get(body, "previous_response_id", str, "a string", ""), "previous_response_id")
@@ -121,13 +120,15 @@ def text_of(body: Mapping[str, Any]) -> Any:
     return format_in(given, "text.format", flat=True)
 
 
-def effort_of(body: Mapping[str, Any]) -> None:
-    """Raises InvalidArgument for thoughts of another length than the model's own."""
-    for name, value in get(body, "reasoning", dict, "an object", {}).items():
+def has_no_effort(body: Mapping[str, Any]) -> bool:
+    """Whether the body asks for no thoughts. Raises InvalidArgument for a length of thoughts."""
+    given = get(body, "reasoning", dict, "an object", {})
+    for name, value in given.items():
         if value is not None and (name, value) != ("effort", "none"):
             check_names([name], {"effort", "summary", "generate_summary"}, "reasoning.")
             why = "where a chat template knows one, give it in chat_template_kwargs"
             raise InvalidArgument(f"reasoning.{name}", f"must be null{' or none' if name == 'effort' else ''}: {why}")
+    return given.get("effort") is not None
 
 
 def put_flat_tools(body: Mapping[str, Any], chat: Chat) -> None:
