@@ -148,6 +148,9 @@ async def test_pages(orca: World, http: httpx.AsyncClient) -> None:
     }.items():
         schema = document["components"]["schemas"][name]
         assert set(schema["properties"]) == {field.name for field in fields}
+    ways = [way for path in document["paths"].values() for way in path.values()]
+    parameters = [one for way in ways for one in way.get("parameters", [])]
+    assert all(one["required"] == (one["in"] == "path") for one in parameters)
     refs = [part.split('"')[0] for part in (await http.get("/openapi.json")).text.split("#/components/")[1:]]
     assert all(part.split("/")[1] in document["components"][part.split("/")[0]] for part in refs)
     page = await http.get("/docs")
