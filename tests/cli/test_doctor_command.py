@@ -112,7 +112,7 @@ class Strange(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(b"<p>\xe9t\xe9\n</p>")
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         """Writes nothing."""
 
 
