@@ -121,6 +121,25 @@ def test_what_is_missing_is_named(extras: set[str], command: str, extra: str) ->
     assert done.stderr.endswith(f" is not installed; pip install 'orca-serving[{extra}]' brings it\n"), done.stderr
 
 
+INTERRUPTED = """
+import sys
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "orca_cli.main":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupt())
+from orca_cli.__main__ import main
+main()
+"""
+
+
+def test_ctrl_c_while_it_imports() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, env=PLAIN, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_no_fork_server_begins_where_it_could_import_nothing() -> None:
     """Its traceback would stand beside the command's sentence."""
     ours = [path for path in sys.path if Path(path).is_relative_to(ROOT) and "site-packages" not in path]

@@ -271,6 +271,22 @@ def test_a_pod_that_is_being_deleted_is_a_warning() -> None:
     assert (finding.level, finding.found) == (Level.WARNING, "orca-worker-1 not Ready: it is being deleted")
 
 
+def test_workers_that_make_no_whole_engine_need_not_be_ready() -> None:
+    """The last of three, where two make an engine."""
+
+    def three(workers: dict[str, Any]) -> None:
+        workers["spec"]["replicas"] = 3
+
+    snapshot = edited(healthy(), three, lambda thing: f"{thing['kind']} {name_of(thing)}" == WORKER)
+    assert isinstance(snapshot.pods, tuple)
+    third = copy.deepcopy(next(pod for pod in snapshot.pods if name_of(pod) == "orca-worker-1"))
+    third["metadata"]["name"] = "orca-worker-2"
+    third["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
+    [finding] = found(replace(snapshot, pods=(*snapshot.pods, third)), "pods")
+    assert finding.level is Level.OK
+    assert "worker 2/2" in finding.found
+
+
 def test_pods_are_counted_without_the_right_to_run_something_in_them() -> None:
     snapshot = healthy()
     assert isinstance(snapshot.pods, tuple)

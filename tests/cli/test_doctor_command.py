@@ -5,6 +5,8 @@ import os
 import socket
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -80,17 +82,44 @@ def test_no_cluster() -> None:
     assert ended.stderr.endswith("; for `orca serve` on this machine: orca status\n")
 
 
-def test_a_cluster_that_does_not_answer(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
+def kubeconfig(folder: Path, port: int) -> Path:
+    """A file that names a cluster at a port of this machine."""
     named = {"name": "here", "cluster": {"server": f"http://127.0.0.1:{port}"}}
     context = {"name": "here", "context": {"cluster": "here", "user": "me"}}
     config = {
         "apiVersion": "v1", "kind": "Config", "current-context": "here",
         "clusters": [named], "contexts": [context], "users": [{"name": "me", "user": {"token": "none"}}],
     }  # fmt: skip
-    file = tmp_path / "config"
+    file = folder / "config"
     file.write_text(yaml.safe_dump(config))
-    ended = doctor(kubeconfig=file)
+    return file
+
+
+def test_a_cluster_that_does_not_answer(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    ended = doctor(kubeconfig=kubeconfig(tmp_path, port))
     assert (ended.returncode, ended.stdout) == (1, "")
     assert ended.stderr.startswith("the API server does not answer: Cannot connect")
+
+
+class Strange(BaseHTTPRequestHandler):
+    """Answers with a page that is neither JSON nor UTF-8."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "11")
+        self.end_headers()
+        self.wfile.write(b"<p>\xe9t\xe9\n</p>")
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Writes nothing."""
+
+
+def test_a_server_that_is_no_api_server(tmp_path: Path) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Strange) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        ended = doctor(kubeconfig=kubeconfig(tmp_path, server.server_port))
+        server.shutdown()
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.endswith("the API server's answer cannot be read: <p>\ufffdt\ufffd </p>\n")

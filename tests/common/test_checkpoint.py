@@ -1,6 +1,7 @@
 """The parts of a checkpoint that a service reads: its digest, its end tokens."""
 
 import json
+import math
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -62,6 +63,12 @@ def test_the_end_tokens_are_those_of_the_generation(read: Make, generation: Any,
 def test_an_end_token_beyond_the_vocabulary_is_left_out(read: Make) -> None:
     """Published models have such ids, for sizes of an embedding that was padded. No rank can choose them."""
     assert read(eos_token_id=[499, 500, -1, 0]).eos_token_ids == (499, 0)
+
+
+def test_a_number_that_json_does_not_have_is_refused(read: Make) -> None:
+    """In a field that is not read, too."""
+    with pytest.raises(FailedPrecondition, match="NaN is no number of JSON"):
+        read(unread=math.nan)
 
 
 @pytest.mark.parametrize("head", ["GPT2ForSequenceClassification", "LlamaForTokenClassification", "T5EncoderModel"])

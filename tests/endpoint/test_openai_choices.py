@@ -1,5 +1,6 @@
 """n, best_of, echo and logprobs of the OpenAI door, as OpenAI's client and lm-evaluation-harness ask for them."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -9,6 +10,7 @@ from endpoint.harness import World, encode
 from openai import AsyncOpenAI
 
 from orca.v1.pool_pb2 import PoolRequest
+from orca_endpoint.calls.call import Call
 from orca_endpoint.calls.events import PromptToken, Token, TopToken
 from orca_endpoint.openai.answer import Choice
 from orca_endpoint.openai.completions.answer import Logprobs
@@ -63,6 +65,26 @@ async def test_the_generations_of_a_prompt_are_tokenized_once(
         await client.completions.create(model="tiny", prompt=["the", "pool"], n=2, best_of=3, max_tokens=1)
     assert seen == ["the", "pool"]
     assert sorted(prompts) == sorted([encode("the")] * 3 + [encode("pool")] * 3)
+
+
+async def test_many_generations_are_opened_in_several_turns(
+    orca: World, client: AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Streams of others go on meanwhile."""
+    endpoint, loop = orca.serving.app.endpoint, asyncio.get_running_loop()
+    generate, turns, this_turn = endpoint.generate, list[int](), list[int]()
+
+    async def counting(*arguments: Any, **more: Any) -> Call:
+        if not this_turn:
+            loop.call_soon(lambda: (turns.append(len(this_turn)), this_turn.clear()))
+        this_turn.append(1)
+        return await generate(*arguments, **more)
+
+    monkeypatch.setattr(endpoint, "generate", counting)
+    async with orca.background(lambda record: [10]):
+        await client.completions.create(model="tiny", prompt=[5, 6], n=20, max_tokens=1)
+    assert sum(turns) == 20
+    assert len(turns) > 1
 
 
 async def test_several_choices_of_a_stream(orca: World, client: AsyncOpenAI) -> None:

@@ -153,6 +153,11 @@ async def test_pages(orca: World, http: httpx.AsyncClient) -> None:
     }.items():
         schema = document["components"]["schemas"][name]
         assert set(schema["properties"]) == {field.name for field in fields}
+    ways = [way for path in document["paths"].values() for way in path.values()]
+    parameters = [one for way in ways for one in way.get("parameters", [])]
+    assert all(one["required"] == (one["in"] == "path") for one in parameters)
+    answers = [one for way in ways for one in way["responses"].values()]
+    assert all("$ref" in one or one["description"] for one in answers)
     refs = [part.split('"')[0] for part in (await http.get("/openapi.json")).text.split("#/components/")[1:]]
     assert all(part.split("/")[1] in document["components"][part.split("/")[0]] for part in refs)
     for path in ("/v1/chat/completions", "/v1/messages", "/api/chat"):
@@ -226,6 +231,7 @@ async def test_methods(http: httpx.AsyncClient) -> None:
         "/v1/models": "GET, HEAD, OPTIONS",
         "/health": "GET, HEAD, OPTIONS",
         "/tokenize": "OPTIONS, POST",
+        "/tokenizer_info": "GET, HEAD, OPTIONS",
     }.items():
         answer = await http.options(path)
         assert (answer.status_code, answer.headers["allow"], answer.content) == (204, allowed, b"")

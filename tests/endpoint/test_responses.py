@@ -86,6 +86,7 @@ async def test_a_text(orca: World, client: AsyncOpenAI) -> None:
     assert script.records[0].request_id == answer.id
     assert {*REQUIRED.split()} <= answer.model_dump().keys()
     assert (answer.output_text, answer.status, answer.instructions) == ("holds 東京", "incomplete", "be brief")
+    assert answer.tool_choice == "auto"
     assert answer.incomplete_details is not None
     assert answer.incomplete_details.reason == "max_output_tokens"
     assert answer.usage is not None
@@ -112,6 +113,11 @@ async def test_a_text(orca: World, client: AsyncOpenAI) -> None:
     assert last.type == "response.incomplete"
     assert same(last.response, answer)
     assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == "holds 東京"
+    done = next(event for event in events if event.type == "response.output_text.done")
+    assert done.text == part.text
+    assert [(one.token, one.logprob) for one in done.logprobs] == [
+        (one.token, one.logprob) for one in part.logprobs or []
+    ]
 
 
 def same(one: Response, other: Response) -> bool:

@@ -422,6 +422,7 @@ REFUSED = {  # a schema, the place of the keyword, and what is said of it
     "of nothing": ('{"multipleOf": 0}', ".multipleOf", "must be above 0"),
     "names twice": ('{"minProperties": 2}', ".minProperties", "names may come twice"),
     "look-around": ('{"pattern": "^(?=a)"}', ".pattern", "look-around cannot be followed"),
+    "no character": (r'{"pattern": "^\\u{110000}$"}', ".pattern", "U+110000 is no character"),
     "flags": ('{"patternProperties": {"(?i)a": true}}', ".patternProperties.(?i)a", "no group of ECMA-262"),
     "an anchor inside": ('{"type": "string", "pattern": "a^b"}', ".pattern", "^ and $"),
     "an unsayable text": ('{"const": {"a": ["\\u0000"]}}', ".const.a[0]", "holds U+0000, which answers cannot"),

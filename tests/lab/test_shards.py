@@ -39,7 +39,7 @@ def test_table_1() -> None:
         assert [p.stage for p in ranks] == sorted({0, min(1, shape.pipeline_parallel - 1), shape.pipeline_parallel - 1})
 
 
-@pytest.mark.parametrize("place", places(2, 2), ids=str)
+@pytest.mark.parametrize("place", [*places(2, 2), *places(4, 2)], ids=str)
 def test_a_shard_runs_and_sends_what_its_shapes_say(place: Place) -> None:
     todo = [Case(INITIATION, 3, 20), Case(INCREMENT, 3, 20)]
     rows = measure_place(TINY, place, "float32", DEVICE, todo, repetitions=2)
@@ -48,10 +48,13 @@ def test_a_shard_runs_and_sends_what_its_shapes_say(place: Place) -> None:
         assert len(row.seconds) == 2
         assert 0 < row.seconds[0] <= row.median <= row.seconds[1]
         assert row.floor is None
-        states = tokens * HIDDEN * 4  # bytes; two ranks' ring sends each tensor once
-        # the embeddings' sum, two sums a layer, the way to the next stage
-        assert row.sent_bytes == (1 + 2 * 2 + 1 if place.is_first else 2 * 2) * states
-        assert row.kv_bytes == 3 * 2 * BLOCK_SIZE * (2 * 2 * (HIDDEN // 2)) * 4  # k and v, layers, half of the heads
+        states = tokens * HIDDEN * 4  # bytes
+        # the embeddings' sum, two sums a layer, the way to the next stage; a rank sends each sum to every other
+        sums, onward = (1 + 2 * 2, 1) if place.is_first else (2 * 2, 0)
+        others = place.tensor_parallel - 1
+        assert row.sent_bytes == (sums * others + onward) * states
+        kept = 2 * 2 * (HIDDEN // place.tensor_parallel)  # k and v, layers, its share of the heads
+        assert row.kv_bytes == 3 * 2 * BLOCK_SIZE * kept * 4
 
 
 @pytest.mark.parametrize("place", [*places(1, 1), *places(2, 2), *places(4, 3)], ids=str)

@@ -932,6 +932,18 @@ async def test_with_a_run_ahead_blocks_of_answers_have_no_keys(tmp_path: Path) -
     assert [event.keys for event in events if isinstance(event, BatchReturned)] == [()] * len(made)
 
 
+async def test_the_journal_of_an_idle_engine_is_whole(tmp_path: Path) -> None:
+    """While its master lives on."""
+    rank = Rank()
+    async with bench(rank, run_dir=str(tmp_path)) as this:
+        await this.submit("r", [1], 1)
+        rank.report(await this.iteration(), 5)
+        assert await this.finished("r") == [5]
+        [path] = tmp_path.iterdir()
+        events = [line.event for line in read(path) if isinstance(line, CoreStep)]
+        assert [event.made for event in events if isinstance(event, BatchReturned)]
+
+
 async def test_the_journal_has_the_step_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Our own fault in what follows it: no report of a rank gets as far."""
 

@@ -32,7 +32,7 @@ from orca_scheduler.core.core import Member
 from orca_scheduler.ranks.members import increment, initiation, put_members
 from orca_worker.iteration.model import Output
 from orca_worker.sampling import follower
-from orca_worker.sampling.follower import ASK, LENGTH, QUICK, SAID, Question, mask_bytes, place_of
+from orca_worker.sampling.follower import ASK, LENGTH, NONE, QUICK, SAID, Question, mask_bytes, place_of
 from orca_worker.sampling.forms import Answer, Form
 
 SLOTS, BLOCK = 2048, 4
@@ -491,6 +491,24 @@ def test_a_process_that_ends_amid_drafts_ends_no_answer() -> None:
     assert (allowed(drafted), allowed(beside)) == ([], None)
     played.answer(*played.questions())
     assert allowed(beside) == [7]
+    played.dies()
+
+
+def test_an_answer_that_comes_in_parts_is_read_when_it_is_whole(caplog: pytest.LogCaptureFixture) -> None:
+    played = Played()
+    form = Form("form", 8, played.fork)
+    answer = form.answer(form.collect)
+    answer.begin(np.array([1]), np.array([], np.int32))
+    form.flush()
+    (question,) = played.questions()
+    said = SAID.pack(question.number, NONE, 8) + b"too hard"
+    played.connection.sendall(said[:-1])
+    assert answer.allowed() is None
+    played.connection.sendall(said[-1:])
+    mask = answer.allowed()
+    assert mask is not None
+    assert not mask.any()
+    assert [vars(record)["why"] for record in caplog.records] == ["too hard"]
     played.dies()
 
 

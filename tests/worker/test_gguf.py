@@ -179,6 +179,13 @@ def test_files_beside_it_are_read_within_bounds(tmp_path: Path) -> None:
         read_checkpoint(resolve_model(str(file)))
 
 
+def test_a_file_that_is_put_beside_it_later_is_taken(tmp_path: Path) -> None:
+    file, _ = both(tmp_path, "llama, 2 K/V heads", {"": "Q8_0"})
+    assert not (resolve_model(str(file)) / "chat_template.jinja").exists()
+    (file.parent / "chat_template.jinja").write_text("of the user")
+    assert (resolve_model(str(file)) / "chat_template.jinja").read_text() == "of the user"
+
+
 def test_the_fingerprint_covers_the_tensors(tmp_path: Path) -> None:
     file, _ = both(tmp_path, "llama, 2 K/V heads", {"": "Q8_0"})
     before = fingerprint(folder := resolve_model(str(file)))
