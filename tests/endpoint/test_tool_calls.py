@@ -90,6 +90,25 @@ def test_an_answer_that_is_cut(name: str) -> None:
     assert len({json.dumps(said) for said in seen}) > len(ARGUMENTS[0])
 
 
+def test_a_name_that_comes_twice_in_a_call_is_found() -> None:
+    """At any depth, in any of the calls, once the call has ended; the same name in two objects is no fault."""
+    syntax = SYNTAXES["hermes"]
+    for arguments, name in (
+        ('{"a": {"b": 1}, "b": {"a": 2}}', None),
+        ('{"a": "\\"a\\": 1", "\\u0062": 1}', None),
+        ('{"a": ' * 5000 + "{}" + "}" * 5000, None),
+        ('{"x": 1, "y": [{"x": 1, "z": 2, "x": 3}]}', "x"),
+        ('{"": 1, "": 1}', ""),
+    ):
+        for calls in ([("f", arguments), ("g", "{}")], [("f", "{}"), ("g", arguments)]):
+            whole, reader = spelled(syntax, "", calls), CallReader(syntax, "r")
+            read(reader, [*whole])
+            assert reader.doubled == name, arguments
+    cut = CallReader(syntax, "r")
+    read(cut, [spelled(syntax, "", [("f", '{"x": 1, "x": 2}')]).partition("2}")[0]])
+    assert cut.doubled is None, "what was cut is no call"
+
+
 def test_the_ids_of_calls() -> None:
     """Nine letters and digits, as the strictest templates want them; others for each call and each request."""
     ids = {call_id(request, n) for request in ("a", "b") for n in range(50)}
