@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ from cli.installation import CHART, GPUS, chart_text
 from typer.testing import CliRunner
 
 from orca_cli.main import app
+from orca_local.embedded_pool import keep_port
 
 ORCA = str(Path(sys.executable).parent / "orca")
 
@@ -81,16 +81,15 @@ def test_no_cluster() -> None:
 
 
 def test_a_cluster_that_does_not_answer(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
-    named = {"name": "here", "cluster": {"server": f"http://127.0.0.1:{port}"}}
-    context = {"name": "here", "context": {"cluster": "here", "user": "me"}}
-    config = {
-        "apiVersion": "v1", "kind": "Config", "current-context": "here",
-        "clusters": [named], "contexts": [context], "users": [{"name": "me", "user": {"token": "none"}}],
-    }  # fmt: skip
-    file = tmp_path / "config"
-    file.write_text(yaml.safe_dump(config))
-    ended = doctor(kubeconfig=file)
+    with keep_port() as closed:
+        named = {"name": "here", "cluster": {"server": f"http://127.0.0.1:{closed.getsockname()[1]}"}}
+        context = {"name": "here", "context": {"cluster": "here", "user": "me"}}
+        config = {
+            "apiVersion": "v1", "kind": "Config", "current-context": "here",
+            "clusters": [named], "contexts": [context], "users": [{"name": "me", "user": {"token": "none"}}],
+        }  # fmt: skip
+        file = tmp_path / "config"
+        file.write_text(yaml.safe_dump(config))
+        ended = doctor(kubeconfig=file)
     assert (ended.returncode, ended.stdout) == (1, "")
     assert ended.stderr.startswith("the API server does not answer: Cannot connect")
