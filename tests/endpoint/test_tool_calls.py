@@ -9,7 +9,7 @@ import jsonschema
 import numpy as np
 import pytest
 from checkpoints import make_gpt2
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLMatcher
 from tool_templates import TEMPLATES, XML, some_tools
@@ -55,7 +55,6 @@ def answers(draw: st.DrawFn) -> tuple[Syntax, str, list[tuple[str, str]]]:
     return syntax, "".join(draw(st.lists(st.sampled_from(["", "a", "東京\n", *beginnings]), max_size=4))), calls
 
 
-@settings(deadline=None)
 @given(answers(), st.data())
 def test_an_answer_says_the_same_wherever_its_pieces_end(
     answer: tuple[Syntax, str, list[tuple[str, str]]], data: st.DataObject
