@@ -77,13 +77,12 @@ async def test_figure_8a(tmp_path: Path, run_ahead: int) -> None:
     names = letters(member.claim for iteration in life.iterations for member in iteration.members)
     assert [label(iteration, names) for iteration in life.iterations[:4]] == ["AB", "CD", "EF", "AB"]
     # Pre-send: the control message reaches the last stage before the first stage has computed; and stages work at the
-    # same time. Where one waited for the other, no iteration could show either, however busy the machine is;
+    # same time. Where one waited for the other, no iteration could show either. Beside other work nearly all show both;
     # `orca timeline` prints the exact numbers of a run.
     early = sum(i.times[2, 0].received < i.times[0, 0].computed for i in life.iterations)
     beside = sum(b.times[0, 0].started < a.times[2, 0].computed for a, b in pairwise(life.iterations))
     print(f"pre-sent: {early}, beside the one before: {beside} of {len(life.iterations)} iterations")
-    assert early
-    assert beside
+    assert min(early, beside) > 0.5 * len(life.iterations)
     assert in_flight(journal) == {3 + run_ahead}
     full = life.iterations[3:-3]
     windows = [
