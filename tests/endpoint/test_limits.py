@@ -15,6 +15,7 @@ import weakref
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import http2
@@ -44,7 +45,7 @@ SMALL = {
     "max_body_bytes": 300_000,
     "write_timeout": 0.5,
 }
-HASTY = SMALL | {"header_seconds": 0.8, "body_seconds": 0.6}
+HASTY: dict[str, Any] = SMALL | {"header_seconds": 0.8, "body_seconds": 0.6}
 
 
 @pytest.fixture
