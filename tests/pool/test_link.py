@@ -295,7 +295,7 @@ async def test_a_renewal_waits_for_no_turn(own: RedisServer, pool: Pool) -> None
 
 async def test_a_wait_for_a_turn_has_a_bound(own: RedisServer) -> None:
     """The exchanges ahead of it may each take as long as their own bound, which is longer here."""
-    async with Pool(own.url, "turns", patience=60) as pool:
+    async with Pool(own.url, "turns", patience=20) as pool:
         await pool.cancel("nobody")
         own.freeze()
         ahead = [asyncio.create_task(pool.cancel("nobody")) for _ in range(100)]
@@ -304,7 +304,7 @@ async def test_a_wait_for_a_turn_has_a_bound(own: RedisServer) -> None:
         with pytest.raises(Unavailable, match=r"there was no turn within 0\.2 s"):
             await pool.cancel("nobody")
         assert not any(task.done() for task in ahead)
-        pool._link._patience = 60
+        pool._link._patience = 20
         own.thaw()
         assert await asyncio.gather(*ahead) == [None] * 100
 
