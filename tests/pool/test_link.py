@@ -296,13 +296,13 @@ async def test_a_renewal_waits_for_no_turn(own: RedisServer, pool: Pool) -> None
 async def test_a_wait_for_a_turn_has_a_bound(own: RedisServer) -> None:
     """The exchanges ahead of it may each take as long as their own bound, which is longer here."""
     async with Pool(own.url, "turns", patience=20) as pool:
-        await pool.cancel("nobody")
+        await pool.cancel("unknown")
         own.freeze()
-        ahead = [asyncio.create_task(pool.cancel("nobody")) for _ in range(100)]
+        ahead = [asyncio.create_task(pool.cancel("unknown")) for _ in range(100)]
         await asyncio.sleep(0)  # each has a turn, or waits for one
         pool._link._patience = 0.2
         with pytest.raises(Unavailable, match=r"there was no turn within 0\.2 s"):
-            await pool.cancel("nobody")
+            await pool.cancel("unknown")
         assert not any(task.done() for task in ahead)
         pool._link._patience = 20
         own.thaw()
