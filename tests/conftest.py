@@ -12,6 +12,7 @@ import sys
 import tempfile
 from asyncio.base_subprocess import BaseSubprocessTransport
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -40,8 +41,20 @@ def files_in_memory() -> None:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(memory))
 
 
+def patient_examples() -> None:
+    """Hypothesis fails an example that takes 0.2 s, and ten that take 1 s to draw. A busy machine stands still for as
+    long at times."""
+    with suppress(ModuleNotFoundError):  # a bare GPU machine has none, nor tests that use it
+        from hypothesis import HealthCheck, settings
+
+        more: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+        settings.register_profile("patient", settings.default, **more)
+        settings.load_profile("patient")
+
+
 import_quiet_grpc()
 files_in_memory()
+patient_examples()
 gc.disable()  # until all tests are imported: there is no garbage in torch and transformers, only much to look through
 
 ROOT = Path(__file__).parent

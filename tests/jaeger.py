@@ -13,7 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,13 +21,12 @@ from typing import Any
 
 import pytest
 
-from orca_local.embedded_pool import free_port
+from orca_local.embedded_pool import keep_port
 
 # `tests/kubernetes` keeps what it has built for its cluster there; its Jaeger runs as it is, too.
 BUILT = Path.home() / ".cache/orca-cluster/bin/jaeger"
 PROGRAM = shutil.which("jaeger") or (str(BUILT) if BUILT.exists() else None)
 
-TRIES = 5  # times that Jaeger is started, each with other ports
 SECONDS = 60  # within which it answers
 
 CONFIG = """
@@ -176,8 +175,9 @@ def _followed(query: str, trace_id: str, ranks: set[tuple[int, int]], iterations
 def jaeger() -> Iterator[tuple[str, str]]:
     """Runs the program `jaeger`, keeping traces in memory. Gives its OTLP endpoint and the address of its query API."""
     assert PROGRAM is not None
-    with TemporaryDirectory(prefix="orca-jaeger-") as folder:
-        process, ports = _started(PROGRAM, Path(folder))
+    with TemporaryDirectory(prefix="orca-jaeger-") as folder, ExitStack() as kept:
+        ports = {name: kept.enter_context(keep_port()).getsockname()[1] for name in ("otlp", "http", "grpc")}
+        process = _started(PROGRAM, Path(folder), ports)
         try:
             yield f"http://127.0.0.1:{ports['otlp']}", f"http://127.0.0.1:{ports['http']}"
         finally:
@@ -185,25 +185,20 @@ def jaeger() -> Iterator[tuple[str, str]]:
             process.wait()
 
 
-def _started(program: str, folder: Path) -> tuple[subprocess.Popen[bytes], dict[str, int]]:
-    """Starts Jaeger, with other ports where another program took one of them meanwhile. Skips the test where it does
-    not start, with the end of its log: that is no fault of what is tested."""
-    log = folder / "log"
-    for _ in range(TRIES):
-        ports = {name: free_port() for name in ("otlp", "http", "grpc")}
-        config = folder / "jaeger.yaml"
-        config.write_text(CONFIG.format(**ports))
-        with log.open("wb") as output:
-            process = subprocess.Popen([program, "--config", str(config)], stdout=output, stderr=output)
-        until = time.monotonic() + SECONDS
-        while process.poll() is None and time.monotonic() < until:
-            if _answers(f"http://127.0.0.1:{ports['http']}"):
-                return process, ports
-            time.sleep(0.05)
-        process.kill()
-        process.wait()
-        if "address already in use" not in log.read_text():
-            break
+def _started(program: str, folder: Path, ports: dict[str, int]) -> subprocess.Popen[bytes]:
+    """Starts Jaeger. Skips the test where it does not start, with the end of its log: that is no fault of what is
+    tested."""
+    log, config = folder / "log", folder / "jaeger.yaml"
+    config.write_text(CONFIG.format(**ports))
+    with log.open("wb") as output:
+        process = subprocess.Popen([program, "--config", str(config)], stdout=output, stderr=output)
+    until = time.monotonic() + SECONDS
+    while process.poll() is None and time.monotonic() < until:
+        if _answers(f"http://127.0.0.1:{ports['http']}"):
+            return process
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
     pytest.skip(f"Jaeger does not start here: {log.read_text()[-500:]}")
 
 

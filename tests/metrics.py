@@ -18,7 +18,7 @@ from typing import Any, Self
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from orca_local.embedded_pool import free_port
+from orca_local.embedded_pool import keep_port
 
 PROMTOOL, PROMETHEUS = shutil.which("promtool"), shutil.which("prometheus")
 FILES = Path(__file__).parents[1] / "helm/files"
@@ -129,20 +129,21 @@ async def prometheus(folder: Path, targets: Mapping[str, str], rules: Path = ALE
         "scrape_configs": jobs,
     }
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
-    address, log = f"127.0.0.1:{free_port()}", (folder / "log").open("wb")
     command = [f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]
-    with log:
-        assert PROMETHEUS is not None
-        process = await asyncio.create_subprocess_exec(
-            PROMETHEUS, *command, f"--web.listen-address={address}", stdout=log, stderr=log
-        )
-    try:
-        await _ready(address, folder / "log", process)
-        yield Prometheus(address)
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        await process.wait()
+    with keep_port() as kept:
+        address = f"127.0.0.1:{kept.getsockname()[1]}"
+        with (folder / "log").open("wb") as log:
+            assert PROMETHEUS is not None
+            process = await asyncio.create_subprocess_exec(
+                PROMETHEUS, *command, f"--web.listen-address={address}", stdout=log, stderr=log
+            )
+        try:
+            await _ready(address, folder / "log", process)
+            yield Prometheus(address)
+        finally:
+            if process.returncode is None:
+                process.terminate()
+            await process.wait()
 
 
 async def _ready(address: str, log: Path, process: asyncio.subprocess.Process) -> None:

@@ -91,13 +91,6 @@ def keep_port(port: int = 0) -> socket.socket:
     return kept
 
 
-def free_port() -> int:
-    """A port of 127.0.0.1 that is free now; another process may still take it."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def answers(where: int | Path) -> bool:
     """Whether the server at a port of 127.0.0.1, or at a Unix socket, answers PING. It does not while it reads its
     file."""

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +15,7 @@ from cli.installation import CHART, GPUS, chart_text
 from typer.testing import CliRunner
 
 from orca_cli.main import app
+from orca_local.embedded_pool import keep_port
 
 ORCA = str(Path(sys.executable).parent / "orca")
 
@@ -96,9 +96,8 @@ def kubeconfig(folder: Path, port: int) -> Path:
 
 
 def test_a_cluster_that_does_not_answer(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
-    ended = doctor(kubeconfig=kubeconfig(tmp_path, port))
+    with keep_port() as closed:
+        ended = doctor(kubeconfig=kubeconfig(tmp_path, closed.getsockname()[1]))
     assert (ended.returncode, ended.stdout) == (1, "")
     assert ended.stderr.startswith("the API server does not answer: Cannot connect")
 

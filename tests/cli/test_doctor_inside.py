@@ -20,6 +20,7 @@ from orca_cli.doctor.inside.ask_redis import facts
 from orca_cli.doctor.snapshot import Redis
 from orca_common.errors import Unavailable
 from orca_common.service import StatusPort
+from orca_local.embedded_pool import keep_port
 from orca_local.stack import DEMO_MODEL
 
 
@@ -45,9 +46,8 @@ def listening() -> Iterator[int]:
 
 
 def test_what_is_reached() -> None:
-    with listening() as port, socket.create_server(("127.0.0.1", 0)) as closed:
+    with listening() as port, keep_port() as closed:
         shut = closed.getsockname()[1]
-        closed.close()
         url = f"redis://:secret@127.0.0.1:{port}/0"
         said = reach(
             ["127.0.0.1", port], ["127.0.0.1", shut], ["localhost", None], ["no.such.invalid", None], ["", None],
@@ -62,9 +62,8 @@ def test_what_is_reached() -> None:
 
 
 def test_one_sentinel_that_is_reached_is_enough() -> None:
-    with listening() as port, socket.create_server(("127.0.0.1", 0)) as closed:
+    with listening() as port, keep_port() as closed:
         shut = closed.getsockname()[1]
-        closed.close()
         one = reach(["", None], ORCA_REDIS_URL=f"redis+sentinel://:secret@127.0.0.1:{shut},127.0.0.1:{port}/pool/0")
         none = reach(["", None], ORCA_REDIS_URL=f"redis+sentinel://127.0.0.1:{shut}/pool")
     assert [answer for answer, _ in one["answers"] + none["answers"]] == ["open", "refused"]

@@ -16,7 +16,7 @@ from lora import Lora, make_lora
 from reference import Reference
 from stacks import running
 
-from orca_client import Aborted, AlreadyExists, NotFound
+from orca_client import Aborted, Accepted, AlreadyExists, AsyncStream, NotFound, Token
 from orca_local.stack import DEMO_MODEL
 
 BLOCK, COUNT = 16, 40
@@ -126,10 +126,21 @@ async def test_loaded_replaced_and_unloaded_under_load(tmp_path: Path) -> None:
             os.kill(pids[0], signal.SIGKILL)
 
         async def begun(count: int) -> list[asyncio.Task[list[int]]]:
-            """Streams of the adapter, of which two run, and the others wait. Returns when a token has come."""
+            """Streams of the adapter, of which two run, and the others wait. Returns when all are accepted and a token
+            has come: then the version of each is chosen."""
             came = asyncio.Event()
-            each = [stack.tokens(TEXT, COUNT, lambda _: came.set(), model="a") for _ in range(count)]
-            tasks = [asyncio.create_task(one) for one in each]
+
+            async def read(stream: AsyncStream) -> list[int]:
+                async for event in stream:
+                    if isinstance(event, Token):
+                        came.set()
+                return [token.token_id for token in stream.tokens]
+
+            options: dict[str, Any] = {"max_new_tokens": COUNT, "ignore_eos": True, "model": "a"}
+            streams = [stack.client.generate(TEXT, **options) for _ in range(count)]
+            for stream in streams:
+                assert isinstance(await anext(stream), Accepted)
+            tasks = [asyncio.create_task(read(stream)) for stream in streams]
             await came.wait()
             return tasks
 
@@ -207,7 +218,7 @@ async def test_a_file_of_adapters_is_followed(tmp_path: Path) -> None:
             while True:
                 try:
                     assert await asyncio.wait_for(stack.tokens(TEXT, 5, model="b"), 5) == of_b
-                except (TimeoutError, NotFound):
+                except (TimeoutError, NotFound, Aborted):  # also of the version that was outside
                     continue
                 break
         listed.write_text("")

@@ -195,4 +195,4 @@ async def test_each_alert_fires_and_clears(stages: int, tmp_path: Path) -> None:
                 await asyncio.gather(*(server.clears(alert, CLEARED) for alert in found))
             assert len(await stack.tokens([1], 4)) == 4
             # Where it can be compared with its limit, a counter of violations is there for the last one too.
-            assert await server.query("sum by (namespace, engine) (increase(orca_invariant_violations_total[1m])) == 0")
+            await server.until("sum by (namespace, engine) (increase(orca_invariant_violations_total[1m])) == 0")

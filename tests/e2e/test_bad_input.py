@@ -260,7 +260,7 @@ async def all_slots_free(stack: Running) -> None:
         *_, last = scheduled(stack.journal())
         return last.reserved
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while await reserved() > own:
             pass
 

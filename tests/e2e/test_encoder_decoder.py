@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from e2e.test_iteration_level import collect, finished, wait_of
+from e2e.test_iteration_level import newcomers, wait_of
 from encoder_decoders import Seq2Seq, make_t5
-from stacks import generation, running
+from stacks import running
 from transformers import T5ForConditionalGeneration
 
 from orca_client import Finished, FinishReason, Token
@@ -44,27 +44,8 @@ async def test_tokens_equal_transformers(tmp_path: Path) -> None:
 
 async def test_a_late_request_joins_at_once_and_an_early_end_returns_at_once(tmp_path: Path) -> None:
     model = make_t5(tmp_path / "model", seed=2, num_layers=3, n_positions=2500)
-    log: list[tuple[str, str, int]] = []
-    async with running(tmp_path / "run", model, max_batch_size=4, slots=8192) as stack:
-        long = asyncio.create_task(collect(stack, generation([1, 2, 3], 4900, request_id="long"), log, "long"))
-        await stack.until(lambda: len(log) > 5)
-        short, late = await asyncio.gather(
-            collect(stack, generation([4, 5, 6, 7, 8], 5, request_id="short"), log, "short"),
-            collect(stack, generation([6], 20, request_id="late"), log, "late"),
-        )
-        last = max(short[-1].iteration, late[-1].iteration)
-        await stack.until(lambda: ("long", "token", last) in log)
-        assert not long.done()
-        long.cancel()
-        await asyncio.wait([long])
-        await stack.until(lambda: finished(stack.journal(), "short") and finished(stack.journal(), "late"))
+    async with running(tmp_path / "run", model, max_batch_size=4, slots=16384) as stack:
+        await newcomers(stack, [1, 2, 3], [6], [4, 5, 6, 7, 8], 4900)  # an initiation is one iteration
         journal = stack.journal()
-    shared = {iteration for name, kind, iteration in log if (name, kind) == ("long", "token")}
-    for newcomer in (short, late):  # an initiation is one iteration, and makes the first token
-        iterations = [token.iteration for token in newcomer]
-        assert iterations == list(range(iterations[0], iterations[0] + len(iterations)))
-        assert set(iterations) <= shared
-    end = log.index(("short", "finished", short[-1].iteration))
-    assert "late" in {name for name, kind, _ in log[end:] if kind == "token"}
     for name in ("short", "late"):
         assert wait_of(journal, name) <= 1

@@ -24,7 +24,7 @@ from orca_common.errors import NotFound
 from orca_scheduler.explain.telling import standing_of
 
 TOKENS = 40
-LONG = 2000  # tokens of a request that is still there when it is looked at
+LONG = 60_000  # tokens, 300 s, of a request that is still there when it is looked at; it is cancelled then
 
 
 async def explained(stack: Running, request: str) -> dict[str, Any]:
@@ -90,11 +90,11 @@ async def until(stack: Running, request: str, kind: str, claims: int = 0) -> dic
 
 async def test_explanations(tmp_path: Path) -> None:
     """One engine for one request at a time: the others queue behind it."""
-    model = make_timed(tmp_path / "model", seconds=0.005)
-    async with running(tmp_path / "run", model, max_batch_size=1) as stack:
+    model = make_timed(tmp_path / "model", seconds=0.005, positions=1 << 16)
+    async with running(tmp_path / "run", model, max_batch_size=1, slots=1 << 17) as stack:
         # First, while no pace is known by which it would be refused.
         with pytest.raises(DeadlineExceeded):
-            await stream(stack, "expired", LONG, timeout=1.0)
+            await stream(stack, "expired", LONG, timeout=3.0)
         async with asyncio.timeout(60):  # the client's clock may be ahead
             while (told := await explained(stack, "expired"))["state"] in ("claimed", "running"):
                 await asyncio.sleep(0.05)

@@ -32,7 +32,7 @@ if __name__ != "__main__":
 
 def status(run_dir: Path) -> str:
     command = [sys.executable, "-m", "orca_cli", "status", "--run-dir", str(run_dir)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=30).stdout
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60).stdout
 
 
 async def main(folder: Path) -> None:

@@ -27,31 +27,47 @@ async def collect(
     return tokens
 
 
-async def test_a_newcomer_joins_the_next_iteration_and_an_early_finisher_leaves(tmp_path: Path) -> None:
-    model = make_timed(tmp_path / "model", seconds=0.02)
+async def newcomers(stack: Running, long: list[int], late: list[int], short: list[int], endless: int) -> None:
+    """Requests of these names and prompts: the last two join the first. "short" has five tokens, the others more than
+    the test waits for; their clients leave. Returns when the journal has the end of "short"."""
     log: list[tuple[str, str, int]] = []
-    async with running(tmp_path / "run", model, max_batch_size=4) as stack:
-        long = asyncio.create_task(collect(stack, generation([1, 2, 3], 60, request_id="long"), log, "long"))
-        await stack.until(lambda: len(log) > 5)
-        short, late = await asyncio.gather(
-            collect(stack, generation([4, 5], 5, request_id="short"), log, "short"),
-            collect(stack, generation([6], 20, request_id="late"), log, "late"),
-        )
-        tokens = await long
-        await stack.until(lambda: finished(stack.journal(), "long"))
-        journal = stack.journal()
+
+    def begun(name: str, prompt: list[int], tokens: int) -> asyncio.Task[list[pb.Token]]:
+        return asyncio.create_task(collect(stack, generation(prompt, tokens, request_id=name), log, name))
+
+    def seen(name: str, since: int = 0) -> list[int]:
+        return [iteration for who, kind, iteration in log[since:] if (who, kind) == (name, "token")]
+
+    mates = [begun("long", long, endless)]
+    await stack.until(lambda: len(seen("long")) > 4)
+    mates.append(begun("late", late, endless))
+    await begun("short", short, 5)
+    # Its client saw its end while its batch-mates continued.
+    end = len(log)
+    await stack.until(lambda: bool(seen("long", end) and seen("late", end)))
     # The newcomers ran in iterations of the long one, one token in each, without a gap.
-    for newcomer in (short, late):
-        iterations = [token.iteration for token in newcomer]
+    await stack.until(lambda: len(seen("late")) > 4)
+    joined = [seen("short"), seen("late")]
+    await stack.until(lambda: seen("long")[-1] >= max(joined[0][-1], joined[1][-1]))
+    for iterations in joined:
         assert iterations == list(range(iterations[0], iterations[0] + len(iterations)))
-        assert set(iterations) <= {token.iteration for token in tokens}
-    # The client of the short one saw its end while its batch-mates continued.
-    end = log.index(("short", "finished", short[-1].iteration))
-    assert {name for name, kind, _ in log[end:] if kind == "token"} == {"long", "late"}
+        assert set(iterations) <= set(seen("long"))
+    assert not any(mate.done() for mate in mates)
+    for mate in mates:
+        mate.cancel()
+    await asyncio.wait(mates)
+    await stack.until(lambda: finished(stack.journal(), "short"))
+
+
+async def test_a_newcomer_joins_the_next_iteration_and_an_early_finisher_leaves(tmp_path: Path) -> None:
+    model = make_timed(tmp_path / "model", seconds=0.02, positions=4096)
+    async with running(tmp_path / "run", model, max_batch_size=4, slots=1 << 14) as stack:
+        await newcomers(stack, [1, 2, 3], [6], [4, 5], 4000)
+        journal = stack.journal()
     # Core and lifecycle do the same again when they get the same events.
     (recorded,) = (tmp_path / "run").glob("journal-*.jsonl")
     steps = list(replay(recorded))
-    assert len(steps) > 60
+    assert len(steps) > 10
     assert all(step.actions == tuple(again) for step, again in steps)
     # A request that has arrived at the engine waits at most for the running iteration.
     for name in ("short", "late"):

@@ -36,9 +36,9 @@ async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Runni
 
 
 def lines(stack: Running, service: str) -> list[dict[str, Any]]:
-    """All lines of a service's logs."""
-    paths = sorted((stack.run_dir / "logs").glob(f"{service}*.log"))
-    return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+    """All whole lines of a service's logs."""
+    texts = [path.read_text() for path in sorted((stack.run_dir / "logs").glob(f"{service}*.log"))]
+    return [json.loads(line) for text in texts for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
 async def collect(call: Any, into: list[pb.GenerateResponse]) -> None:
@@ -65,20 +65,24 @@ async def test_logits_that_are_not_finite_end_their_request(stack: Running) -> N
     assert sum(len(message.tokens) for message in messages) == BAD - 2  # the last good input is at position BAD - 1
     assert len(await good) == BAD - 4
     assert status(stack, "scheduler")["logits_not_finite"] == 1
-    ended = [line for line in lines(stack, "endpoint") if line.get("request") == "bad"]
-    assert [(line["event"], line["reason"], line["output_tokens"]) for line in ended] == [
-        ("call ended", "LOGITS_NOT_FINITE", BAD - 2)
-    ]
+
+    def ended() -> list[tuple[str, str, int]]:
+        told = (line for line in lines(stack, "endpoint") if line.get("request") == "bad")
+        return [(line["event"], line["reason"], line["output_tokens"]) for line in told]
+
+    await stack.until(lambda: bool(ended()))
+    assert ended() == [("call ended", "LOGITS_NOT_FINITE", BAD - 2)]
 
 
 async def test_a_dead_redis_is_two_lines_in_each_service(stack: Running) -> None:
     (pid,) = (process["pid"] for process in stack.processes() if process["role"] == "redis")
+    before = {service: events(stack, service) for service in ("scheduler", "endpoint")}  # of a machine that stood still
     os.kill(pid, signal.SIGSTOP)
-    for service in ("scheduler", "endpoint"):
-        await stack.until(lambda service=service: events(stack, service) == [AWAY])
+    for service, earlier in before.items():
+        await stack.until(lambda service=service, earlier=earlier: events(stack, service) == [*earlier, AWAY])
     os.kill(pid, signal.SIGCONT)
-    for service in ("scheduler", "endpoint"):
-        await stack.until(lambda service=service: events(stack, service) == [AWAY, BACK])
+    for service, earlier in before.items():
+        await stack.until(lambda service=service, earlier=earlier: events(stack, service) == [*earlier, AWAY, BACK])
 
 
 def events(stack: Running, service: str) -> list[str]:

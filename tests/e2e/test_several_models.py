@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from tokenizers import Tokenizer
 
 from orca.v1.orca_pb2_grpc import OrcaStub
 from orca_client import AsyncOrcaClient, InvalidArgument, NotFound, Token, Unavailable
+from orca_local.embedded_pool import keep_port
 from orca_local.stack import DEMO_MODEL
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.long]  # `make examples`
@@ -69,7 +69,7 @@ async def house(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House
             folder = Path(both.enter_context(folder_in_memory()))
             leave[name] = await both.enter_async_context(AsyncExitStack())
             stacks[name] = await leave[name].enter_async_context(release(folder, models[name], name, other))
-        ports = {50050: free_port()}
+        ports = {50050: both.enter_context(keep_port()).getsockname()[1]}
         for n, name in enumerate(NAMES):
             ports |= {50051 + n: port(stacks[name].grpc), 8001 + n: port(stacks[name].http)}
         address = await both.enter_async_context(envoy(tmp_path, ports))
@@ -87,14 +87,9 @@ def port(address: str) -> int:
     return int(address.rpartition(":")[2])
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
-
-
 async def until_there(house: House, *names: str) -> None:
     """Waits until the proxy has seen that these releases are there."""
-    async with asyncio.timeout(30), AsyncOrcaClient(house.address) as client:
+    async with asyncio.timeout(60), AsyncOrcaClient(house.address) as client:
         for name in names:
             assert (await client.get_model(model=name)).name == name
 
@@ -233,14 +228,15 @@ async def test_a_release_that_is_away(house: House) -> None:
         kill(b, "endpoint")  # so that the stream breaks and does not end well in the drain
         await house.leave["b"].aclose()
 
-        assert await tokens_of(client, "a", prompt) == house.reference("a", prompt)
-        with pytest.raises(Unavailable):
-            await client.get_model(model="b", timeout=2)
-        body = {"model": "b", "prompt": prompt}
-        answer = await door.post("/v1/completions", json=body)
-        assert (answer.status_code, answer.json()["error"]["type"]) == (503, "server_error")
-        answer = await door.get("/v1/models")
-        assert [model["id"] for model in answer.json()["data"]] == [*NAMES]
+        with keep_port(ports["port"]), keep_port(ports["http_port"]):
+            assert await tokens_of(client, "a", prompt) == house.reference("a", prompt)
+            with pytest.raises(Unavailable):
+                await client.get_model(model="b", timeout=2)
+            body = {"model": "b", "prompt": prompt}
+            answer = await door.post("/v1/completions", json=body)
+            assert (answer.status_code, answer.json()["error"]["type"]) == (503, "server_error")
+            answer = await door.get("/v1/models")
+            assert [model["id"] for model in answer.json()["data"]] == [*NAMES]
 
         async with release(b.run_dir, house.models["b"], "b", "a", **ports):
             await stream.text()

@@ -106,8 +106,8 @@ async def called(
     async with channel:
         if method in STREAMS:  # nothing is written: a write could fail before the status comes
             make = channel.stream_unary if method == RELAY else channel.stream_stream
-            return await make(method)(timeout=10, metadata=metadata).code()
-        call = channel.unary_stream(method)(b"", timeout=10, metadata=metadata)
+            return await make(method)(timeout=60, metadata=metadata).code()
+        call = channel.unary_stream(method)(b"", timeout=60, metadata=metadata)
         try:
             await call.read()
         except grpc.aio.AioRpcError as error:

@@ -159,9 +159,9 @@ class Serving:
 
     async def quiet(self) -> None:
         """Waits until no call is open and all detaches are sent."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await self.app.delivery.idle()
-            await self.app.delivery.settled(10)
+            await self.app.delivery.settled(60)
 
 
 @dataclass
@@ -219,7 +219,7 @@ async def world(redis_url: str, model: Path, *, slots: int = SLOTS, **settings: 
                 await asyncio.gather(sweeping, return_exceptions=True)
 
 
-async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     """Waits for a condition that other tasks make true."""
     async with asyncio.timeout(seconds):
         while not condition():

@@ -491,7 +491,6 @@ async def test_an_endpoint_leaves_while_a_stop_waits_for_tokens_that_redis_lost(
     orca: World, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client resumes elsewhere at once, and does not wait here until the tokens are made again."""
-    monkeypatch.setattr("orca_endpoint.calls.call.HEALING", 1.0)
     monkeypatch.setattr("orca_endpoint.calls.call.HEALING_STEP", 0.01)
     async with serving(orca.redis_url, orca.name, orca.model) as leaving:
         pool = leaving.app._pool
@@ -553,6 +552,7 @@ async def test_what_was_read_is_deleted(orca: World, redis: Redis) -> None:
     assert ids_of(await collect(call)) == [11]
 
 
+@pytest.mark.usefixtures("punctual")
 @pytest.mark.parametrize("refused", [True, False])
 async def test_a_call_that_leaves_during_its_attach_detaches_after_the_answer(
     orca: World, monkeypatch: pytest.MonkeyPatch, refused: bool

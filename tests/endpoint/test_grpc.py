@@ -421,6 +421,7 @@ async def test_the_loop_of_the_readme_left_early(orca: World) -> None:
     assert await orca.engine.commit(request, 1, [11]) == Committed.GONE
 
 
+@pytest.mark.usefixtures("punctual")
 async def test_a_client_that_leaves_while_it_is_submitted(orca: World) -> None:
     """Whenever the client leaves, no request stays behind."""
     for n in range(20):

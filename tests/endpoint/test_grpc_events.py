@@ -22,7 +22,7 @@ TOKENS = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=examples(100))
+@settings(max_examples=examples(100))
 @given(st.lists(st.lists(TOKENS, min_size=1, max_size=2 * MOST_KEPT + 1)))
 def test_each_token_is_encoded_as_if_it_were_the_first(pieces: list[list[Token]]) -> None:
     encoder = Encoder()

@@ -29,6 +29,14 @@ async def secured(redis_url: str, model: Path, authority: Authority) -> AsyncIte
         yield started
 
 
+@pytest.fixture
+async def patient(redis_url: str, model: Path, authority: Authority) -> AsyncIterator[World]:
+    """Handshakes have as long as they want: only the counts close connections."""
+    bounds = {**BOUNDS, "header_seconds": 600.0}
+    async with world(redis_url, model, tls_dir=str(authority.issue(Role.ENDPOINT)), **bounds) as started:
+        yield started
+
+
 async def connected(orca: World, door: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     host, _, port = orca.serving.addresses[door].rpartition(":")
     return await asyncio.open_connection(host, int(port))
@@ -73,31 +81,29 @@ async def test_a_handshake_that_does_not_end_is_given_up(secured: World, door: s
     await until(lambda: open_connections(secured) == 0)
 
 
-async def test_handshakes_at_the_http_door_count(secured: World, authority: Authority) -> None:
+async def test_handshakes_at_the_http_door_count(patient: World, authority: Authority) -> None:
     client = authority.issue(Role.CLIENT)
-    strangers = [await connected(secured, "http") for _ in range(PEER_CONNECTIONS)]
-    await until(lambda: open_connections(secured) == PEER_CONNECTIONS)
+    strangers = [await connected(patient, "http") for _ in range(PEER_CONNECTIONS)]
+    await until(lambda: open_connections(patient) == PEER_CONNECTIONS)
     with pytest.raises((ConnectionError, ssl.SSLError)):
-        await answer(secured, client)
+        await answer(patient, client)
     for _, writer in strangers:
         writer.close()
-    await until(lambda: open_connections(secured) == 0)
-    assert (await answer(secured, client))[0].startswith(b"HTTP/1.1 200")
-    await until(lambda: open_connections(secured) == 0)
+    await until(lambda: open_connections(patient) == 0)
+    assert (await answer(patient, client))[0].startswith(b"HTTP/1.1 200")
+    await until(lambda: open_connections(patient) == 0)
 
 
-async def test_handshakes_at_the_grpc_door_count(redis_url: str, model: Path, authority: Authority) -> None:
+async def test_handshakes_at_the_grpc_door_count(patient: World) -> None:
     """A server of gRPC counts a connection when it accepts it, so more are closed before they say anything."""
-    bounds = {**BOUNDS, "header_seconds": 600.0}  # that is not what closes them
-    async with world(redis_url, model, tls_dir=str(authority.issue(Role.ENDPOINT)), **bounds) as orca:
-        strangers = [await connected(orca, "grpc") for _ in range(3 * CONNECTIONS)]
-        ends = [asyncio.create_task(ended(reader)) for reader, _ in strangers]
-        try:
-            await until(lambda: sum(end.done() for end in ends) >= 2 * CONNECTIONS)
-        finally:
-            for _, writer in strangers:
-                writer.close()
-            await asyncio.gather(*ends)
+    strangers = [await connected(patient, "grpc") for _ in range(3 * CONNECTIONS)]
+    ends = [asyncio.create_task(ended(reader)) for reader, _ in strangers]
+    try:
+        await until(lambda: sum(end.done() for end in ends) >= 2 * CONNECTIONS)
+    finally:
+        for _, writer in strangers:
+            writer.close()
+        await asyncio.gather(*ends)
 
 
 @pytest.mark.parametrize("door", ["http", "grpc"])

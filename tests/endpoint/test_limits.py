@@ -15,6 +15,7 @@ import weakref
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import http2
@@ -42,15 +43,21 @@ SMALL = {
     "max_streams": 3,
     "max_header_bytes": 4096,
     "max_body_bytes": 300_000,
-    "header_seconds": 0.4,
-    "body_seconds": 0.6,
     "write_timeout": 0.5,
 }
+HASTY: dict[str, Any] = SMALL | {"header_seconds": 0.8, "body_seconds": 0.6}
 
 
 @pytest.fixture
 async def small(redis_url: str, model: Path) -> AsyncIterator[World]:
     async with world(redis_url, model, **SMALL) as started:
+        yield started
+
+
+@pytest.fixture
+async def hasty(redis_url: str, model: Path) -> AsyncIterator[World]:
+    """Requests have little time to come, so no test of a count uses it."""
+    async with world(redis_url, model, **HASTY) as started:
         yield started
 
 
@@ -102,6 +109,7 @@ async def test_a_grpc_client_that_does_not_read_loses_its_calls(small: World) ->
             assert responses[-1].HasField("finished")
 
 
+@pytest.mark.usefixtures("punctual")
 async def test_a_grpc_client_that_stops_reading_has_left(small: World) -> None:
     """A stream with more text than the window holds. The request ends as that of a client that left."""
     window = http2.setting(http2.INITIAL_WINDOW, 60)
@@ -400,29 +408,29 @@ async def test_errors_of_unknown_paths_echo_little(orca: World) -> None:
 
 
 # -- times
-async def test_half_a_header_is_given_up(small: World) -> None:
-    answer = await http(small, b"GET /v1/models HTTP/1.1\r\nx: ")
+async def test_half_a_header_is_given_up(hasty: World) -> None:
+    answer = await http(hasty, b"GET /v1/models HTTP/1.1\r\nx: ")
     assert status_of(answer) == 408
     assert b"header" in answer
-    assert status_of(await http(small, b"")) == 408  # and a connection that says nothing
+    assert status_of(await http(hasty, b"")) == 408  # and a connection that says nothing
 
 
-async def test_half_a_body_is_given_up(small: World) -> None:
+async def test_half_a_body_is_given_up(hasty: World) -> None:
     """A stream whose body was whole before goes on."""
     body = json.dumps({"prompt": [5], "max_tokens": 2, "stream": True}).encode()
-    stream = asyncio.create_task(http(small, post(body, header="connection: close\r\n")))
-    request = await small.engine.claim()
-    await small.engine.commit(request, 0, [10])
-    answer = await http(small, post(b"{", length=100))
+    stream = asyncio.create_task(http(hasty, post(body, header="connection: close\r\n")))
+    request = await hasty.engine.claim()
+    await hasty.engine.commit(request, 0, [10])
+    answer = await http(hasty, post(b"{", length=100))
     assert status_of(answer) == 408
     assert b"body" in answer
-    await small.engine.commit(request, 1, [11], Reason.LENGTH)
+    await hasty.engine.commit(request, 1, [11], Reason.LENGTH)
     assert b"[DONE]" in await stream
 
 
-async def test_half_a_message_is_given_up(small: World) -> None:
+async def test_half_a_message_is_given_up(hasty: World) -> None:
     """A gRPC call whose message does not come ends DEADLINE_EXCEEDED."""
-    async with Http2.connected(small.serving.addresses["grpc"]) as client:
+    async with Http2.connected(hasty.serving.addresses["grpc"]) as client:
         client.write(http2.frame(http2.HEADERS, http2.END_HEADERS, 1, http2.call(PATH)))
         client.write(http2.frame(http2.DATA, 0, 1, http2.message(generation().SerializeToString())[:7]))
         said = await trailers(client)
@@ -438,8 +446,8 @@ async def trailers(client: Http2) -> dict[str, str]:
     raise AssertionError("the connection ended without a status")
 
 
-async def test_a_connection_that_never_says_hello_is_closed(small: World) -> None:
-    host, _, port = small.serving.addresses["grpc"].rpartition(":")
+async def test_a_connection_that_never_says_hello_is_closed(hasty: World) -> None:
+    host, _, port = hasty.serving.addresses["grpc"].rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     async with asyncio.timeout(10):
         while await reader.read(1 << 16):

@@ -45,13 +45,13 @@ async def process(redis_url: str, pool: str, model: Path, **settings: object) ->
 
 async def ports(child: Process) -> dict[str, str]:
     assert child.stdout is not None
-    return json.loads(await asyncio.wait_for(child.stdout.readline(), 30))
+    return json.loads(await asyncio.wait_for(child.stdout.readline(), 60))
 
 
 async def ready(child: Process) -> dict[str, str]:
     """The addresses of the process, once /readyz says yes."""
     answer = await ports(child)
-    async with httpx.AsyncClient() as client, asyncio.timeout(20):
+    async with httpx.AsyncClient() as client, asyncio.timeout(60):
         while (await client.get(f"http://{answer['status']}/readyz")).status_code != 200:
             await asyncio.sleep(0.05)
         assert (await client.get(f"http://{answer['status']}/livez")).status_code == 200
@@ -74,7 +74,7 @@ async def test_the_end_of_a_process(orca: World, number: signal.Signals) -> None
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await collect(call)
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert await asyncio.wait_for(child.wait(), 10) == (0 if number is signal.SIGTERM else -number)
+        assert await asyncio.wait_for(child.wait(), 60) == (0 if number is signal.SIGTERM else -number)
     assert ids_of(seen) == [10]
     resumed = orca.stub.Resume(pb.ResumeRequest(request_id="orphan", from_index=1))
     assert await orca.engine.commit(request, 1, [11, 12], Reason.LENGTH) == Committed.OK
@@ -117,7 +117,7 @@ async def test_not_ready_until_an_engine_has_formed(redis_url: str, model: Path)
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
             assert "no engine has formed yet" in (caught.value.details() or "")
         child.terminate()
-        assert await asyncio.wait_for(child.wait(), 10) == 0
+        assert await asyncio.wait_for(child.wait(), 60) == 0
 
 
 async def test_another_model(redis_url: str, model: Path, tmp_path: Path) -> None:
@@ -182,11 +182,11 @@ async def test_no_redis_yet(model: Path, tmp_path: Path) -> None:
     """The endpoint waits for the pool, and can be ended meanwhile."""
     async with process("redis://127.0.0.1:9/0", "nowhere", model, log_level="INFO") as child:
         assert child.stderr is not None
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while b"the request pool is away" not in await child.stderr.readline():
                 pass
         child.terminate()
-        assert await asyncio.wait_for(child.wait(), 10) == 0
+        assert await asyncio.wait_for(child.wait(), 60) == 0
 
 
 async def test_a_model_without_a_tokenizer(orca: World, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def vocabulary(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -
     return Vocabulary(path)
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(300))
 @given(ids=TOKEN_IDS)
 def test_pieces_make_up_the_decoded_text(vocabulary: Vocabulary, tokenizer: Tokenizer, ids: list[int]) -> None:
     """Any tokens, even if they are no UTF-8 together, give the same text as decoding them at once."""
@@ -41,7 +41,7 @@ def test_pieces_make_up_the_decoded_text(vocabulary: Vocabulary, tokenizer: Toke
     assert "".join(pieces) == tokenizer.decode(ids, skip_special_tokens=True)
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(text=TEXTS)
 def test_no_piece_holds_half_a_character(vocabulary: Vocabulary, text: str) -> None:
     stream = TextStream(vocabulary, ())
@@ -51,7 +51,7 @@ def test_no_piece_holds_half_a_character(vocabulary: Vocabulary, text: str) -> N
     assert stream.flush() == ""
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(text=TEXTS)
 def test_the_window_gives_the_same(vocabulary: Vocabulary, text: str) -> None:
     """The detokenizer for tokenizers that are not byte-level."""
@@ -181,7 +181,7 @@ def cut(text: str, stops: list[str]) -> str | None:
     return None
 
 
-@settings(max_examples=examples(500), deadline=None)
+@settings(max_examples=examples(500))
 @given(
     text=st.text(alphabet="ab", max_size=40),
     stops=st.lists(st.text(alphabet="ab", min_size=1, max_size=6), min_size=1, max_size=4),

@@ -9,7 +9,7 @@ import jsonschema
 import numpy as np
 import pytest
 from checkpoints import make_gpt2
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLMatcher
 from tool_templates import TEMPLATES, XML, some_tools
@@ -55,7 +55,6 @@ def answers(draw: st.DrawFn) -> tuple[Syntax, str, list[tuple[str, str]]]:
     return syntax, "".join(draw(st.lists(st.sampled_from(["", "a", "東京\n", *beginnings]), max_size=4))), calls
 
 
-@settings(deadline=None)
 @given(answers(), st.data())
 def test_an_answer_says_the_same_wherever_its_pieces_end(
     answer: tuple[Syntax, str, list[tuple[str, str]]], data: st.DataObject
@@ -88,6 +87,25 @@ def test_an_answer_that_is_cut(name: str) -> None:
         assert whole.startswith(said.content)
         assert [part.at for part in said.calls] == [*range(len(said.calls))]
     assert len({json.dumps(said) for said in seen}) > len(ARGUMENTS[0])
+
+
+def test_a_name_that_comes_twice_in_a_call_is_found() -> None:
+    """At any depth, in any of the calls, once the call has ended; the same name in two objects is no fault."""
+    syntax = SYNTAXES["hermes"]
+    for arguments, name in (
+        ('{"a": {"b": 1}, "b": {"a": 2}}', None),
+        ('{"a": "\\"a\\": 1", "\\u0062": 1}', None),
+        ('{"a": ' * 5000 + "{}" + "}" * 5000, None),
+        ('{"x": 1, "y": [{"x": 1, "z": 2, "x": 3}]}', "x"),
+        ('{"": 1, "": 1}', ""),
+    ):
+        for calls in ([("f", arguments), ("g", "{}")], [("f", "{}"), ("g", arguments)]):
+            whole, reader = spelled(syntax, "", calls), CallReader(syntax, "r")
+            read(reader, [*whole])
+            assert reader.doubled == name, arguments
+    cut = CallReader(syntax, "r")
+    read(cut, [spelled(syntax, "", [("f", '{"x": 1, "x": 2}')]).partition("2}")[0]])
+    assert cut.doubled is None, "what was cut is no call"
 
 
 def test_the_ids_of_calls() -> None:

@@ -7,10 +7,11 @@ from typing import Any
 import grpc
 import httpx2 as httpx
 import pytest
-from endpoint.harness import World, field_of, make_model, serving, until, world
+from endpoint.harness import World, detail_of, field_of, make_model, serving, until, world
 from endpoint.test_chat import Recorder, encode
 from endpoint.test_openai_resume import Events
-from openai import AsyncOpenAI, BadRequestError
+from google.rpc import error_details_pb2
+from openai import APIError, AsyncOpenAI, BadRequestError
 from tokenizers import Tokenizer
 from tool_templates import TEMPLATES, XML
 
@@ -137,6 +138,34 @@ async def test_a_text_and_an_answer_that_is_cut(orca: World, client: AsyncOpenAI
         calls: list[Any] = choice.message.tool_calls or []
         assert (choice.finish_reason, choice.message.content) == (finish, content)
         assert [call.function.arguments.startswith(arguments or "?") for call in calls] == [True] * bool(arguments)
+
+
+async def test_a_call_with_a_name_twice_is_an_error(orca: World, client: AsyncOpenAI) -> None:
+    """Parsers take one of its values, each its own one. A schema that allows other members cannot keep a model from it.
+    The tokens before it have been streamed."""
+    twice = '<tool_call>\n{"name": "weather", "arguments": {"city": "a", "x": 1, "x": 2}}\n</tool_call>'
+    asked: dict[str, Any] = {"model": "tiny", "messages": [USER], "tools": TOOLS}
+    said = "the arguments of a call have the name 'x' twice"
+    chat = pb.Chat(messages=[pb.ChatMessage(role="user", content="Bern?")], tools=json.dumps(TOOLS))
+    came = ""
+    async with orca.background(Recorder([*encode(orca, twice), 0])):
+        with pytest.raises(BadRequestError, match=said):
+            await client.chat.completions.create(**asked)
+        with pytest.raises(BadRequestError, match=said):
+            await client.chat.completions.create(**asked, stop=["</tool"])
+        with pytest.raises(APIError, match=said):  # noqa: PT012 (the loop is what fails)
+            async for chunk in await client.chat.completions.create(**asked, stream=True):
+                parts = (call.function for call in chunk.choices[0].delta.tool_calls or [])
+                came += "".join(part.arguments or "" for part in parts if part)
+                assert chunk.choices[0].finish_reason is None
+        assert came == '{"city": "a", "x": 1, "x": 2}'
+        tool = WEATHER["function"] | {"type": "function"}
+        with pytest.raises(BadRequestError, match=said):
+            await client.responses.create(model="tiny", input="Bern?", tools=[tool])
+        with pytest.raises(grpc.aio.AioRpcError, match=said) as refused:
+            await orca.stub.GenerateText(pb.GenerateRequest(chat=chat))
+    assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert detail_of(refused.value, error_details_pb2.ErrorInfo()).reason == "AMBIGUOUS_CALL"
 
 
 CITY: dict[str, Any] = {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"a": [1]}'}}

@@ -131,7 +131,7 @@ def end_by_definition(request: Request, tokenizer: Tokenizer) -> tuple[int, str,
     return len(request.ids), tokenizer.decode(list(request.ids)), request.reason
 
 
-@settings(max_examples=examples(600), deadline=None)
+@settings(max_examples=examples(600))
 @given(request=requests(), arrivals=ARRIVALS)
 def test_any_arrivals(vocabulary: Vocabulary, tokenizer: Tokenizer, request: Request, arrivals: list[Arrival]) -> None:
     """Gaps, repetitions, overlaps and lost tokens: one Accepted, each index once and in order, one Finished."""
@@ -154,7 +154,7 @@ def test_any_arrivals(vocabulary: Vocabulary, tokenizer: Tokenizer, request: Req
     assert "".join(token.text for token in shown) + finished.text == text
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(300))
 @given(request=requests(), arrivals=ARRIVALS, from_index=st.integers(0, 24), digest=st.booleans())
 def test_from_an_index(
     vocabulary: Vocabulary, request: Request, arrivals: list[Arrival], from_index: int, digest: bool
@@ -167,7 +167,7 @@ def test_from_an_index(
     assert show(transcript, request, arrivals, from_index) == [whole[0], *whole[1 + from_index :]]
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(300))
 @given(request=requests().map(lambda request: replace(request, top=0)), data=st.data())
 def test_a_changed_token(request: Request, data: st.DataObject) -> None:
     """DATA_LOSS, in a packet and in an answer, before anything of them is shown."""
@@ -190,7 +190,7 @@ def test_a_changed_token(request: Request, data: st.DataObject) -> None:
     assert transcript.next != "end", "the call detaches"
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(request=requests(), from_index=st.integers(0, 24), seen=st.lists(st.sampled_from(LETTERS), max_size=24))
 def test_a_digest_of_other_tokens(request: Request, from_index: int, seen: list[int]) -> None:
     from_index = min(from_index, len(request.ids))

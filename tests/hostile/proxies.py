@@ -2,11 +2,12 @@
 
 import asyncio
 import shutil
-import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
+
+from orca_local.embedded_pool import keep_port
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "proxy"
 DOOR, FRONT, MIDDLE = "127.0.0.1:50051", "127.0.0.1:50050", "/run/orca-proxy.sock"  # as the files have them
@@ -34,9 +35,8 @@ async def proxy(kind: str, door: str, changes: Mapping[str, str] | None = None) 
 
     changes: texts of its file that are replaced by others.
     """
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        front = f"127.0.0.1:{free.getsockname()[1]}"
-    with TemporaryDirectory() as folder:
+    with keep_port() as kept, TemporaryDirectory() as folder:
+        front = f"127.0.0.1:{kept.getsockname()[1]}"
         Path(folder).chmod(0o755)  # nginx, when root starts it, works as another user
         file = Path(folder) / PROXIES[kind].name
         text = PROXIES[kind].read_text()
@@ -57,7 +57,7 @@ async def proxy(kind: str, door: str, changes: Mapping[str, str] | None = None) 
 async def reachable(address: str, child: asyncio.subprocess.Process) -> None:
     """Waits until a process listens."""
     host, _, port = address.rpartition(":")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while child.returncode is None:
             with suppress(OSError):
                 _, writer = await asyncio.open_connection(host, int(port))

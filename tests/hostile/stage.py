@@ -126,16 +126,16 @@ async def endpoint(settings: Mapping[str, object]) -> AsyncIterator[Endpoint]:
     assert child.stdout is not None
     assert child.stderr is not None
     try:
-        addresses = json.loads(await asyncio.wait_for(child.stdout.readline(), 30))
+        addresses = json.loads(await asyncio.wait_for(child.stdout.readline(), 60))
         started = Endpoint(child, addresses)
         listening = asyncio.create_task(listen(child.stderr, started))
-        async with httpx.AsyncClient() as client, asyncio.timeout(20):
+        async with httpx.AsyncClient() as client, asyncio.timeout(60):
             while (await client.get(f"http://{addresses['status']}/readyz")).status_code != 200:
                 await asyncio.sleep(0.05)
         yield started
         child.terminate()
         with suppress(TimeoutError):
-            await asyncio.wait_for(child.wait(), 20)
+            await asyncio.wait_for(child.wait(), 60)
             await listening
     finally:
         if child.returncode is None:

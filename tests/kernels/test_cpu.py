@@ -596,7 +596,7 @@ def test_a_score_that_is_no_number_shows(isa: str, dtype: torch.dtype, group: in
 
 @each_isa
 @each_dtype
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(data=st.data())
 def test_attention_of_any_company_is_the_same_bits(isa: str, dtype: torch.dtype, data: st.DataObject) -> None:
     """A request's rows are the same bits alone, in a batch, with another block size and more threads."""
@@ -617,7 +617,7 @@ def test_attention_of_any_company_is_the_same_bits(isa: str, dtype: torch.dtype,
 
 @each_isa
 @each_dtype
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(data=st.data())
 def test_a_row_of_a_product_is_the_same_bits_in_any_company(isa: str, dtype: torch.dtype, data: st.DataObject) -> None:
     n, k = data.draw(st.sampled_from([(97, 24), (144, 96), (50, 70)]))

@@ -132,7 +132,7 @@ def test_attention_of_a_prefix_lm(way: Way, reach: int, shape: tuple[int, int]) 
 
 @each_isa
 @each_dtype
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(data=st.data())
 def test_attention_of_any_company_is_the_same_bits(isa: str, dtype: torch.dtype, data: st.DataObject) -> None:
     inputs = data.draw(st.lists(st.integers(1, 70), min_size=2, max_size=4))

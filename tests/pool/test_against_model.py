@@ -469,7 +469,6 @@ def test_pool_is_the_model(server: RedisServer) -> None:
             settings=settings(
                 max_examples=examples(160),
                 stateful_step_count=60,
-                deadline=None,
                 suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
                 print_blob=True,
             ),

@@ -35,7 +35,7 @@ def of_sentinel(port: int) -> Any:
     return Redis(port=port, decode_responses=True)
 
 
-async def until(condition: object, seconds: float = 20) -> None:
+async def until(condition: object, seconds: float = 60) -> None:
     async with asyncio.timeout(seconds):
         while not condition():  # type: ignore[operator]
             await asyncio.sleep(0.05)
@@ -289,9 +289,10 @@ async def test_a_replica_that_is_slow_is_asked_again(tmp_path: Path) -> None:
 
 async def test_a_cluster_says_where_the_pool_is(tmp_path: Path) -> None:
     """Any node will do: MOVED names the one that has the pool's keys."""
-    buses = [str(embedded_pool.free_port()) for _ in range(2)]
-    nodes = [("--cluster-enabled", "yes", "--cluster-port", bus) for bus in buses]
-    with server(tmp_path / "a", *nodes[0]) as a, server(tmp_path / "b", *nodes[1]) as b:
+    with ExitStack() as kept:
+        buses = [str(kept.enter_context(embedded_pool.keep_port()).getsockname()[1]) for _ in range(2)]
+        nodes = [("--cluster-enabled", "yes", "--cluster-port", bus) for bus in buses]
+        a, b = (kept.enter_context(server(tmp_path / bus, *node)) for bus, node in zip(buses, nodes, strict=True))
         first, second = Redis(port=a.port), Redis(port=b.port)
         second.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
         first.execute_command("CLUSTER", "MEET", "127.0.0.1", b.port, buses[1])
@@ -335,20 +336,21 @@ async def test_sentinels_at_addresses_of_ipv6(tmp_path: Path) -> None:
 
 @contextmanager
 def slow_reader(folder: Path) -> Iterator[str]:
-    """A server that takes a second to read its file. Its URL."""
+    """A server that takes three seconds to read its file. Its URL."""
     first, url = embedded_pool.start(folder, None)
     first.kill()
     first.wait()
-    (file,) = folder.glob("appendonlydir/*.incr.aof")
-    with file.open("ab") as log:
-        log.write(b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$1\r\nv\r\n" * 20_000)
     port = int(url.rsplit(":", 1)[1].split("/")[0])
-    command = [*embedded_pool.command(folder, port), "--key-load-delay", "50"]  # us for each command
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as child:
-        try:
-            yield url
-        finally:
-            child.kill()
+    with embedded_pool.keep_port(port):
+        (file,) = folder.glob("appendonlydir/*.incr.aof")
+        with file.open("ab") as log:
+            log.write(b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$1\r\nv\r\n" * 60_000)
+        command = [*embedded_pool.command(folder, port), "--key-load-delay", "50"]  # us for each command
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as child:
+            try:
+                yield url
+            finally:
+                child.kill()
 
 
 async def test_a_redis_that_still_reads_its_file_is_not_refused(tmp_path: Path) -> None:

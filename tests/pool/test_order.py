@@ -153,7 +153,7 @@ async def test_a_tenant_that_was_away_has_no_credit(lab: Lab) -> None:
     assert [name[0] for name in order] in ([*"babababa"], [*"abababab"])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.sampled_from(Priority), st.sampled_from(Priority), st.floats(0, 1e4))
 def test_a_class_is_worth_its_aging(one: Priority, other: Priority, aging: float) -> None:
     assert lift_of(other, aging) - lift_of(one, aging) == (other - one) * round(aging * 1e6)

@@ -155,7 +155,7 @@ MOVES = st.lists(
 def test_what_waits_is_overtaken_so_often_at_most(server: RedisServer) -> None:
     """Whatever comes, and whichever engine claims how much: the pool counts each overtaking, and bounds them."""
 
-    @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
     @given(MOVES)
     def check(moves: list[tuple[str, float, int]]) -> None:
         asyncio.run(overtakings(server.url, moves))

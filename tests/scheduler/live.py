@@ -90,10 +90,10 @@ class Process:
     async def replaces(self) -> str:
         """The next engine whose pods a told scheduler wants to have replaced."""
         assert self._process.stdout is not None
-        line = await asyncio.wait_for(self._process.stdout.readline(), 30)
+        line = await asyncio.wait_for(self._process.stdout.readline(), 60)
         return json.loads(line)["replace"]
 
-    async def ended(self, seconds: float = 20) -> int:
+    async def ended(self, seconds: float = 60) -> int:
         return await asyncio.wait_for(self._process.wait(), seconds)
 
     async def end(self) -> None:
@@ -101,7 +101,7 @@ class Process:
             self.send(signal.SIGCONT)
             self.send(signal.SIGTERM)
             try:
-                await self.ended()
+                await self.ended(20)
             except TimeoutError:
                 self.send(signal.SIGKILL)
                 await self.ended()
@@ -278,7 +278,7 @@ class World:
         """Losses that are counted now."""
         return int(await self.pool._link.command("HGET", f"{Keys('live').prefix}request:{request_id}", "losses"))
 
-    async def until(self, condition: Callable[[], Any], seconds: float = 30) -> Any:
+    async def until(self, condition: Callable[[], Any], seconds: float = 60) -> Any:
         """Waits until a condition, which may be a coroutine function, holds; what it answered."""
         async with asyncio.timeout(seconds):
             while True:

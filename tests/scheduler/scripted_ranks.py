@@ -225,13 +225,13 @@ class Master:
         self._loop = asyncio.get_running_loop()
 
     async def formed(self) -> Formed:
-        return await asyncio.wait_for(self._formed.get(), 20)
+        return await asyncio.wait_for(self._formed.get(), 60)
 
     async def refused(self) -> str:
-        return await asyncio.wait_for(self._refused.get(), 20)
+        return await asyncio.wait_for(self._refused.get(), 60)
 
     async def verdict(self) -> Verdict:
-        return await asyncio.wait_for(self._verdicts.get(), 20)
+        return await asyncio.wait_for(self._verdicts.get(), 60)
 
     def send(self, iteration: pb.Iteration) -> None:
         self._dialed.send(iteration)

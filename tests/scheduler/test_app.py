@@ -21,7 +21,7 @@ async def test_a_pool_that_was_never_reached_is_told(caplog: pytest.LogCaptureFi
         app = SchedulerApp(SchedulerSettings(workers="127.0.0.1:1", redis_url=redis.url))
         running = asyncio.create_task(app.run())
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while not messages_of(caplog, outage):
                     await asyncio.sleep(0.02)
                 redis.restart()

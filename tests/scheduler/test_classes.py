@@ -135,7 +135,7 @@ def test_an_equal_one_waits() -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("n_workers", [1, 2])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 1 << 32))
 def test_no_request_starves_and_none_is_lost(policy: str, n_workers: int, seed: int) -> None:
     """Whatever comes: all end, each iteration's requests are the first of those that may run, and a request whose order

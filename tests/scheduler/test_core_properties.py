@@ -121,7 +121,6 @@ class Schedules(RuleBasedStateMachine):
 Schedules.TestCase.settings = settings(
     max_examples=examples(400),
     stateful_step_count=50,
-    deadline=None,
     database=None,
     report_multiple_bugs=False,  # the first one, made short soon
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

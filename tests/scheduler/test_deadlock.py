@@ -117,7 +117,7 @@ def test_reservation_finishes_the_same_requests(run_ahead: int) -> None:
 REQUESTS = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 8)), min_size=1, max_size=12)
 
 
-@settings(max_examples=examples(160), deadline=None, database=None)
+@settings(max_examples=examples(160), database=None)
 @given(
     sizes=REQUESTS,
     max_bs=st.integers(1, 5),

@@ -88,7 +88,7 @@ def whole(story: Explanation) -> None:
     assert title(story)
 
 
-@settings(max_examples=40, deadline=None, database=None)
+@settings(max_examples=40, database=None)
 @given(seed=st.integers(0, 1 << 32), steps=st.integers(1, 150))
 def test_the_parts_are_the_whole_time(seed: int, steps: int) -> None:
     """Whatever happened to it: every request's parts have no gap, and its iterations are those that it was in."""

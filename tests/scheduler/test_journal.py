@@ -66,7 +66,7 @@ from orca_scheduler.master.journal import (
 )
 from orca_scheduler.master.recent import SECTIONS, Recent
 
-PROPERTY = settings(max_examples=examples(80), deadline=None, database=None)
+PROPERTY = settings(max_examples=examples(80), database=None)
 
 Step = CoreStep | LifeStep
 

@@ -70,7 +70,6 @@ class Lives(RuleBasedStateMachine):
 Lives.TestCase.settings = settings(
     max_examples=60,
     stateful_step_count=40,
-    deadline=None,
     database=None,
     derandomize=True,
     report_multiple_bugs=False,

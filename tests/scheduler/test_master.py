@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -219,14 +218,14 @@ class Bench:
 
     async def finished(self, name: str) -> list[int]:
         """Waits until it has finished; its tokens."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while await self.finish(name) is None:
                 await asyncio.sleep(0.01)
         answer = await self.pool.attach(name, endpoint="test", attempt=1)
         assert isinstance(answer, Attached)
         return [token.token_id for token in answer.tokens]
 
-    async def iteration(self, seconds: float = 5) -> pb.Iteration:
+    async def iteration(self, seconds: float = 60) -> pb.Iteration:
         return await asyncio.wait_for(self.rank.iterations.get(), seconds)
 
     async def state(self) -> EngineState:
@@ -235,7 +234,7 @@ class Bench:
 
     async def formed(self) -> None:
         """Waits until the engine is formed."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while self.master.unready:
                 await asyncio.sleep(0.01)
 
@@ -392,7 +391,7 @@ async def test_the_core_waits_for_a_pool_that_is_far_behind(monkeypatch: pytest.
             rank.report(iteration)
             made += 1
             next_one = asyncio.create_task(this.iteration())
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while not (next_one.done() or this.master._returned):
                     await asyncio.sleep(0.01)
             if this.master._returned:
@@ -419,7 +418,7 @@ async def test_the_claimer_hears_of_room_at_once(monkeypatch: pytest.MonkeyPatch
         core = this.master.core
         monkeypatch.setattr(this.master._ledger, "claimable", lambda: rooms.append(core.room().requests))
         rank.report(iteration)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not rooms:
                 await asyncio.sleep(0.01)
         assert rooms[0] == 1
@@ -446,12 +445,12 @@ async def test_an_idle_engine_claims_nothing(monkeypatch: pytest.MonkeyPatch) ->
             return found
 
         monkeypatch.setattr(this.pool, "hints", read)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while 0 not in reads:  # what was hinted before has been read
                 await asyncio.sleep(0.01)
         monkeypatch.setattr(this.pool, "claim", claimed)
         before = len(reads)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while len(reads) < before + 20:
                 await asyncio.sleep(0.01)
         assert sum(reads[before:]) == 0
@@ -475,10 +474,10 @@ async def test_a_deadline_is_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
             return step(event)
 
         monkeypatch.setattr(this.master.core, "step", watched)
-        await this.put("late", [7, 3], 4, deadline_in=0.2)
+        await this.put("late", [7, 3], 4, deadline_in=2.0)  # the claim comes before it
         await this.iteration()
         (held,) = this.master.held()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while len(ticks := [event for event in seen if isinstance(event, core.Tick)]) < 2:
                 await asyncio.sleep(0.01)
         assert held.deadline is not None
@@ -494,7 +493,7 @@ async def test_requests_go_back_before_a_lost_rank_is_fenced() -> None:
         await this.iteration()
         rank.refuse()
         await asyncio.wait_for(rank.fencing.wait(), 30)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while await this.position("r") == 0:
                 await asyncio.sleep(0.02)
         assert rank.verdicts == [], "the fence is not answered"
@@ -517,11 +516,11 @@ async def test_rows_that_wait_for_their_forms_do_not_spin(monkeypatch: pytest.Mo
 
         monkeypatch.setattr(loop, "call_later", noted)
         await this.submit("r", [1, 2], 1)
-        began, iterations = time.monotonic(), 0
-        while time.monotonic() < began + 1.0:
+        iterations = 0
+        while max(pauses, default=0.0) < timers.VAIN:
             rank.report(await this.iteration(), waiting=[0])
             iterations += 1
-        assert iterations < 25, "half of the time so far"
+            assert iterations < 25, "half of the time so far"
         assert max(pauses) == timers.VAIN
         await this.put("other", [1, 2], 1)
         while len((iteration := await this.iteration()).rows) == 1:
@@ -536,7 +535,7 @@ async def test_a_stuck_device(monkeypatch: pytest.MonkeyPatch) -> None:
     async with bench(rank) as this:
         await this.submit("r", [1, 2], 2)
         await this.iteration()  # heartbeats are answered, this iteration never is
-        again = await this.iteration(15)
+        again = await this.iteration()
         assert len(rank.verdicts) == 1
         assert "answers and has made no progress for" in rank.verdicts[0]
         rank.report(again)
@@ -549,7 +548,7 @@ async def test_a_frozen_rank_with_a_full_window() -> None:
     rank.frozen = True
     async with bench(rank) as this:
         await this.submit("r", [1 << 28] * 700_000, 2)  # more than gRPC takes in advance: the write waits
-        assert len((await this.iteration(15)).admissions) == 1
+        assert len((await this.iteration()).admissions) == 1
         assert "has been silent for" in rank.verdicts[0]
 
 
@@ -572,13 +571,13 @@ async def test_a_rank_that_left_an_engine_which_never_formed_stops_no_other() ->
     async with bench(rank, slots=SLOTS) as this:
         await asyncio.wait_for(rank.forming.wait(), 30)
         rank.leave()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while len(rank.forms) < 2:
                 await asyncio.sleep(0.01)
         assert rank.verdicts == [], "nobody is killed for it"
         assert rank.forms[1].epoch > rank.forms[0].epoch
         rank.may_form.set()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while "do not fit" not in str(this.master.unready):
                 await asyncio.sleep(0.01)
         rank.room = SLOTS
@@ -714,7 +713,7 @@ async def test_who_had_begun_a_request_hears_that_it_begins_here(caplog: pytest.
 
         async def all_let_go() -> None:
             nonlocal cursor
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while len(let_go) < len(handed):
                     cursor, hints = await this.pool.hints("engine-0", cursor, wait=1.0)
                     let_go.extend(hint for hint in hints if hint.startswith(LET_GO))
@@ -799,7 +798,7 @@ async def test_tokens_of_a_mixed_batch_find_their_requests(run_ahead: int) -> No
         await this.submit("a", [1, 2], 3 + run_ahead)
         first = [await this.iteration() for _ in range(1 + run_ahead)]
         await this.submit("b", [3], 1)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while len(this.master.core.requests) < 2:
                 await asyncio.sleep(0.01)
         rank.report(first[0], 11)
@@ -832,7 +831,7 @@ async def test_what_waits_for_room_is_claimed_when_there_is_room(monkeypatch: py
         await this.submit("first", [1], 1)
         running = await this.iteration()
         await this.submit("second", [2], 1)
-        async with asyncio.timeout(30):  # until the master has heard of it: there is no room
+        async with asyncio.timeout(60):  # until the master has heard of it: there is no room
             while not this.master._ledger._needs:
                 await asyncio.sleep(0.01)
         monkeypatch.setattr(this.pool, "hints", never)
@@ -849,7 +848,7 @@ async def test_a_claim_that_nobody_heard_of_goes_back_while_the_engine_cannot_fo
         await this.formed()
         rank.may_form.clear()
         rank.refuse()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while len(rank.forms) < 2:
                 await asyncio.sleep(0.01)
         await this.put("r", [1, 2], 1)
@@ -857,7 +856,7 @@ async def test_a_claim_that_nobody_heard_of_goes_back_while_the_engine_cannot_fo
         lost = await this.pool.claim("engine-0", "me", term, 0, count=1, slots=SLOTS, total=SLOTS)
         assert lost is not None
         assert [claimed.request_id for claimed in lost.requests] == ["r"]
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while await this.position("r") == 0:
                 await asyncio.sleep(0.01)
 
@@ -1034,7 +1033,7 @@ async def test_what_returned_is_committed_before_the_release() -> None:
         running = await this.iteration()
         this.redis.freeze()
         this.master.leave()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not this.master.core._draining:
                 await asyncio.sleep(0.01)
         rank.report(running)
@@ -1115,7 +1114,7 @@ async def test_the_next_claim_waits_for_the_last_one_and_for_no_empty_inbox() ->
                 )
             claiming = asyncio.create_task(ledger._claiming())
             for count in (1, 2):
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(60):
                     while len(inbox) < count:
                         await asyncio.sleep(0.01)
                 ledger.claimable()  # requests wait, and there seems to be room
@@ -1182,7 +1181,7 @@ async def test_claims_are_told_again_after_an_outage() -> None:
     """A Redis that came back may hold an older set under the version that the ledger knows."""
     async with open_ledger() as (redis, pool, ledger):
         renewing = asyncio.create_task(ledger._renewing())
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not ledger._claims_version:
                 await asyncio.sleep(0.01)
         known = await pool.renew("e", "me", ledger._term, known=ledger._claims_version)
@@ -1190,7 +1189,7 @@ async def test_claims_are_told_again_after_an_outage() -> None:
         assert known.claims is None, "a renewal names the version, and hears nothing"
         before = ledger._claims_generation
         redis.restart()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while ledger._claims_generation == before:
                 await asyncio.sleep(0.01)
         renewing.cancel()
@@ -1230,7 +1229,7 @@ async def test_a_forgotten_reserve_is_asked_for_again() -> None:
         await ledger.formed(EngineInfo("e", 1, 1, 64, 1), 1000)
         await pool._link.command("HSET", f"{Keys('bench').prefix}engine:e", "reserved", 10)
         renewing = asyncio.create_task(ledger._renewing())  # the first renewal finds it, the next one reserves
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while await reserved(pool) < 1000 + RESERVE:
                 await asyncio.sleep(0.02)
         renewing.cancel()

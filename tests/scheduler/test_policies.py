@@ -357,7 +357,7 @@ REQUESTS = st.lists(
 )
 
 
-@settings(max_examples=examples(300), deadline=None, database=None)
+@settings(max_examples=examples(300), database=None)
 @given(sizes=REQUESTS, max_bs=st.integers(1, 6), free=st.integers(0, 120), block=st.sampled_from((1, 4, 16)))
 def test_where_rows_have_all_their_slots_first_come_is_algorithm_1(
     sizes: list[tuple[int, int, bool, bool]], max_bs: int, free: int, block: int

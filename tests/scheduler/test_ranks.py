@@ -34,7 +34,7 @@ from orca_scheduler.settings import SchedulerSettings
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.01)
 
@@ -268,7 +268,7 @@ async def test_a_master_that_was_late_itself_judges_nobody() -> None:
 async def test_a_pull_that_is_never_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank that ends no pull is lost, and its engine's requests begin again. The time of each pull begins when those
     before it have ended, and those of other ranks do not count."""
-    monkeypatch.setattr(timers, "PULL", 0.6)
+    monkeypatch.setattr(timers, "PULL", 1.5)
     async with scripted(2, 1, ranks_per_pod=1) as engine:
         await formed(engine)
         engine.master.send(pb.Iteration(number=8))  # which has none, so no rank owes its end
@@ -286,7 +286,7 @@ async def test_a_pull_that_is_never_reported(monkeypatch: pytest.MonkeyPatch) ->
 
 async def test_of_ranks_that_are_stuck_the_last_one_is_suspected(monkeypatch: pytest.MonkeyPatch) -> None:
     """All answer and nothing moves: the ranks ahead wait for the one that is furthest behind."""
-    monkeypatch.setattr(timers, "STUCK", 0.5)
+    monkeypatch.setattr(timers, "STUCK", 1.5)
     async with scripted(2, 2) as engine:
         await formed(engine)
         for number in (4, 5):
@@ -312,7 +312,7 @@ async def test_two_at_once() -> None:
 
 async def test_a_rank_that_failed_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody else is gone or silent: then it is the one that failed, not its neighbour."""
-    monkeypatch.setattr(timers, "DOUBT", 0.2)
+    monkeypatch.setattr(timers, "DOUBT", 1.0)  # both are heard within it
     async with scripted(1, 2) as engine:
         await formed(engine)
         engine.ranks[0].report(4, error="no data", peer_lost=True)

@@ -29,7 +29,7 @@ from orca_scheduler.live import event_of
 from orca_scheduler.master.journal import Journal
 from orca_scheduler.master.recent import LASTING, OVERHEAD, SECTIONS, STEPS, Kept, Recent
 
-SECRET = 314159  # a token id
+SECRET = 1_314_159_265  # a token id that no time holds
 DIGEST = "c0ffee" * 5 + "11"  # the key of a block
 SUSPECTED = Suspected(1.0, 1, Suspicion(1, Kind.GONE, "has ended"), 7)
 

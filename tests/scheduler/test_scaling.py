@@ -155,7 +155,6 @@ LOOKS = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(st.integers(0, 8), LOOKS)
 def test_any_history(engines: int, looks: list[tuple[float, bool, int, float, list[Load]]]) -> None:
     """Whatever is seen: bounds, one change in its time, and no engine goes that has not finished or had its time."""
@@ -223,7 +222,7 @@ class Cluster:
 LOOKS_OF_A_LOAD = 400  # in 4000 s all engines but one go, one after the other
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 5 * PLACES), st.floats(1, 500), st.integers(0, 5 * PLACES))
 def test_a_constant_load_gets_its_engines_once(first: int, rising: float, second: int) -> None:
     """After any load before, the number of engines goes up or down, never both, and rests where all requests fit."""

@@ -222,7 +222,7 @@ def test_a_rest_forgets_all_but_failures_and_what_is_kept_comes_again() -> None:
 STEPS = st.lists(st.sampled_from(["arrive", "batch", "return", "end", "lose", "tick", "again"]), max_size=60)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(STEPS)
 def test_changes_add_up_to_the_whole(steps: list[str]) -> None:
     """Whatever happens, and whenever a browser gets the whole picture meanwhile."""

@@ -217,7 +217,7 @@ class Rank(RuleBasedStateMachine):
 
 TestRank = Rank.TestCase
 TestRank.settings = settings(
-    max_examples=examples(300), stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(300), stateful_step_count=40, suppress_health_check=[HealthCheck.too_slow]
 )
 
 

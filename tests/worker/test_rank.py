@@ -48,7 +48,7 @@ async def test_a_process_becomes_the_rank_that_it_is_told(tmp_path: Path) -> Non
             settings = RankSettings(model=str(make_timed(tmp_path)), port=port)
             process.stdin.write(settings.model_dump_json().encode() + b"\n")
             process.stdin.close()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 address = json.loads(await process.stdout.readline())["address"]
             assert address == f"127.0.0.1:{port}"
             async with grpc.aio.insecure_channel(address) as channel:
@@ -58,7 +58,7 @@ async def test_a_process_becomes_the_rank_that_it_is_told(tmp_path: Path) -> Non
 
 async def test_a_process_that_is_told_nothing_leaves_in_silence() -> None:
     async with supervised() as process:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             printed, _ = await process.communicate(b"")
         assert (process.returncode, printed) == (0, b"")
 

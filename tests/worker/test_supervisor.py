@@ -49,7 +49,7 @@ class Pod:
 
     async def until(self, condition: Callable[[list[pb.RankEntry]], bool]) -> list[pb.RankEntry]:
         """The first table that fulfils a condition."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not condition(ranks := list((await self.watch.read()).ranks)):
                 pass
         return ranks
@@ -59,7 +59,7 @@ class Pod:
 
     async def fork_server(self, *others: int) -> int:
         """The pid of the supervisor's child that is none of these others."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not (found := self.children() - {*others}):
                 await asyncio.sleep(0.02)
         (forks,) = found
@@ -73,7 +73,7 @@ class Pod:
         async with grpc.aio.insecure_channel(rank.address, options=OPTIONS) as channel:
             request = pb.HelloRequest(protocol=PROTOCOL, engine="e-0", term=1)
             stub = worker_pb2_grpc.ControllerStub(channel)
-            return await stub.Hello(request, wait_for_ready=True, timeout=20)
+            return await stub.Hello(request, wait_for_ready=True, timeout=60)
 
     def ready(self) -> str | None:
         try:
@@ -212,7 +212,7 @@ async def test_a_pod_ends_when_memory_was_too_little_from_the_beginning(tmp_path
         (rank,) = await pod.running()
         count.write_text("oom 5\noom_kill 5\n")
         os.kill(rank.pid, signal.SIGKILL)
-        assert await asyncio.wait_for(pod.process.wait(), 20) == 1
+        assert await asyncio.wait_for(pod.process.wait(), 60) == 1
 
 
 async def test_fence_kills_that_process_and_no_other(tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ async def test_sigterm_leaves_nothing(tmp_path: Path, frozen: bool) -> None:
             for pid in (forks, pids[0]):
                 os.kill(pid, signal.SIGSTOP)
         pod.process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             assert await pod.process.wait() == 0
         for pid in (forks, *pids):
             assert not psutil.pid_exists(pid)
@@ -333,7 +333,7 @@ async def test_ranks_and_fork_server_end_with_their_supervisor_even_frozen(tmp_p
         for pid in (forks, pids[0]):
             os.kill(pid, signal.SIGSTOP)
         pod.process.kill()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await pod.process.wait()
             for pid in (forks, *pids):
                 await gone(pid)
@@ -466,7 +466,7 @@ async def forks() -> AsyncIterator[ForkServer]:
 
 async def left(pid: int) -> int | None:
     """Waits until a child has ended, and leaves it to be reaped. Returns its exit status."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while (ended := os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)) is None:  # noqa: ASYNC222
             await asyncio.sleep(0.01)
     return ended.si_status
@@ -477,7 +477,7 @@ async def test_a_process_may_end_before_it_is_told(tmp_path: Path, forks: ForkSe
     os.kill(forked.pid, signal.SIGKILL)
     await left(forked.pid)
     process = RankProcess(forked, RankSettings(model=str(tmp_path)))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         assert await process.ended == -signal.SIGKILL
 
 
@@ -525,7 +525,7 @@ async def test_a_fork_server_that_cannot_be_asked_is_ended() -> None:
     sleeper = os.posix_spawnp("sleep", ["sleep", "inf"], os.environ)  # noqa: ASYNC221
     forks = ForkServer(Begun(sleeper, ours), [], "INFO")
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             with pytest.raises(ForkServerLost, match="the fork server: its process ended with status -9"):
                 await forks.fork()
     finally:
@@ -554,5 +554,5 @@ async def test_a_process_ends_where_many_descriptors_are_open(tmp_path: Path, fo
             files.callback(os.close, os.dup(sys.stderr.fileno()))
         process = RankProcess(await forks.fork(), settings)
         process.send_signal(signal.SIGKILL)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert await process.ended == -signal.SIGKILL

@@ -90,6 +90,7 @@ class OrcaServicer:
         NO_CHAT_TEMPLATE: give text; NO_FORMS: this model's answers cannot be held to a form;
         NO_TOOLS: its template takes no tools, or spells calls in an unknown way;
         FORM_STUCK: after some tokens none can follow by the form;
+        AMBIGUOUS_CALL: the arguments of the answer's call have a name twice;
         UNKNOWN_PARAMETER: the engine is of an older release than the endpoint]
         NOT_FOUND            `model` is not served here [UNKNOWN_MODEL]
         ALREADY_EXISTS       request_id is known with another body [REQUEST_ID_IN_USE]

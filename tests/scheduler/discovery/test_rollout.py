@@ -105,7 +105,7 @@ def test_what_an_operator_reads() -> None:
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(1, 4), st.integers(1, 2), st.booleans(), st.randoms(use_true_random=False))
 def test_at_most_one_engine_is_down(count: int, per_engine: int, broken: bool, chance: random.Random) -> None:
     """Schedulers act on views of any age, but a deletion follows a fresh look. New pods come up unless broken."""

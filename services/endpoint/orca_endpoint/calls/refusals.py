@@ -12,6 +12,7 @@ from orca_common.errors import (
     OrcaError,
     ResourceExhausted,
     Unavailable,
+    echo,
 )
 from orca_pool.records import Busy, Reason, Refusal
 
@@ -119,6 +120,15 @@ def end_error(reason: Reason, request_id: str, trace_id: str, has_form: bool) ->
             return FailedPrecondition(sentence, reason=ErrorReason.FORM_STUCK)
         case _:
             raise AssertionError(f"{reason.name} is an end that Finished tells")
+
+
+def ambiguous_call(request_id: str, name: str) -> FailedPrecondition:
+    """The error of an answer in whose calls an object has a name twice."""
+    sentence = (
+        f"request {request_id}: the arguments of a call have the name {echo(name, 64)!r} twice, and parsers take "
+    )
+    sentence += "one of the values; allow no members that the schema does not name, or ask again"
+    return FailedPrecondition(sentence, reason=ErrorReason.AMBIGUOUS_CALL)
 
 
 def taken_over(request_id: str) -> Aborted:

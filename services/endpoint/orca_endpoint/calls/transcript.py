@@ -24,7 +24,7 @@ from orca_pool.records import Attached, CommittedToken, Finish, Packet, Reason, 
 from ..text.tool_calls import SYNTAXES, CallReader, Said
 from ..text.vocabulary import TextStream, Vocabulary
 from .events import Accepted, Event, Finished, Prompted, PromptToken, Token, TopToken
-from .refusals import end_error
+from .refusals import ambiguous_call, end_error
 
 # What the call must do before the transcript can go on. Strings, because it is compared for each packet: Python 3.11
 # takes 0.25 us to look up a member of an Enum.
@@ -139,8 +139,10 @@ class Transcript:
         return tokens if packet.finish is None else self._last(tokens, packet.finish)
 
     def stopped(self) -> Finished:
-        """The end that a stop string makes, once the pool has recorded it. Its times are the pool's to tell."""
-        self.next, self.finished = "end", Reason.STOP
+        """The end that a stop string makes, once the pool has recorded it. Its times are the pool's to tell.
+
+        Raises FailedPrecondition for a call that parsers read differently."""
+        self.next = "end"
         return self._finished(Reason.STOP, "", None)
 
     def digest(self) -> bytes:
@@ -244,15 +246,19 @@ class Transcript:
         if finish.reason > Reason.CANCELLED:
             has_form = bool(self.record.sampling.grammar)
             raise end_error(finish.reason, self.request_id, trace_id_of(self.record.trace), has_form)
-        self.finished = finish.reason
         yield self._finished(finish.reason, self._text.flush(), finish.times, finish.cached_tokens)
 
     def _finished(self, reason: Reason, text: str, times: Times | None, cached: int = 0) -> Finished:
-        """The event of the end. text: what was held back."""
+        """The event of the end. text: what was held back. Raises FailedPrecondition for a call that parsers read
+        differently."""
         calls, stop = self._calls, self._text.stopped_by
         if calls is None:
+            self.finished = reason
             return Finished(reason, len(self._ids), text, times, cached_tokens=cached, stop=stop)
         said, rest = calls.push(text), calls.flush()
+        if calls.doubled is not None:
+            raise ambiguous_call(self.request_id, calls.doubled)
+        self.finished = reason
         said = Said(said.content + rest.content, said.calls)
         return Finished(reason, len(self._ids), text, times, said, cached, calls.called, stop)
 

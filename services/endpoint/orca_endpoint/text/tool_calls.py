@@ -13,6 +13,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
+from orca_common import strict_json
+
 ID_LENGTH = 9  # of a call's id: Mistral's templates want letters and digits, and no other length
 ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
 
@@ -125,6 +127,8 @@ class CallReader:
         self._plain = False  # no call can begin any more
         self._count = 0  # calls whose arguments have begun
         self._depth, self._quoted, self._escaped = 0, False, False  # of the arguments so far
+        self._arguments = list[str]()  # their pieces
+        self.doubled: str | None = None  # a name that comes twice in an object of a whole call's arguments
 
     @property
     def called(self) -> bool:
@@ -152,7 +156,10 @@ class CallReader:
                 case "arguments":
                     end = self._end_in(rest)
                     calls.append(CallPart(self._count - 1, "", "", rest[:end]))
+                    self._arguments.append(rest[:end])
                     rest = rest[end:]
+                    if self.called:
+                        self._judge()
                 case "between":
                     end, rest = self._before(self._syntax.next, rest)
                     if end is not None:
@@ -191,6 +198,17 @@ class CallReader:
         before, found, after = held.partition(end) if end is not None else (held, "", "")
         self._held = "" if found else held
         return (before, after) if found else (None, "")
+
+    def _judge(self) -> None:
+        """Looks for a name that comes twice in the arguments of the call that has ended: no grammar keeps a model from
+        it where an object may have members that its schema does not name."""
+        try:
+            strict_json.loads("".join(self._arguments))
+        except strict_json.Doubled as doubled:
+            self.doubled = doubled.name
+        except (ValueError, RecursionError):
+            pass  # a grammar holds them to JSON; no parser reads those that are nested too deeply
+        self._arguments.clear()
 
     def _end_in(self, piece: str) -> int:
         """Counts the characters of a piece that belong to the arguments, whose end changes the state."""
