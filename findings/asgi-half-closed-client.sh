@@ -43,11 +43,12 @@ SERVERS = {
 
 
 def connect(port):
-    while True:
+    while server.poll() is None:
         try:
             return socket.create_connection(("127.0.0.1", port))
         except ConnectionRefusedError:
             time.sleep(0.05)
+    raise SystemExit("the server has ended")
 
 
 def answer(port, half):

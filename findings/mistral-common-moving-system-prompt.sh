@@ -7,13 +7,13 @@
 # of the user, wherever that is: the next turn has it somewhere else, and what the two have in common ends behind the
 # first [INST]. Without a system prompt all of them go on.
 #
-# Seen with: mistral-common 1.13.1 and the tokenizers in it, Python 3.11. Prints the prompts of two turns and how many
-# tokens they have in common, and fails when that changes.
+# Seen with: mistral-common 1.13.1 and the tokenizers in it, sentencepiece 0.2.3, Python 3.11. Prints the prompts of
+# two turns and how many tokens they have in common, and fails when that changes.
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/env"
-"$folder/env/bin/pip" install --quiet --disable-pip-version-check mistral-common==1.13.1
+"$folder/env/bin/pip" install --quiet --disable-pip-version-check mistral-common==1.13.1 sentencepiece==0.2.3
 "$folder/env/bin/python" - <<'PYTHON'
 from itertools import takewhile
 

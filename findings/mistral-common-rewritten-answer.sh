@@ -6,13 +6,13 @@
 # price loses its last digit, a number of twenty digits becomes one of seventeen with an exponent, and of two equal
 # keys the first one is gone. 007 is no JSON and stays. Version 7 takes all as they are.
 #
-# Seen with: mistral-common 1.13.1 and the tokenizers in it, Python 3.11. Prints what stands in the prompts, and fails
-# when that changes.
+# Seen with: mistral-common 1.13.1 and the tokenizers in it, sentencepiece 0.2.3, Python 3.11. Prints what stands in
+# the prompts, and fails when that changes.
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/env"
-"$folder/env/bin/pip" install --quiet --disable-pip-version-check mistral-common==1.13.1
+"$folder/env/bin/pip" install --quiet --disable-pip-version-check mistral-common==1.13.1 sentencepiece==0.2.3
 "$folder/env/bin/python" - <<'PYTHON'
 from mistral_common.protocol.instruct.messages import AssistantMessage, ToolMessage, UserMessage
 from mistral_common.protocol.instruct.request import ChatCompletionRequest
