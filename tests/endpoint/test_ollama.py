@@ -115,7 +115,7 @@ async def test_a_prompt_as_it_stands(orca: World, http: httpx.AsyncClient) -> No
 
 
 async def test_calls_and_the_turn_after_them(orca: World, http: httpx.AsyncClient) -> None:
-    """A call is told whole, with arguments as an object. A result names its function, or nothing."""
+    """A line has a whole call, with arguments as an object. A result names its function, or nothing."""
     script = Recorder([*encode(orca, CALLS), 0])
     asked: dict[str, Any] = {"model": "tiny", "tools": [WEATHER, TIME], "messages": [USER]}
     async with orca.background(script):

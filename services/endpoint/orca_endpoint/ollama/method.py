@@ -72,7 +72,7 @@ class OllamaGenerations(OllamaReplies):
 
 
 class OllamaModels:
-    """What is served, as endpoints of Starlette."""
+    """The models that are served, as endpoints of Starlette."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint, self._since = endpoint, now()
