@@ -10,14 +10,23 @@ named() {
   ask sentinel get-master-addr-by-name orca | grep -E '^[a-z][a-z0-9-]*$' | sort | uniq -d
 }
 
-# Whether a replica lacks what its primary has: lacking TEXT, the primary's `info replication`.
+# Whether a replica lacks what its primary has: lacking TEXT, the primary's `info replication`. What that says of a replica is up to
+# a second old, and behind a question for it (WAITAOF) always: one that seems to lack something is asked itself. 0: one does. 1: none
+# does. 2: one does not answer.
 lacking() {
   at=${1#*master_repl_offset:}
   at=${at%%[!0-9]*}
   for word in $1; do
     case "$word" in
       slave[0-9]*:*",offset=$at,"*) ;;
-      slave[0-9]*:ip=*) return 0 ;;
+      slave[0-9]*:ip=*,port=*,state=online,*)
+        host=${word#*:ip=}
+        port=${host#*,port=}
+        has=$(timeout 0.3 $CLI -h "${host%%,*}" -p "${port%%,*}" info replication) || return 2
+        has=${has#*slave_repl_offset:}
+        has=${has%%[!0-9]*}
+        [ "${has:-0}" -ge "$at" ] || return 0
+        ;;
     esac
   done
   return 1
