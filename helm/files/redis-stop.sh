@@ -6,17 +6,22 @@ set -u
 
 case "$(timeout 2 $CLI info replication)" in *role:master*) ;; *) exit 0 ;; esac
 
-# Stops writes, which could be lost from now on. Whether the replicas have all that was written.
+# Says it in the server's log.
+say() {
+  echo "$HOST $*" >/proc/1/fd/1
+}
+
+# Stops writes, which could be lost from now on. Whether the replicas have all that was written; after a moment one of them suffices,
+# since Sentinel takes the one that has most.
 caught_up() {
-  for _ in 1 2 3 4 5; do
-    lacking "$(printf 'client pause 30000 write\ninfo replication\n' | timeout 2 $CLI)"
+  for _ in 1 2 3; do
+    following "$(printf 'client pause 30000 write\ninfo replication\n' | timeout 2 $CLI)"
     case $? in
-      0) sleep 0.1 ;;
-      1) return 0 ;;
-      *) return 1 ;;
+      0) return 0 ;;
+      2) return 1 ;;
     esac
+    sleep 0.1
   done
-  return 1
 }
 
 # Has a Sentinel make a replica the primary: hand_over HOST. Fails when it surely does not. The connection is there before writes
@@ -36,6 +41,7 @@ hand_over() {
 
 for sentinel in $SENTINELS $SENTINELS; do
   if hand_over "$sentinel"; then
+    say "hands over by $sentinel"
     for _ in 1 2 3 4 5 6 7 8 9 10; do
       [ "$(named)" = "$HOST" ] || exit 0
       sleep 1
@@ -43,4 +49,5 @@ for sentinel in $SENTINELS $SENTINELS; do
     exit 0
   fi
   timeout 2 $CLI client unpause
+  say "could not hand over by $sentinel"
 done

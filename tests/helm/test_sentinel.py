@@ -204,6 +204,7 @@ def variables(tmp_path: Path) -> dict[str, str]:
     """Variables of the scripts in tmp_path, where a server runs them, for processes of this machine."""
     for script in (FOLDER / "files").glob("*.sh"):
         text = script.read_text().replace("/tmp/", f"{tmp_path}/").replace("/etc/orca/redis", str(tmp_path))
+        text = text.replace("/proc/1/fd/1", str(tmp_path / "log"))
         (tmp_path / script.name).write_text(text)
     (tmp_path / "cli").write_text(CLI)
     return {
@@ -219,37 +220,35 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_a_server_hands_over_when_its_replicas_have_all(variables: dict[str, str], tmp_path: Path) -> None:
+def test_replicas_are_asked_for_what_they_have(variables: dict[str, str], tmp_path: Path) -> None:
     """The acknowledgement that answers a question is behind this question, until the next one comes within a second.
 
     Writes are stopped meanwhile, and a pod that is deleted without grace has a second for all.
     """
-    script = f'. {tmp_path}/primary.sh; lacking "$1"'
+    script = f'. {tmp_path}/primary.sh; following "$1"'
 
-    def lacks(written: int, acknowledged: int) -> int:
-        """The script's answer about a server that has written this much. One of its replicas has acknowledged all."""
-        lines = [
-            "# Replication",
-            "role:master",
-            "connected_slaves:3",
-            f"slave0:ip=orca-redis-1,port=6379,state=online,offset={written},lag=0,type=replica",
-            f"slave1:ip=127.0.0.1,port={replica.port},state=online,offset={acknowledged},lag=0,type=replica",
-            "slave2:ip=orca-redis-3,port=6379,state=send_bulk,offset=0,lag=0,type=replica",
-            f"master_repl_offset:{written}",
-            "second_repl_offset:-1",
+    def follow(written: int, *acknowledged: tuple[int, int]) -> int:
+        """The script's answer for a server that has written this much. acknowledged: the port and bytes of replicas."""
+        replicas = [
+            f"slave{n}:ip=127.0.0.1,port={port},state=online,offset={offset},lag=0,type=replica"
+            for n, (port, offset) in enumerate(acknowledged)
         ]
+        syncs = "slave9:ip=127.0.0.1,port=1,state=send_bulk,offset=0,lag=0,type=replica"
+        lines = ["# Replication", "role:master", *replicas, syncs, f"master_repl_offset:{written}", "repl_backlog:1"]
         asked = ["sh", "-u", "-c", script, "sh", "OK\n" + "\r\n".join(lines)]
         return subprocess.run(asked, env=variables, check=False).returncode
 
-    lacks_some, has_all, silent = range(3)
+    everyone, some, no_replica = range(3)
     with server(tmp_path / "primary") as primary, server(tmp_path / "replica", *primary.as_replica) as replica:
         until(lambda: replica.replication()["master_link_status"] == "up")
-        has = replica.replication()["slave_repl_offset"]
-        assert lacks(has, has - 37) == has_all
-        assert lacks(has + 10**6, has) == lacks_some
-        replica.kill()
-        assert lacks(has, has - 37) == silent
-        assert lacks(has, has) == has_all
+        port, has = replica.port, replica.replication()["slave_repl_offset"]
+        assert follow(has, (port, has - 37), (1, has)) == everyone
+        assert follow(has, (port, has - 37), (1, has - 37)) == some
+        assert follow(has + 10**6, (port, has), (1, has + 10**6)) == some
+        assert follow(has + 10**6, (port, has)) == no_replica
+        assert follow(has) == no_replica
+        replica.send_signal(signal.SIGSTOP)
+        assert follow(has, (1, has), (port, has - 37)) == no_replica
 
 
 @pytest.mark.slow
@@ -270,6 +269,7 @@ def test_writes_wait_for_a_handover_alone(variables: dict[str, str], tmp_path: P
             if frozen:
                 client.set("after", 1)
                 assert old.replication()["role"] == "master"
+                assert "could not hand over by sentinel-2" in (tmp_path / "log").read_text()
                 return
         until(redis.taken_over)
         (new,) = [one for one in (replica, other) if one.replication()["role"] == "master"]
