@@ -71,6 +71,21 @@ class Cluster:
         found = await self.get("pods", "--selector", selector)
         return sorted((_pod(pod) for pod in found), key=lambda pod: pod.name)
 
+    async def delete_claims(self, *which: str) -> None:
+        """Deletes volume claims, by name or with an option of kubectl such as --all, and gives their volumes back."""
+        await self.kubectl("delete", "pvc", *which)
+        await self.give_back()
+
+    async def give_back(self) -> None:
+        """Gives the volumes of deleted claims back where an administrator would have to do that. Their files stay."""
+        claims = {claim["metadata"]["uid"] for claim in await self.get("pvc")}
+        for volume in await self.get("persistentvolumes"):
+            of, kept = volume["spec"].get("claimRef", {}), volume["spec"]["persistentVolumeReclaimPolicy"] == "Retain"
+            if kept and of.get("namespace") == self.namespace and of.get("uid") not in claims:
+                patch = '[{"op": "remove", "path": "/spec/claimRef"}]'
+                name = volume["metadata"]["name"]
+                await self.kubectl("patch", "persistentvolume", name, "--type=json", "--patch", patch)
+
     async def execute(self, pod: str, *command: str) -> str:
         """Runs a command in the first container of a pod. Returns what it prints."""
         return await self.kubectl("exec", pod, "--", *command)

@@ -85,17 +85,22 @@ async def fork_server_killed(orca: Release) -> None:
     await rank_killed(orca)
 
 
-async def first_process_killed(orca: Release) -> None:
-    pod = await orca.pod(orca.worker(1))
+async def process_1_killed(orca: Release, name: str) -> None:
+    """By SIGKILL from outside, as the kernel does it: there is no hook and no grace. Returns when it has restarted."""
+    pod = await orca.pod(name)
     process = inside(pod.container, 1)  # from inside, no signal reaches process 1
     if process is None:
         pytest.skip("the processes of the cluster's containers cannot be seen here")
     os.kill(process, signal.SIGKILL)
 
     async def missing() -> str | None:
-        return None if (await orca.pod(pod.name)).restarts > pod.restarts else f"{pod.name} has not restarted"
+        return None if (await orca.pod(name)).restarts > pod.restarts else f"{name} has not restarted"
 
     await until(missing)
+
+
+async def first_process_killed(orca: Release) -> None:
+    await process_1_killed(orca, orca.worker(1))
 
 
 async def followed(orca: Release, replicas: int = 2) -> None:
@@ -119,9 +124,16 @@ async def another(orca: Release, before: str) -> None:
 
 
 async def primary_killed(orca: Release) -> None:
-    """The primary that the Sentinels watch. Returns when another one is."""
+    """The pod of the primary that the Sentinels watch. Returns when another one is."""
     primary = await orca.primary()
     await delete(orca, primary)
+    await another(orca, primary)
+
+
+async def primary_process_killed(orca: Release) -> None:
+    """The server that the Sentinels watch, which cannot hand over. Returns when another one is the primary."""
+    primary = await orca.primary()
+    await process_1_killed(orca, primary)
     await another(orca, primary)
 
 

@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[1]
 CHART, VALUES = ROOT / "helm", ROOT / "helm/values-cpu.yaml"
 REGISTRY = os.environ.get("IMAGE_REGISTRY") or "localhost:5000"
 TAG = os.environ.get("IMAGE_TAG") or "dev"
+JAEGER = os.environ.get("JAEGER", "true") == "true"
 NEXT = os.environ.get("IMAGE_NEXT", "next")  # of the same images with another protocol number, by images.sh
 IMAGES = {
     "image.registry": REGISTRY,
@@ -42,7 +43,7 @@ Values = Mapping[str, object]
 TWO_PODS: dict[str, object] = {
     "engine.slots": 8192,
     "scheduler.settings.max_batch_size": 20,
-    "jaeger.enabled": os.environ.get("JAEGER", "true") == "true",
+    "jaeger.enabled": JAEGER,
 }
 # Made by tests/kubernetes/images.sh: its Redis is older than WAITAOF.
 VALKEY = {"redis.image": f"{REGISTRY}/valkey:8", "redis.program": "valkey"}
@@ -84,6 +85,11 @@ class Release:
         said = await self.cluster.helm("uninstall", self.name, "--wait", "--timeout", "300s")
         await until(self._gone)
         return said
+
+    async def purge(self) -> None:
+        """Uninstalls it and gives its volumes back: a cluster may have few."""
+        await self.uninstall()
+        await self.cluster.delete_claims("--selector", f"{LABELS}={self.name}")
 
     def _chart(self, values: Values = {}) -> list[str]:  # noqa: B006 it is only read
         given = self.values | dict(values)

@@ -108,11 +108,11 @@ class Replicated:
             for n in range(1, replicas + 1)
         ]
         self._logs = [folder / f"sentinel-{n}" / "log" for n in range(len(down_after))]
-        self._sentinels = [
+        self.sentinels = [
             servers.enter_context(sentinel(log.parent, self.primary.port, QUORUM, seconds))
             for log, seconds in zip(self._logs, down_after, strict=True)
         ]
-        told = ",".join(f"127.0.0.1:{port}" for port in self._sentinels)
+        told = ",".join(f"127.0.0.1:{port}" for port in self.sentinels)
         self.url = f"redis+sentinel://{told}/{SERVICE}/0"
 
     def part_replica(self) -> None:
@@ -150,7 +150,7 @@ class Replicated:
             links = {replica.replication().get("master_link_status") for replica in self.replicas}
         except ConnectionError:
             return False
-        return links == {"up"} and all(self._would(port) for port in self._sentinels)
+        return links == {"up"} and all(self._would(port) for port in self.sentinels)
 
     def _follow(self) -> bool:
         """Notes which server is the primary, the one before as the first replica. False where Sentinels differ."""
@@ -166,7 +166,7 @@ class Replicated:
             known = {one["port"]: one for one in asked.sentinel_slaves(SERVICE)}
             others = cast(list[Any], asked.sentinel_sentinels(SERVICE))
         well = [known.get(replica.port, {"flags": ""}) for replica in self.replicas]
-        return len(others) == len(self._sentinels) - 1 and all(
+        return len(others) == len(self.sentinels) - 1 and all(
             one["flags"] == "slave" and one["master-link-status"] == "ok" for one in well
         )
 
@@ -183,7 +183,7 @@ class Replicated:
         return {kind: sorted(moments) for kind, moments in seen.items()}
 
     def _named(self) -> Iterator[int]:
-        for port in self._sentinels:
+        for port in self.sentinels:
             with Redis(port=port, socket_timeout=5) as asked:
                 yield cast(Any, asked.sentinel_get_master_addr_by_name(SERVICE))[1]
 

@@ -108,7 +108,10 @@ where it looks first: a Sentinel does nothing while it waits, and with `.NAMESPA
 {{ toJson $settings }}
 {{- end -}}
 
-{{/* What Redis has acknowledged is on disk, and nothing is evicted: the pool's promises rest on both. */}}
+{{/*
+What Redis has acknowledged is on disk, and nothing is evicted: the pool's promises rest on both. A server that could not hand over
+stops at once: it would hold up writes until its replicas have all, for up to ten seconds, in which it is not missed.
+*/}}
 {{- define "orca.redisCommand" -}}
 {{- $command := list (include "orca.redisProgram" (list . "server")) -}}
 {{- $settings := list "dir" "/data" "appendonly" "yes" "appendfsync" "always" "save" "" "maxmemory-policy" "noeviction" "protected-mode" "no" -}}
@@ -118,7 +121,7 @@ where it looks first: a Sentinel does nothing while it waits, and with `.NAMESPA
 {{- end -}}
 {{- if include "orca.sentinels" . -}}
 {{- $command = concat (list "sh" "/etc/orca/redis/redis-start.sh") $command -}}
-{{- $settings = concat $settings (list "replica-announce-ip" "$(HOST)" "repl-diskless-sync-delay" "0") -}}
+{{- $settings = concat $settings (list "replica-announce-ip" "$(HOST)" "repl-diskless-sync-delay" "0" "shutdown-timeout" "0") -}}
 {{- end -}}
 {{- range $n, $word := $settings -}}
 {{- $command = append $command (mod $n 2 | eq 1 | ternary $word (printf "--%s" $word)) -}}

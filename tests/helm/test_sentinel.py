@@ -1,11 +1,17 @@
 """`redis.mode`: a primary with replicas and Sentinels, or one server; and the password of both."""
 
 import os
+import signal
 import subprocess
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from helm.chart import DEMO, FOLDER, Rendered, main, merged, render, rendered
+from redis import Redis
+from replicated import Replicated, server
 
 from orca_pool import redis_url
 
@@ -85,6 +91,13 @@ def test_a_password_is_asked_for_by_all() -> None:
     assert "env" not in main(rendered("nothing but a model").pods["redis"])
 
 
+def test_a_server_that_could_not_hand_over_stops_at_once() -> None:
+    """Valkey holds up writes until its replicas have acknowledged all, which they do once a second."""
+    command = main(rendered(PLAIN).pods["redis"])["command"]
+    assert command[command.index("--shutdown-timeout") + 1] == "0"
+    assert "--shutdown-timeout" not in main(rendered("nothing but a model").pods["redis"])["command"]
+
+
 def test_sentinels_show_the_certificate_of_redis() -> None:
     release = rendered(SECURED)
     (certificate,) = [c for c in release.of_kind("Certificate") if c["spec"]["secretName"] == "orca-redis-tls"]
@@ -158,21 +171,107 @@ def test_notes_name_the_primary_and_all_claims() -> None:
     assert "delete pvc -l app.kubernetes.io/name=orca,app.kubernetes.io/instance=orca" in notes
 
 
-@pytest.mark.parametrize(("offset", "lacks"), [(318856, False), (318855, True), (31885, True), (3188561, True)])
-def test_a_server_hands_over_when_its_replicas_have_all(offset: int, lacks: bool) -> None:
-    replicas = [
-        f"slave{n}:ip=orca-redis-{n + 1},port=6379,state=online,offset={at},lag=0,type=replica"
-        for n, at in enumerate((318856, offset))
-    ]
-    lines = [
-        "# Replication",
-        "role:master",
-        "connected_slaves:2",
-        *replicas,
-        "master_repl_offset:318856",
-        "second_repl_offset:-1",
-    ]
-    script = f'. {FOLDER / "files/primary.sh"}; lacking "$1"'
-    assert subprocess.run(["sh", "-u", "-c", script, "sh", "OK\n" + "\r\n".join(lines)], check=False).returncode == (
-        0 if lacks else 1
-    )
+# For the scripts, their part of redis-cli: [-h HOST] [-p PORT] [COMMAND...]; without a command, the lines of its input.
+# PRIMARY: the port of the server beside it. PORTS: those of the hosts sentinel-0 and so on.
+CLI = r"""
+host=primary port=$PRIMARY ports=($PORTS)
+while getopts h:p: option; do
+  case $option in h) host=$OPTARG ;; p) port=$OPTARG ;; esac
+done
+shift $((OPTIND - 1))
+case $host in sentinel-*) port=${ports[${host#sentinel-}]} ;; esac
+exec 3<>"/dev/tcp/127.0.0.1/$port" || exit 1
+reply() {
+  local line text n
+  IFS= read -r line <&3
+  line=${line%$'\r'}
+  case $line in
+    \$*) IFS= read -r -N $((${line#\$} + 2)) text <&3; printf '%s\n' "${text%$'\r\n'}" ;;
+    \**) for ((n = 0; n < ${line#\*}; n++)); do reply; done ;;
+    *) printf '%s\n' "${line:1}" ;;
+  esac
+}
+ask() {
+  printf '%s\r\n' "$*" >&3
+  reply
+}
+if [ $# -gt 0 ]; then ask "$@"; else while read -r line; do ask $line; done; fi
+"""
+
+
+@pytest.fixture
+def variables(tmp_path: Path) -> dict[str, str]:
+    """Variables of the scripts in tmp_path, where a server runs them, for processes of this machine."""
+    for script in (FOLDER / "files").glob("*.sh"):
+        text = script.read_text().replace("/tmp/", f"{tmp_path}/").replace("/etc/orca/redis", str(tmp_path))
+        text = text.replace("/proc/1/fd/1", str(tmp_path / "log"))
+        (tmp_path / script.name).write_text(text)
+    (tmp_path / "cli").write_text(CLI)
+    return {
+        "CLI": f"bash {tmp_path / 'cli'}",
+        "PATH": os.environ["PATH"],
+        "HOST": "orca-redis-0",
+        "SENTINELS": "sentinel-0 sentinel-1 sentinel-2",
+    }
+
+
+def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        time.sleep(0.01)
+
+
+def test_replicas_are_asked_for_what_they_have(variables: dict[str, str], tmp_path: Path) -> None:
+    """The acknowledgement that answers a question is behind this question, until the next one comes within a second.
+
+    Writes are stopped meanwhile, and a pod that is deleted without grace has a second for all.
+    """
+    script = f'. {tmp_path}/primary.sh; following "$1"'
+
+    def follow(written: int, *acknowledged: tuple[int, int]) -> int:
+        """The script's answer for a server that has written this much. acknowledged: the port and bytes of replicas."""
+        replicas = [
+            f"slave{n}:ip=127.0.0.1,port={port},state=online,offset={offset},lag=0,type=replica"
+            for n, (port, offset) in enumerate(acknowledged)
+        ]
+        syncs = "slave9:ip=127.0.0.1,port=1,state=send_bulk,offset=0,lag=0,type=replica"
+        lines = ["# Replication", "role:master", *replicas, syncs, f"master_repl_offset:{written}", "repl_backlog:1"]
+        asked = ["sh", "-u", "-c", script, "sh", "OK\n" + "\r\n".join(lines)]
+        return subprocess.run(asked, env=variables, check=False).returncode
+
+    everyone, some, no_replica = range(3)
+    with server(tmp_path / "primary") as primary, server(tmp_path / "replica", *primary.as_replica) as replica:
+        until(lambda: replica.replication()["master_link_status"] == "up")
+        port, has = replica.port, replica.replication()["slave_repl_offset"]
+        assert follow(has, (port, has - 37), (1, has)) == everyone
+        assert follow(has, (port, has - 37), (1, has - 37)) == some
+        assert follow(has + 10**6, (port, has), (1, has + 10**6)) == some
+        assert follow(has + 10**6, (port, has)) == no_replica
+        assert follow(has) == no_replica
+        replica.send_signal(signal.SIGSTOP)
+        assert follow(has, (1, has), (port, has - 37)) == no_replica
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("frozen", [False, True])
+def test_writes_wait_for_a_handover_alone(variables: dict[str, str], tmp_path: Path, frozen: bool) -> None:
+    """A replica that does not answer may lack something: the server is not handed over, and writes go on."""
+    with ExitStack() as servers:
+        redis = Replicated(tmp_path, servers, replicas=2)
+        until(redis.whole)
+        old, (replica, other) = redis.primary, redis.replicas
+        if frozen:
+            replica.send_signal(signal.SIGSTOP)
+        with Redis(port=old.port) as client:
+            client.set("before", 1)
+            client.execute_command("WAITAOF", 1, 1, 0)
+            told = variables | {"PRIMARY": str(old.port), "PORTS": " ".join(map(str, redis.sentinels))}
+            subprocess.run(["sh", f"{tmp_path}/redis-stop.sh"], env=told, check=True)
+            if frozen:
+                client.set("after", 1)
+                assert old.replication()["role"] == "master"
+                assert "could not hand over by sentinel-2" in (tmp_path / "log").read_text()
+                return
+        until(redis.taken_over)
+        (new,) = [one for one in (replica, other) if one.replication()["role"] == "master"]
+        with Redis(port=new.port) as client:
+            assert client.get("before") == b"1"

@@ -7,7 +7,6 @@ build/kubernetes/pauses.md and pauses.json, and what a failed test left behind t
 import argparse
 import asyncio
 import itertools
-import json
 import secrets
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -88,14 +87,8 @@ async def _create(cluster: Cluster) -> None:
 
 
 async def _delete(cluster: Cluster) -> None:
-    """Deletes the namespace. Its volumes are given back where an administrator would have to do that."""
     await call("kubectl", "delete", "namespace", cluster.namespace, "--ignore-not-found", "--timeout=300s")
-    for volume in json.loads(await call("kubectl", "get", "persistentvolumes", "--output", "json"))["items"]:
-        claim = volume["spec"].get("claimRef", {})
-        if claim.get("namespace") == cluster.namespace and volume["status"]["phase"] == "Released":
-            patch = '[{"op": "remove", "path": "/spec/claimRef"}]'
-            name = volume["metadata"]["name"]
-            await call("kubectl", "patch", "persistentvolume", name, "--type=json", "--patch", patch)
+    await cluster.give_back()
 
 
 @pytest.fixture(scope="session")

@@ -170,7 +170,7 @@ async def test_what_a_good_install_waits_for(releases: Releases) -> None:
         try:
             installs.append(await timed(orca))
         finally:
-            await orca.uninstall()
+            await orca.purge()
         assert wait == (installs[-1].returned > installs[-1].ready)
     COSTS.parent.mkdir(parents=True, exist_ok=True)
     COSTS.write_text("\n".join(costs(seen)) + "\n")

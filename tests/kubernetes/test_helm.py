@@ -15,7 +15,7 @@ from helm.odd import a_values_file
 from helm.strict import FOREIGN
 from helm_python import HelmError
 
-from release import CHART
+from release import CHART, LABELS
 
 PROGRAMS = [name for name in ("helm", "helm3", "helm4") if shutil.which(name)]
 FILES, BATCH = 2000, 100  # values files, and how many of them one kubectl checks
@@ -58,6 +58,7 @@ async def chart(request: pytest.FixtureRequest, cluster: Cluster) -> AsyncIterat
     chart = Chart(cluster, request.param)
     yield chart
     await chart.helm("uninstall", chart.name, "--ignore-not-found")
+    await cluster.delete_claims("--selector", f"{LABELS}={chart.name}")
 
 
 async def test_a_number_of_pods_belongs_to_who_scaled_last(chart: Chart) -> None:

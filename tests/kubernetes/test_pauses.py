@@ -12,11 +12,13 @@ from traffic import Under
 from release import NEXT, SENTINELS, Release, Releases
 
 pytestmark = pytest.mark.pauses
+ROUNDS = (1, 2, 3)
 FAULTS: dict[str, Fault] = {
     "a worker pod lost": faults.worker_killed,
     "the pod of the scheduler that masters an engine lost": faults.scheduler_killed,
     "each endpoint's pod lost": faults.endpoints_killed,
-    **{f"the primary of the Sentinels killed, round {number}": faults.primary_killed for number in (1, 2, 3)},
+    **{f"the pod of the Sentinels' primary lost, round {n}": faults.primary_killed for n in ROUNDS},
+    **{f"the process of the Sentinels' primary killed, round {n}": faults.primary_process_killed for n in ROUNDS},
     "a rank killed": faults.rank_killed,
     "process 1 of a worker killed": faults.first_process_killed,
     **{

@@ -62,7 +62,7 @@ async def test_a_namespace_with_rules(releases: Releases, traffic: Under, pauses
         await cluster.execute(f"{orca.name}-redis-0", "rm", "-r", "/data/appendonlydir")
     finally:
         await releases.remove()
-        await cluster.kubectl("delete", "pvc", "--all")
+        await cluster.delete_claims("--all")
         await cluster.kubectl("delete", "resourcequota/quota", "limitrange/limits")
         await cluster.kubectl("taint", "nodes", "--all", f"{TAINT}-")
 

@@ -36,10 +36,12 @@ async def test_a_claim_without_the_model_s_folder(cluster: Cluster, releases: Re
         with pytest.raises(Failed, match="/models/nope: there is no such folder; nothing was changed"):
             await wrong.install()
     finally:
-        await wrong.uninstall()
+        await wrong.purge()
     await run_pod(cluster, "look", f"{REGISTRY}/python:3.11-slim", "ls", "-A", "/data", claim="weights")
     await cluster.kubectl("wait", "pod/look", "--for=jsonpath={.status.phase}=Succeeded", "--timeout=120s")
     assert "nope" not in (await cluster.kubectl("logs", "look")).split()
+    await cluster.kubectl("delete", "pod", "look")
+    await cluster.delete_claims("weights")
 
 
 @asynccontextmanager
@@ -51,7 +53,7 @@ async def installed(releases: Releases, values: Values) -> AsyncIterator[Release
     try:
         yield release
     finally:
-        await release.uninstall()
+        await release.purge()
 
 
 @pytest.mark.parametrize(
