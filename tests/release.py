@@ -34,7 +34,7 @@ IMAGES = {
 }
 GRPC, STATUS, SUPERVISOR = 50051, 9090, 50050
 PATIENCE = 600.0  # seconds that the clients wait for an endpoint, longer than any fault of the suite lasts
-ENDED = ("Succeeded", "Failed")
+ENDED, HOOKS = ("Succeeded", "Failed"), ("check", "wait", "test")
 LABELS = "app.kubernetes.io/instance"
 
 Values = Mapping[str, object]
@@ -97,7 +97,8 @@ class Release:
         return [str(CHART), "--values", str(VALUES), *sets]
 
     async def _gone(self) -> str | None:
-        names = [pod.name for pod in await self.pods() if pod.phase not in ENDED]  # a failed hook stays for its log
+        # A failed hook stays for its log. Others that have ended are about to be collected.
+        names = [pod.name for pod in await self.pods() if pod.phase not in ENDED or pod.component not in HOOKS]
         return f"{names} are still there" if names else None
 
     # -- what is there
