@@ -168,8 +168,7 @@ async def test_the_stream_of_an_old_incarnation_is_left_at_once(
     server: RedisServer, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing comes on it any more. A read that waited there for its whole time was half a second of a pause."""
-    for name in ("READ_WAIT", "IDLE_WAIT"):
-        monkeypatch.setattr(f"orca_endpoint.calls.delivery.{name}", 3600)
+    monkeypatch.setattr("orca_endpoint.calls.delivery.READ_WAIT", 3600)
     async with world(server.url, model) as own:
         delivery = own.serving.app.delivery
         call = own.stub.Generate(generation(max_new_tokens=2))

@@ -23,8 +23,7 @@ from orca_pool.retry import RETRY_SECONDS, reached
 log = logging.getLogger(__name__)
 
 UNREADY = 2.0  # seconds without an answer of the pool after which the endpoint is not ready
-READ_WAIT = 0.5  # seconds that a read waits: a connection that has died without a word is noticed so much later
-IDLE_WAIT = 5.0  # while there is no call
+READ_WAIT = 0.5  # seconds that a read waits
 # Seconds that a detach is tried. After that the old registration is swept, which detaches the call.
 DETACH_PATIENCE = 60.0
 # Detaches that are sent at the same time. An outage leaves thousands behind, and calls must find a turn beside them.
@@ -295,9 +294,7 @@ class Delivery:
         incarnation = self.incarnation
         try:
             async with asyncio.timeout(None) as self._reading:
-                return incarnation, await self._pool.read(
-                    incarnation, self._cursor, wait=READ_WAIT if self._count else IDLE_WAIT
-                )
+                return incarnation, await self._pool.read(incarnation, self._cursor, wait=READ_WAIT)
         except TimeoutError:
             return incarnation, []
         finally:
