@@ -192,9 +192,9 @@ async def test_a_read_is_long_only_while_there_is_no_call(orca: World, monkeypat
         waits.append(wait)
         return await real(endpoint, cursor, wait=wait)
 
-    monkeypatch.setattr(delivery._pool, "read", noted)
     call = orca.stub.Generate(generation(max_new_tokens=2))
     request = await orca.engine.claim()
+    monkeypatch.setattr(delivery._pool, "read", noted)
     await orca.engine.commit(request, 0, [10])
     await read(call, 2)
     await until(lambda: bool(waits))
