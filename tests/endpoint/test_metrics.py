@@ -3,6 +3,7 @@
 import hashlib
 import struct
 
+import grpc
 import pytest
 from endpoint.harness import World, collect, generation, read, serving, until
 from metrics import Scrape
@@ -46,6 +47,22 @@ async def test_a_resumed_stream_counts_each_token_and_the_end_once(orca: World) 
     # The first call was taken over: it ended with an error, and the request did not.
     assert found.nonzero("orca_request_errors_total", "reason") == {"TAKEN_OVER": 1}
     assert found.value("orca_calls") == 0
+
+
+async def test_tokens_count_that_come_with_an_error(orca: World) -> None:
+    """They were made and shown."""
+    call = orca.stub.Generate(generation(max_new_tokens=4))
+    request = await orca.engine.claim()
+    await orca.engine.commit(request, 0, [10, 11])
+    await orca.engine.commit(request, 2, [12], Reason.NOT_FINITE)
+    with pytest.raises(grpc.aio.AioRpcError):
+        await collect(call)
+    await orca.serving.quiet()
+    found = scrape(orca)
+    assert found.value("orca_generation_tokens_total") == 3
+    assert found.value("orca_tenant_tokens_total", kind="generation") == 3
+    assert found.nonzero("orca_request_errors_total", "reason") == {"LOGITS_NOT_FINITE": 1}
+    assert found.value("orca_request_success_total") == 0
 
 
 async def test_another_endpoint_goes_on_counting(orca: World) -> None:

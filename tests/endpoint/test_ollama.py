@@ -29,6 +29,7 @@ from orca_endpoint.openai.answer import Choice
 from orca_endpoint.openai.chat.request import parse as parse_openai
 from orca_endpoint.openai.fields import markdown
 from orca_endpoint.openai.responses.request import parse as parse_response
+from orca_endpoint.requests.tools import object_of
 from orca_endpoint.text.tool_calls import CallPart, Said
 from orca_pool.records import Reason
 
@@ -296,6 +297,28 @@ def test_a_call_that_is_deep() -> None:
         else:
             with pytest.raises(FailedPrecondition, match="nested too deeply"):
                 reply.finished(0, Choice(), end)
+
+
+@pytest.mark.parametrize("value", ["1e999", "-1e999", "1" * 5000, r'"\ud800"', r'{"\udfff": 1}'])
+def test_a_call_that_no_object_can_hold(value: str) -> None:
+    """JSON spells it, and its writer refuses it."""
+    for end in ("}", ', "b": "c'):
+        with pytest.raises(FailedPrecondition, match="a number that is too large, or half of a character"):
+            object_of(f'{{"a": {value}{end}')
+
+
+async def test_a_number_that_no_object_can_hold(orca: World, http: httpx.AsyncClient) -> None:
+    """It is an error in Ollama's shape and in Anthropic's, and no line that is not JSON."""
+    said = '<tool_call>\n{"name": "weather", "arguments": {"city": 1e999}}\n</tool_call>'
+    function, asked = WEATHER["function"], {"messages": [USER], "tools": [WEATHER]}
+    tool = {"name": function["name"], "input_schema": function["parameters"]}
+    async with orca.background(Recorder([*encode(orca, said), 0])):
+        chat = await http.post("/api/chat", json=asked | {"stream": False})
+        message = await http.post("/v1/messages", json={"messages": [USER], "tools": [tool], "max_tokens": 200})
+        *_, last = await lines(http, "/api/chat", asked)
+    assert (chat.status_code, message.status_code) == (400, 400)
+    for error in (chat.json()["error"], message.json()["error"]["message"], last["error"]):
+        assert "a number that is too large" in error
 
 
 def test_no_thoughts() -> None:

@@ -306,6 +306,24 @@ async def test_what_a_stop_string_has_ended(orca: World, client: AsyncOpenAI) ->
     assert list(script.records[1].prompt_ids) == encode(orca, rendered("hermes", turns))
 
 
+@pytest.mark.parametrize("stop", [[], ["</tool"]])
+async def test_what_has_a_name_twice_has_failed(orca: World, client: AsyncOpenAI, stop: list[str]) -> None:
+    """Whether the model has ended it, or a stop string: it is kept as failed, and no conversation goes on from it."""
+    twice = '<tool_call>\n{"name": "weather", "arguments": {"city": "a", "x": 1, "x": 2}}\n</tool_call>'
+    script = Recorder([*encode(orca, twice), 0])
+    async with orca.background(script):
+        with pytest.raises(BadRequestError, match="the name 'x' twice"):
+            await client.responses.create(model="tiny", input="a", tools=[WEATHER], extra_body={"stop": stop})
+        name = script.records[0].request_id
+        kept = await client.responses.retrieve(name)
+        assert kept.status == "failed"
+        assert kept.error is not None
+        assert "the name 'x' twice" in kept.error.message
+        with pytest.raises(BadRequestError, match="is failed") as refused:
+            await client.responses.create(model="tiny", input="And?", previous_response_id=name)
+    assert refused.value.param == "previous_response_id"
+
+
 async def test_references_bring_no_more_than_a_chat_may_have(
     orca: World, client: AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import httpx2 as httpx
 import pytest
-from endpoint.harness import World, detail_of, field_of, make_model, serving, until, world
+from endpoint.harness import World, collect, detail_of, field_of, make_model, serving, until, world
 from endpoint.test_chat import Recorder, encode
 from endpoint.test_openai_resume import Events
 from google.rpc import error_details_pb2
@@ -166,6 +166,17 @@ async def test_a_call_with_a_name_twice_is_an_error(orca: World, client: AsyncOp
             await orca.stub.GenerateText(pb.GenerateRequest(chat=chat))
     assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     assert detail_of(refused.value, error_details_pb2.ErrorInfo()).reason == "AMBIGUOUS_CALL"
+
+
+async def test_a_cancelled_call_with_a_name_twice(orca: World) -> None:
+    """Its stream ends as every one does that Cancel ends."""
+    chat = pb.Chat(messages=[pb.ChatMessage(role="user", content="Bern?")], tools=json.dumps(TOOLS))
+    stream = orca.stub.Generate(pb.GenerateRequest(chat=chat, request_id="unwanted"))
+    request = await orca.engine.claim()
+    twice = '<tool_call>\n{"name": "weather", "arguments": {"city": "a", "x": 1, "x": 2}}'
+    await orca.engine.commit(request, 0, encode(orca, twice))
+    await orca.stub.Cancel(pb.CancelRequest(request_id="unwanted"))
+    assert (await collect(stream))[-1].finished.reason == pb.FINISH_REASON_CANCELLED
 
 
 CITY: dict[str, Any] = {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"a": [1]}'}}

@@ -1,6 +1,7 @@
 """`redis.mode`: a primary with replicas and Sentinels, or one server; and the password of both."""
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 from helm.chart import DEMO, FOLDER, Rendered, main, merged, render, rendered
 from redis import Redis
-from replicated import Replicated, server
+from replicated import Replicated, sentinel, server
 
 from orca_pool import redis_url
 
@@ -220,7 +221,19 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_replicas_are_asked_for_what_they_have(variables: dict[str, str], tmp_path: Path) -> None:
+@pytest.fixture
+def busybox(tmp_path: Path) -> str:
+    """A PATH where what was late has ended by a signal, as in images without coreutils."""
+    (folder := tmp_path / "bin").mkdir()
+    program = folder / "timeout"
+    program.write_text(
+        f'#!/bin/sh\n{shutil.which("timeout")} "$@"\ncode=$?\n[ $code -ne 124 ] || exit 143\nexit $code\n'
+    )
+    program.chmod(0o755)
+    return f"{folder}:{os.environ['PATH']}"
+
+
+def test_replicas_are_asked_for_what_they_have(variables: dict[str, str], busybox: str, tmp_path: Path) -> None:
     """The acknowledgement that answers a question is behind this question, until the next one comes within a second.
 
     Writes are stopped meanwhile, and a pod that is deleted without grace has a second for all.
@@ -246,9 +259,24 @@ def test_replicas_are_asked_for_what_they_have(variables: dict[str, str], tmp_pa
         assert follow(has, (port, has - 37), (1, has - 37)) == some
         assert follow(has + 10**6, (port, has), (1, has + 10**6)) == some
         assert follow(has + 10**6, (port, has)) == no_replica
-        assert follow(has) == no_replica
+        assert follow(has) == follow(0) == no_replica
         replica.send_signal(signal.SIGSTOP)
-        assert follow(has, (1, has), (port, has - 37)) == no_replica
+        for variables["PATH"] in (os.environ["PATH"], busybox):
+            assert follow(has, (1, has), (port, has - 37)) == no_replica
+
+
+def test_writes_go_on_where_no_replica_may_take_over(variables: dict[str, str], tmp_path: Path) -> None:
+    with ExitStack() as servers:
+        primary = servers.enter_context(server(tmp_path / "primary"))
+        options = (*primary.as_replica, "--replica-priority", "0")
+        replica = servers.enter_context(server(tmp_path / "replica", *options))
+        port = servers.enter_context(sentinel(tmp_path / "sentinel", primary.port))
+        until(lambda: replica.replication()["master_link_status"] == "up")
+        told = variables | {"PRIMARY": str(primary.port), "PORTS": str(port), "SENTINELS": "sentinel-0"}
+        subprocess.run(["sh", f"{tmp_path}/redis-stop.sh"], env=told, check=True)
+        with Redis(port=primary.port) as client:
+            assert client.info("clients")["paused_reason"] == "none"
+        assert "could not hand over by sentinel-0" in (tmp_path / "log").read_text()
 
 
 @pytest.mark.slow
@@ -267,6 +295,7 @@ def test_writes_wait_for_a_handover_alone(variables: dict[str, str], tmp_path: P
             told = variables | {"PRIMARY": str(old.port), "PORTS": " ".join(map(str, redis.sentinels))}
             subprocess.run(["sh", f"{tmp_path}/redis-stop.sh"], env=told, check=True)
             if frozen:
+                assert client.info("clients")["paused_reason"] == "none", "a write would end this pause only by waiting"
                 client.set("after", 1)
                 assert old.replication()["role"] == "master"
                 assert "could not hand over by sentinel-2" in (tmp_path / "log").read_text()

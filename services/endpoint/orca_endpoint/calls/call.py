@@ -249,15 +249,11 @@ class Call:
                         yield piece
                         piece = []
             except OrcaError:
+                self._count(attached)
                 if piece:
                     yield piece
                 raise
-            if attached is not None:
-                self._meter.answered(attached, transcript.prompt_tokens, transcript.count)
-            else:
-                self._meter.came(transcript.count)
-            if self.first_token is None and transcript.count:
-                self.first_token = time.monotonic()
+            self._count(attached)
             more = transcript.next == "packet" and self._inbox and not self._must_attach
             if piece and not more:
                 yield piece
@@ -274,6 +270,16 @@ class Call:
                     return
                 case "end":
                     return
+
+    def _count(self, attached: Attached | None) -> None:
+        """Counts the tokens that have come, in the answer of an attach or else in a packet."""
+        transcript = self._transcript
+        if attached is not None:
+            self._meter.answered(attached, transcript.prompt_tokens, transcript.count)
+        else:
+            self._meter.came(transcript.count)
+        if self.first_token is None and transcript.count:
+            self.first_token = time.monotonic()
 
     # -- attaching
     async def _attach(self) -> Attached | None:

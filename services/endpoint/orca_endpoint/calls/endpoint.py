@@ -306,10 +306,10 @@ class Endpoint:
             transcript = Transcript(request_id, self.vocabulary)
             try:
                 events.extend(transcript.answer(attached))
+                if transcript.next == "stop" and (end := attached.finish) is not None:  # a call has recorded it
+                    events.append(transcript.stopped()._replace(times=end.times, cached_tokens=end.cached_tokens))
             except OrcaError as error:
                 return error
-            if transcript.next == "stop" and (end := attached.finish) is not None:  # a call has recorded it
-                events.append(transcript.stopped()._replace(times=end.times, cached_tokens=end.cached_tokens))
             return None
 
         few = len(attached.tokens) <= TOKENS_IN_LOOP

@@ -250,13 +250,13 @@ class Transcript:
 
     def _finished(self, reason: Reason, text: str, times: Times | None, cached: int = 0) -> Finished:
         """The event of the end. text: what was held back. Raises FailedPrecondition for a call that parsers read
-        differently."""
+        differently, unless Cancel has ended the answer."""
         calls, stop = self._calls, self._text.stopped_by
         if calls is None:
             self.finished = reason
             return Finished(reason, len(self._ids), text, times, cached_tokens=cached, stop=stop)
         said, rest = calls.push(text), calls.flush()
-        if calls.doubled is not None:
+        if calls.doubled is not None and reason is not Reason.CANCELLED:
             raise ambiguous_call(self.request_id, calls.doubled)
         self.finished = reason
         said = Said(said.content + rest.content, said.calls)

@@ -168,14 +168,19 @@ def whole(arguments: str) -> str:
 
 
 def object_of(arguments: str) -> dict[str, Any]:
-    """The arguments of a call as an object. Raises FailedPrecondition for those that cannot be written as one."""
+    """The arguments of a call as an object. Raises FailedPrecondition for those that cannot be written as one: JSON can
+    spell what its writer refuses."""
+    problem = "are nested too deeply"
     try:
         found = json.loads(whole(arguments.strip() or "{}"))
+        if not deeper(found, OBJECT_DEPTH):
+            json.dumps(found, ensure_ascii=False, allow_nan=False).encode()
+            return found
     except RecursionError:
-        found = None
-    if found is None or deeper(found, OBJECT_DEPTH):
-        raise FailedPrecondition("the arguments of a call are nested too deeply to be given as an object")
-    return found
+        pass
+    except ValueError:
+        problem = "have a number that is too large, or half of a character"
+    raise FailedPrecondition(f"the arguments of a call cannot be given as an object: they {problem}")
 
 
 class Members:

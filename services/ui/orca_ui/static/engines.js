@@ -265,8 +265,8 @@ class Slots extends HTMLElement {
     pen.font = `600 ${side - 7}px system-ui, sans-serif`;
     pen.textAlign = "center";
     pen.textBaseline = "middle";
-    for (const [number, runs] of rows) {
-      const request = store.requests.get(number);
+    for (const [id, runs] of rows) {
+      const request = store.requests.get(id);
       for (const [first, count] of runs) {
         for (let n = Math.floor(first / each); n * each < first + count; n++) {
           square(n, colour(request));
