@@ -30,7 +30,7 @@ from tokenizers import decoders
 
 from orca.v1 import orca_pb2 as pb
 from orca_endpoint.calls.call import Call
-from orca_endpoint.calls.delivery import DETACHES, IDLE_WAIT, READ_WAIT, Delivery, Grace
+from orca_endpoint.calls.delivery import DETACHES, Delivery, Grace
 from orca_pool.pool import Pool
 from orca_pool.records import Attached, Claimed, Committed, Reason, Refusal
 from orca_pool.records import Delivery as Entry
@@ -180,28 +180,6 @@ async def test_the_stream_of_an_old_incarnation_is_left_at_once(
         await until(lambda: delivery.incarnation != old and delivery.registered)
         await own.engine.commit(request, 1, [11], Reason.LENGTH)
         assert ids_of([*seen, *await collect(call)]) == [10, 11]
-
-
-async def test_a_read_is_long_only_while_there_is_no_call(orca: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection that has died without a word is noticed when the read on it should have ended."""
-    delivery, waits = orca.serving.app.delivery, list[float]()
-    real = delivery._pool.read
-
-    async def noted(endpoint: str, cursor: bytes | None, *, wait: float) -> list[Entry]:
-        waits.append(wait)
-        return await real(endpoint, cursor, wait=wait)
-
-    call = orca.stub.Generate(generation(max_new_tokens=2))
-    request = await orca.engine.claim()
-    monkeypatch.setattr(delivery._pool, "read", noted)
-    await orca.engine.commit(request, 0, [10])
-    await read(call, 2)
-    await until(lambda: bool(waits))
-    assert set(waits) == {READ_WAIT}
-    await orca.engine.commit(request, 1, [11], Reason.LENGTH)
-    await collect(call)
-    await orca.serving.quiet()
-    await until(lambda: waits[-1] == IDLE_WAIT)
 
 
 async def test_redis_dies_in_the_middle(own: World, server: RedisServer) -> None:
