@@ -150,8 +150,8 @@ async def test_an_incarnation_replaces_the_one_before_it_at_the_second_try_too(r
             before = delivery.incarnation
             pool.outages += 1
             await until(lambda: pool.refused and delivery.registered and delivery.incarnation != before)
-            names = [key.decode() for key in await redis.zrange(f"orca:{{{name}}}:endpoints", 0, -1)]
-            assert names == [delivery.incarnation]
+            registered: Any = await redis.zrange(f"orca:{{{name}}}:endpoints", 0, -1)
+            assert registered == [delivery.incarnation.encode()]
         finally:
             renewing.cancel()
             await asyncio.gather(renewing, return_exceptions=True)
