@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
+import pytest_asyncio
 from endpoint.harness import World, make_model, world
 from endpoint.test_chat import Recorder, encode
 from endpoint.test_tool_chats import CALLS, NAMES, PATIENCE, SCHEMA, make_tool_model, rendered
@@ -48,15 +49,19 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tool_model(tmp_path_factory.mktemp("ollama") / "tiny", TEMPLATES["hermes"], marks)
 
 
-@pytest.fixture
-async def orca(redis_url: str, model: Path) -> AsyncIterator[World]:
-    async with world(redis_url, model, slots=1024, comment_seconds=0.2) as started:
-        yield started
+@pytest.fixture(scope="module")
+def slots() -> int:
+    return 1024
 
 
 @pytest.fixture
-async def http(orca: World) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=orca.serving.http, timeout=PATIENCE) as client:
+def orca(shared: World) -> World:
+    return shared
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def http(shared: World) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=shared.serving.http, timeout=PATIENCE) as client:
         yield client
 
 
@@ -257,9 +262,13 @@ async def test_a_model_without_a_template(redis_url: str, tmp_path: Path) -> Non
         assert (await http.post("/api/show", json={"model": "tiny"})).json()["capabilities"] == ["completion"]
 
 
-async def test_a_stream_that_waits_and_fails(orca: World, http: httpx.AsyncClient) -> None:
+async def test_a_stream_that_waits_and_fails(redis_url: str, model: Path) -> None:
     """While it waits it gets pieces without a text; an error is its last line."""
-    async with http.stream("POST", "/api/chat", json={"messages": [USER]}) as answer:
+    async with (
+        world(redis_url, model, slots=1024, comment_seconds=0.2) as orca,
+        httpx.AsyncClient(base_url=orca.serving.http, timeout=PATIENCE) as http,
+        http.stream("POST", "/api/chat", json={"messages": [USER]}) as answer,
+    ):
         read = answer.aiter_lines()
         waited = json.loads(await anext(read))
         request = await orca.engine.claim()
