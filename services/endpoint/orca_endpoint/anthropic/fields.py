@@ -12,7 +12,7 @@ REFUSED = (
     Fixed(
         "thinking",
         ({"type": "disabled"},),
-        "to the chat template disabled is `enable_thinking: false`; what else it knows goes in `chat_template_kwargs`",
+        "`disabled` sets `enable_thinking: false` for the chat template; other variables go in `chat_template_kwargs`",
     ),
     Fixed("user_profile_id", (), "no profiles are kept"),
     Fixed("workspace_id", (), "there is one workspace, which is the tenant's"),

@@ -26,7 +26,7 @@ def described(name: str) -> Schema:
         "info": {
             "title": "Orca",
             "version": VERSION,
-            "description": f"Serves {name}. What is not supported of a client's API is refused by name.",
+            "description": f"Serves {name}. A field that is not supported is refused by its name.",
         },
         "paths": PATHS,
         "components": {

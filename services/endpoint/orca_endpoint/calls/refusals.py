@@ -124,11 +124,9 @@ def end_error(reason: Reason, request_id: str, trace_id: str, has_form: bool) ->
 
 def ambiguous_call(request_id: str, name: str) -> FailedPrecondition:
     """The error of an answer in whose calls an object has a name twice."""
-    sentence = (
-        f"request {request_id}: the arguments of a call have the name {echo(name, 64)!r} twice, and parsers take "
-    )
-    sentence += "one of the values; allow no members that the schema does not name, or ask again"
-    return FailedPrecondition(sentence, reason=ErrorReason.AMBIGUOUS_CALL)
+    problem = f"the arguments of a call have the name {echo(name, 64)!r} twice, and parsers take one of the values"
+    advice = "allow no members that the schema does not name, or ask again"
+    return FailedPrecondition(f"request {request_id}: {problem}; {advice}", reason=ErrorReason.AMBIGUOUS_CALL)
 
 
 def taken_over(request_id: str) -> Aborted:

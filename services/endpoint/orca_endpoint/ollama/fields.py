@@ -2,9 +2,7 @@
 
 from collections.abc import Mapping
 
-from orca_common.scores import MAX_TOP
-
-from ..openai.chat.fields import TEMPLATE_KWARGS
+from ..openai.chat.fields import LOGPROBS, TEMPLATE_KWARGS
 from ..openai.chat.tools import FUNCTION, IS_FUNCTION
 from ..openai.fields import BOOLEAN, INTEGER, MODEL, NUMBER, OURS, SAMPLED, STRING, STRINGS, Field, Fixed, closed
 
@@ -85,13 +83,7 @@ COMMON = (
         "Seconds, or a duration as `5m`. Changes nothing: the model stays where it is.",
         {"oneOf": [NUMBER, STRING]},
     ),
-    Field("logprobs", "supported", "The logprob of each token.", BOOLEAN),
-    Field(
-        "top_logprobs",
-        "supported",
-        f"Only with `logprobs`. 0 to {MAX_TOP}: as many of the most probable tokens at each place.",
-        {"type": "integer", "minimum": 0, "maximum": MAX_TOP},
-    ),
+    *LOGPROBS,
     Field(
         "think",
         "supported",

@@ -19,6 +19,7 @@ from ..openai.content import without
 from ..openai.forms import Wanted, loose_in
 from ..openai.replies import Question
 from ..openai.request import Sample, check_fixed, read, request_of, scores_of
+from ..openai.response_format import ANY_OBJECT
 from ..requests.defaults import MODEL_SAYS_NOTHING, Defaults
 from .fields import CHAT, FIXED, FIXED_IN_OPTIONS, GENERATE, IGNORED, OPTIONS, RENAMED
 from .messages import messages_of
@@ -177,8 +178,6 @@ def form_of(given: Any) -> Wanted | None:
     """The form of an answer; None for text."""
     if given is None or given == "":
         return None
-    if given == "json":
-        return Wanted("json_schema", '{"type": "object"}', "format", loose=True)
-    if not isinstance(given, dict):
+    if given != "json" and not isinstance(given, dict):
         raise InvalidArgument("format", "must be json, or a JSON schema")
-    return Wanted("json_schema", json.dumps(given), "format", loose=True)
+    return Wanted("json_schema", ANY_OBJECT if given == "json" else json.dumps(given), "format", loose=True)

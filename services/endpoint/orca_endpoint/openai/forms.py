@@ -10,7 +10,7 @@ from ..requests.schemas.patterns import spelled
 from ..requests.tools import TOOLS
 from .body import check_names, get, text
 from .fields import STRING, Field, closed
-from .response_format import RESPONSE_FORMAT, Format, format_in
+from .response_format import ANY_OBJECT, RESPONSE_FORMAT, Format, format_in
 
 CHOICES = {"type": "array", "items": STRING, "minItems": 1}
 JSON = {"oneOf": [{"type": "object"}, STRING]}
@@ -77,7 +77,7 @@ def read_form(given: Mapping[str, Any], name: str, field: str) -> Wanted | None:
         case "json_object":
             if value is not True:
                 raise InvalidArgument(field, "must be true")
-            return Wanted("json_schema", '{"type": "object"}', field)
+            return Wanted("json_schema", ANY_OBJECT, field)
         case "choice":
             return Wanted("regex", choice(value, field), field)
         case kind:

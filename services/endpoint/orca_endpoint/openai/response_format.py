@@ -30,6 +30,7 @@ RESPONSE_FORMAT = Field(
     FORMAT,
 )
 KINDS = ("text", "json_object", "json_schema")
+ANY_OBJECT = '{"type": "object"}'  # the schema of an answer that is any object
 MEMBERS = {"name", "schema", "strict", "description"}  # of a json_schema
 
 
@@ -58,7 +59,7 @@ def format_in(body: Mapping[str, Any], field: str, flat: bool = False) -> Format
     if kind == "text":
         return None
     if kind == "json_object":
-        return Format('{"type": "object"}', f"{field}.type", False)
+        return Format(ANY_OBJECT, f"{field}.type", False)
     if not flat:
         field += ".json_schema"
         given = get(given, "json_schema", dict, "an object", None, field)

@@ -35,7 +35,7 @@ REFUSED = (
     Fixed(
         "reasoning_effort",
         ("none",),
-        "to the chat template none is `enable_thinking: false`; what else it knows goes in `chat_template_kwargs`",
+        "`none` sets `enable_thinking: false` for the chat template; other variables go in `chat_template_kwargs`",
     ),
     Fixed("store", (False,), "nothing is stored"),
     Fixed("verbosity", (), "no model here has it"),
@@ -57,6 +57,15 @@ COUNT = {"type": "integer", "minimum": 1}
 SAFETY = Field("safety_identifier", "supported", "Goes to the request's span as `orca.safety_identifier`.", STRING)
 PROMPT_CACHE_KEY = Field(
     "prompt_cache_key", "supported", "Changes nothing: prompts are cached by what they hold, or not at all.", STRING
+)
+LOGPROBS = (
+    Field("logprobs", "supported", "The logprob of each token.", BOOLEAN),
+    Field(
+        "top_logprobs",
+        "supported",
+        f"Only with `logprobs`. 0 to {MAX_TOP}: as many of the most probable tokens at each place.",
+        {"type": "integer", "minimum": 0, "maximum": MAX_TOP},
+    ),
 )
 TEMPLATE_KWARGS = Field(
     "chat_template_kwargs",
@@ -85,13 +94,7 @@ FIELDS = (
         COUNT,
     ),
     Field("max_tokens", "supported", "The older name of `max_completion_tokens`.", COUNT),
-    Field("logprobs", "supported", "The logprob of each token.", BOOLEAN),
-    Field(
-        "top_logprobs",
-        "supported",
-        f"Only with `logprobs`. 0 to {MAX_TOP}: as many of the most probable tokens at each place.",
-        {"type": "integer", "minimum": 0, "maximum": MAX_TOP},
-    ),
+    *LOGPROBS,
     Field("n", "supported", "Choices.", COUNT | {"default": 1}),
     RESPONSE_FORMAT,
     *TOOLS,

@@ -147,8 +147,8 @@ FIELDS = (
     Field(
         "reasoning",
         "supported",
-        "`effort` may be none, which is `enable_thinking: false` to the chat template, and its other members null. "
-        "What else a template knows goes in `chat_template_kwargs`.",
+        "`effort` may be `none`, which sets `enable_thinking: false` for the chat template; the other members must be "
+        "null. Other variables of a template go in `chat_template_kwargs`.",
         closed([], effort={"const": "none"}),
     ),
     Field("stream", "supported", "Server-sent [events](#events-of-a-response) with their names.", BOOLEAN),
