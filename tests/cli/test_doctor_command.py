@@ -99,7 +99,7 @@ def test_a_cluster_that_does_not_answer(tmp_path: Path) -> None:
     with keep_port() as closed:
         ended = doctor(kubeconfig=kubeconfig(tmp_path, closed.getsockname()[1]))
     assert (ended.returncode, ended.stdout) == (1, "")
-    assert ended.stderr.startswith("the API server does not answer: Cannot connect")
+    assert ended.stderr.startswith("the API server cannot be asked: Cannot connect")
 
 
 class Strange(BaseHTTPRequestHandler):

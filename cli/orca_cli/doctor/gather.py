@@ -33,7 +33,7 @@ async def gather(cluster: Cluster, name: str, redis_url: str | None) -> Snapshot
     """Looks at the release `name` in the cluster's namespace.
 
     redis_url: the pool's Redis is asked from here; otherwise a pod of the release asks it. Raises Unavailable when the
-    API server does not answer at all.
+    API server cannot be asked at all.
     """
     await reached(cluster)
     release, pods = await asyncio.gather(release_of(cluster, name), answer_or_reason("pods", pods_of(cluster, name)))
@@ -62,11 +62,11 @@ async def answer_or_reason(what: str, answer: Awaitable[T]) -> Asked[T]:
 
 
 async def reached(cluster: Cluster) -> None:
-    """Raises Unavailable when the API server does not answer at all."""
+    """Raises Unavailable when the API server cannot be asked at all."""
     try:
         await cluster.get("/version")
     except Unavailable as error:
-        raise Unavailable(f"the API server does not answer: {error}") from None
+        raise Unavailable(f"the API server cannot be asked: {error}") from None
 
 
 async def release_of(cluster: Cluster, name: str) -> Release:
