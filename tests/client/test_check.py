@@ -33,7 +33,7 @@ async def test_it_prints_the_text(stage: Stage) -> None:
 @pytest.mark.parametrize(
     ("act", "arguments", "sentence"),
     [
-        (Act(), ("--engines", "2", "--timeout", "1"), "1 of 2 engines have formed"),
+        (Act(), ("--engines", "2", "--timeout", "5"), "1 of 2 engines have formed"),
         (
             Act(accept=False, end=errors.FailedPrecondition("the request needs 9000 slots")),
             (),

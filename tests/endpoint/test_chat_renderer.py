@@ -133,3 +133,19 @@ async def test_a_model_without_a_template(tmp_path: Path) -> None:
     with pytest.raises(FailedPrecondition, match="no chat template"):
         await chats.text(said("a"), FIELDS)
     await chats.close()
+
+
+async def test_no_process_outlives_the_endpoint(tmp_path: Path) -> None:
+    """Wherever its start is as the endpoint closes: it is not begun, is being made, or does not answer yet."""
+    folder = make_model(tmp_path)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+    for turns in range(8):  # of the event loop; the process is made in the first, and known after some
+        others = set(psutil.Process().children())
+        chats = Chats(folder, read_chat_template(folder), MOST, 16)
+        waiting = asyncio.create_task(ask(chats, "hello"))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await chats.close()
+        with pytest.raises(Unavailable, match="this endpoint is leaving"):
+            await waiting
+        assert others >= set(psutil.Process().children())

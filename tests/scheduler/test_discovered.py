@@ -134,6 +134,11 @@ async def test_a_replacement_goes_on_under_the_next_master(tmp_path: Path) -> No
         await load(this, 4, 60, seed=15)
         first.tell(engine(0, this.supervisors[0], replace=True))
         assert await first.replaces() == "engine-0"
+
+        async def nothing_is_claimed() -> bool:  # what a scheduler holds when it dies counts as a loss
+            return not (await this.pool.engine_uses())["engine-0"].requests
+
+        await this.until(nothing_is_claimed)
         first.send(signal.SIGKILL)
         second = await this.scheduler(told=True)
         second.tell(engine(0, this.supervisors[0], replace=True))

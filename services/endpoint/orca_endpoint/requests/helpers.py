@@ -42,11 +42,9 @@ class Helper:
     async def start(self) -> Process:
         """The process, once it is ready. Raises Unavailable."""
         async with self._starting:
-            if self._closed:
-                raise Unavailable("this endpoint is leaving", reason=ErrorReason.ENDPOINT_LEAVING)
             if self._process is not None and self._process.returncode is not None:
                 await self.end()
-            if self._process is None:
+            if self._process is None and not self._closed:
                 self._process = await asyncio.create_subprocess_exec(
                     sys.executable,
                     *("-m", self._module),
@@ -54,9 +52,12 @@ class Helper:
                     stdout=PIPE,
                     stderr=DEVNULL,  # a panic's message may quote the question
                 )
-                if await exchange(self._process, self._opening, START) is None:
+                if self._closed or await exchange(self._process, self._opening, START) is None:
                     await self.end()
-                    raise Unavailable(f"{self._name} does not start", reason=self._reason)
+            if self._closed:
+                raise Unavailable("this endpoint is leaving", reason=ErrorReason.ENDPOINT_LEAVING)
+            if self._process is None:
+                raise Unavailable(f"{self._name} does not start", reason=self._reason)
             return self._process
 
     async def ask(self, question: bytes) -> Answer | None:
@@ -80,6 +81,8 @@ class Helper:
         """Ends the process for good."""
         self._closed = True
         await self.end()
+        async with self._starting:  # the start of another one has found that it may not, or has ended it
+            pass
 
     async def end(self) -> int | None:
         """Ends the process. Returns how it ended; None without a process, as after an end that was under way."""
@@ -125,11 +128,7 @@ class Helpers:
 
     async def close(self) -> None:
         """Ends the processes, and with an error what they work on."""
-        if self._warming is not None:
-            self._warming.cancel()
-            await asyncio.gather(self._warming, return_exceptions=True)
-        for helper in self.all:
-            await helper.close()
+        await asyncio.gather(*(helper.close() for helper in self.all))
 
 
 async def exchange(process: Process, question: bytes, patience: float) -> Answer | None:
