@@ -208,7 +208,8 @@ async def test_a_file_of_adapters_is_followed(tmp_path: Path) -> None:
         await names({"a", "b"})
         waits = asyncio.create_task(stack.tokens(TEXT, 5, model="b"))
         assert await stack.tokens(TEXT, COUNT, model="a") == want
-        with pytest.raises(Aborted, match="or its adapter, any more"):  # none answers as the model alone
+        # None answers as the model alone. It waits until the engine has said so, or comes later.
+        with pytest.raises((Aborted, NotFound), match="or its adapter, any more|or no engine has it; try again"):
             await waits
         shutil.copytree(outside.adapter.folder, root / "b")
         listed.write_text(f"a={lora.adapter.folder}\nb={root / 'b'}\n")
