@@ -209,7 +209,7 @@ async def test_a_file_of_adapters_is_followed(tmp_path: Path) -> None:
         waits = asyncio.create_task(stack.tokens(TEXT, 5, model="b"))
         assert await stack.tokens(TEXT, COUNT, model="a") == want
         # None answers as the model alone. It waits until the engine has said so, or comes later.
-        with pytest.raises((Aborted, NotFound), match="or its adapter, any more|or no engine has it; try again"):
+        with pytest.raises((Aborted, NotFound), match=r"or its adapter, any more|or no engine has it; try again"):
             await waits
         shutil.copytree(outside.adapter.folder, root / "b")
         listed.write_text(f"a={lora.adapter.folder}\nb={root / 'b'}\n")
