@@ -2,7 +2,7 @@
 # sglang-router 0.3.2: after five requests to busy workers it answers 503 to all for a minute, busy or not.
 #
 # Guess before: a worker that is full answers 429 and says in `Retry-After` when to come back; the router tries another
-# worker or hands the answer on. It asks five times within half a second, whatever `Retry-After` says: each client's
+# worker or hands the answer on. It asks up to five times within half a second, whatever `Retry-After` says: a client's
 # request is five to workers that have too many. And each 429 counts as a failure of the worker. After ten its circuit
 # opens for 60 seconds: then clients get 503 "No available workers", though both would answer, and their health checks
 # do. So a load a little above what workers take becomes an outage. `--disable-retries` and
