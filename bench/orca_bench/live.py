@@ -94,29 +94,33 @@ class Layout:
 
 @dataclass(frozen=True)
 class Setting:
-    """A system of the figures. `mbs` 0: Orca; otherwise request-level batches. `selection`: of the lab, or a policy."""
+    """A system of the figures. `mbs` 0: Orca; otherwise request-level batches. `selection`: of the lab, or a policy.
+    `delay`: seconds for which a request-level batch that is not full waits for more requests."""
 
     max_bs: int
     mbs: int = 0
     selection: str = "paper"
+    delay: float = 0.0
 
     @classmethod
     def read(cls, text: str) -> "Setting":
-        """Reads a system's label: orca(8), ft(8,4), or a selection of BatchMaker's. Raises InvalidArgument."""
+        """Reads a system's label: orca(8), ft(8,4), ft(8,4,0.5) with a queue delay, or a selection of BatchMaker's.
+        Raises InvalidArgument."""
         if text in CELLS:
             return cls(32, selection=text)
-        if found := re.fullmatch(r"orca\((\d+)\)|ft\((\d+),(\d+)\)", text):
-            orca, max_bs, mbs = (int(group or 0) for group in found.groups())
+        if found := re.fullmatch(r"orca\((\d+)\)|ft\((\d+),(\d+)(?:,(\d+(?:\.\d+)?))?\)", text):
+            *numbers, delay = found.groups()
+            orca, max_bs, mbs = (int(group or 0) for group in numbers)
             if orca:
                 return cls(orca)
             if 0 < mbs <= max_bs:
-                return cls(max_bs, mbs)
+                return cls(max_bs, mbs, delay=float(delay or 0))
         raise InvalidArgument("system", f"is {text!r}; there are orca(8), ft(8,4) and {', '.join(CELLS)}")
 
     @property
     def label(self) -> str:
         if self.mbs:
-            return f"ft({self.max_bs},{self.mbs})"
+            return f"ft({self.max_bs},{self.mbs}{f',{self.delay:g}' if self.delay else ''})"
         return f"orca({self.max_bs})" if self.selection == "paper" else self.selection
 
 
@@ -131,7 +135,7 @@ def stack_of(layout: Layout, setting: Setting, **more: object) -> tuple[StackSet
     if setting.mbs:
         layout.check_memory(setting.max_bs)
         longest = layout.checkpoint.max_positions
-        policy = WholeBatches(mbs=setting.mbs, longest=longest)
+        policy = WholeBatches(mbs=setting.mbs, longest=longest, delay=setting.delay)
         values["slots"] = slots_for(setting.max_bs, longest, BLOCK_SIZE)
         return ServeSettings.load(**values), Program(LAB, ["--lab-selection", policy.name])
     if is_baseline(setting.selection):

@@ -135,7 +135,7 @@ def simulated(setting: Setting, calibration: Calibration) -> System:
 
 def of_request_level(setting: Setting, calibration: Calibration, workload: Workload) -> Result:
     """The ways to and from the client are the same for all requests, so they make each one later."""
-    result = simulate_requests(calibration.cost, setting.max_bs, setting.mbs, workload)
+    result = simulate_requests(calibration.cost, setting.max_bs, setting.mbs, workload, setting.delay)
     late = calibration.way_in + calibration.way_out
     for one in result.requests:
         one.first, one.ended = one.first + late, one.ended + late

@@ -95,6 +95,9 @@ def figure(
 def baseline(
     max_bs: MaxBs = 8,
     mbs: Annotated[int | None, typer.Option(min=1, help="Requests in a microbatch; max_bs if not given.")] = None,
+    queue_delay: Annotated[
+        float, typer.Option(min=0, max=3600, help="Seconds for which a batch that is not full waits for more requests.")
+    ] = 0.0,
     model: Model = None,
     dtype: Dtype = "auto",
     tp: Tp = 1,
@@ -112,7 +115,8 @@ def baseline(
 
     with sentences(ValueError):
         layout = Layout(model, dtype, tp, pp, bytes_of(memory))
-        setting, folder = Setting(max_bs, min(mbs or max_bs, max_bs)), None if run_dir is None else str(run_dir)
+        setting = Setting(max_bs, min(mbs or max_bs, max_bs), delay=queue_delay)
+        folder = None if run_dir is None else str(run_dir)
         settings, program = stack_of(layout, setting, port=port, http_port=http_port, run_dir=folder, ui=False)
         asyncio.run(serving.serve(settings, scheduler=program))
 

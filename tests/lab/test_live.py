@@ -33,7 +33,7 @@ from orca_lab.replay import first_difference
 from orca_lab.sequence import Compared, compare
 from orca_lab.workload import AT_ONCE, Lengths, Seeds, drawn
 from orca_local.stack import DEMO_MODEL
-from orca_scheduler.core.core import Commit
+from orca_scheduler.core.core import Arrived, Commit, Tick
 from orca_scheduler.master.journal import CoreStep, read, scheduled
 
 LAYOUT = Layout(dtype="float32")
@@ -68,11 +68,14 @@ def test_a_calibration_is_one_file(tmp_path: Path) -> None:
 
 
 def test_systems_by_their_labels() -> None:
-    for text, setting in (("orca(8)", Setting(8)), ("ft(8,4)", Setting(8, 4)), ("ft(1,1)", Setting(1, 1))):
+    for text, setting in (
+        *(("orca(8)", Setting(8)), ("ft(8,4)", Setting(8, 4)), ("ft(1,1)", Setting(1, 1))),
+        ("ft(8,4,0.25)", Setting(8, 4, delay=0.25)),
+    ):
         assert Setting.read(text) == setting
         assert setting.label == text
     assert Setting.read("batchmaker").label == "batchmaker"
-    for text in ("orca(0)", "ft(4,8)", "ft(4,0)", "orca", "vllm(8)"):
+    for text in ("orca(0)", "ft(4,8)", "ft(4,0)", "ft(4,2,-1)", "orca", "vllm(8)"):
         with pytest.raises(InvalidArgument, match="there are orca"):
             Setting.read(text)
 
@@ -133,6 +136,27 @@ async def test_figures_3_and_8b_on_a_stack() -> None:
             assert set(ran[: len(batch)]) == batch
         assert first_difference(path) is None
         assert compare(path) == Compared(len(order), 0)
+
+
+async def test_a_queue_delay_on_a_stack() -> None:
+    """A request alone begins by a tick, when it has waited for the delay. The journal is the simulated one."""
+    _, program = stack_of(LAYOUT, Setting(2, 2, delay=0.2))
+    with folder_in_memory() as folder:
+        slots = slots_for(2, 512, BLOCK_SIZE)
+        async with running(
+            Path(folder), DEMO_MODEL, scheduler=program, slots=slots, max_batch_size=2, block_size=BLOCK_SIZE
+        ) as stack:
+            assert len(await stack.tokens([7, 5], 3)) == 3
+            answers = await asyncio.gather(*(stack.tokens([n, 5], 4) for n in range(5)))
+            assert [len(tokens) for tokens in answers] == [4] * 5
+        [path] = Path(folder).glob("journal-*.jsonl")
+        steps = [line for line in read(path) if isinstance(line, CoreStep)]
+        alone = next(step.event for step in steps if isinstance(step.event, Arrived))
+        tick, *_ = [step for step in steps if list(scheduled([step]))]
+        assert isinstance(tick.event, Tick)
+        assert tick.event.now >= alone.now + 0.2
+        assert first_difference(path) is None
+        assert compare(path).different == 0
 
 
 def by_claim(commits: Sequence[Commit]) -> dict[int, list[int]]:

@@ -311,6 +311,11 @@ class Core:
         self.memory = policy.memory(0, self.block_size)
 
     @property
+    def tick_at(self) -> float | None:
+        """The moment of a Tick that it waits for, beside those of deadlines; None: it waits for none."""
+        return None
+
+    @property
     def n_scheduled(self) -> int:
         return len(self.in_flight)
 
