@@ -6,11 +6,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+import torch
+from checkpoints import make_shape
 from reference import Known, Reference
 from worker.engines import BLOCK_SIZE, Master, in_process
 
 from orca.v1 import worker_pb2 as pb
+from orca_common.checkpoint import read_checkpoint
 from orca_common.errors import FailedPrecondition
+from orca_lab.baseline.attention import batching
 from orca_lab.baseline.engine import BatchCore, WholeBatches, slots_for
 from orca_lab.baseline.selections import any_policy
 from orca_lab.baseline.simulated import Batched, simulate_requests
@@ -40,7 +44,10 @@ from orca_scheduler.core.core import (
 )
 from orca_scheduler.core.invariants import violations
 from orca_scheduler.core.request import Arrival, Reason
-from orca_scheduler.ranks.members import put_members
+from orca_scheduler.ranks.members import initiation, put_members
+from orca_worker.iteration.model import Compute
+from orca_worker.partition import SINGLE, Types
+from orca_worker.stage.stage import Stage
 
 LONGEST = 24
 I_THINK, I_LOVE = Arrival(1, 1, 2, 9, eos_token_ids=(0,)), Arrival(2, 2, 2, 9, eos_token_ids=(0,))  # Figure 3
@@ -314,6 +321,7 @@ async def serve(master: Master, core: Core, known: Sequence[Known]) -> list[list
     return tokens
 
 
+@pytest.mark.parametrize("by_torch", [False, True], ids=["kernels", "torch"])
 @pytest.mark.parametrize(
     ("tp", "pp", "requests"),
     [
@@ -321,14 +329,37 @@ async def serve(master: Master, core: Core, known: Sequence[Known]) -> list[list
         *(pytest.param(*cut, 40, marks=pytest.mark.long) for cut in ((1, 1), (2, 1), (1, 2))),
     ],
 )
-async def test_tokens_are_those_of_transformers(known: list[Known], tp: int, pp: int, requests: int) -> None:
+async def test_tokens_are_those_of_transformers(
+    known: list[Known], tp: int, pp: int, requests: int, by_torch: bool
+) -> None:
+    """Attention by our kernels, or batched by torch: then a block has the room of a longest sequence."""
     longest = 32
-    async with in_process(DEMO_MODEL, tp, pp, slots=8 * longest) as (master, _):
+    block_size, load = (longest, batching) if by_torch else (BLOCK_SIZE, None)
+    async with in_process(DEMO_MODEL, tp, pp, slots=8 * longest, load=load) as (master, ranks):
         for max_bs, mbs in ((1, 1), (4, 2), (8, 8)):
-            await master.form()
-            core = BatchCore(max_bs, BLOCK_SIZE, WholeBatches(mbs=mbs, longest=longest))
+            formed = await master.form(block_size=block_size)
+            assert len(formed) == len(ranks)
+            core = BatchCore(max_bs, block_size, WholeBatches(mbs=mbs, longest=longest))
             asked = known[:requests]
             assert await serve(master, core, asked) == [one.tokens for one in asked], (max_bs, mbs)
+
+
+def test_torch_batches_one_position_alone(tmp_path: Path) -> None:
+    """It refuses other shapes than GPT's, and rows that do not stand at one position."""
+    compute, types = Compute(1), Types.of("float32")
+    llama = read_checkpoint(make_shape(tmp_path, "llama, 3 heads"))
+    with pytest.raises(FailedPrecondition, match="attention: torch batches that of GPT's shape"):
+        batching(llama, types, compute)(SINGLE)
+    demo = read_checkpoint(DEMO_MODEL)
+    stage = Stage(demo, types, torch.device("cpu"), 64, compute, batching(demo, types, compute))
+    stage.form(32)
+    stage.allocate(64, 32)
+    iteration = pb.Iteration(number=1)
+    for row, prompt in enumerate(([1, 2], [3, 4, 5])):
+        iteration.admissions.add(row=row, claim=row + 1, token_ids=prompt)
+    put_members(iteration, [initiation(0, 2, [0]), initiation(1, 3, [1])])
+    with pytest.raises(FailedPrecondition, match="attention: torch batches rows of one position"):
+        stage.run(iteration)
 
 
 @pytest.mark.parametrize("name", ["batchmaker", "batchmaker-strict"])

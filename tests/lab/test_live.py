@@ -223,6 +223,14 @@ def test_real_figures_and_their_claims(tmp_path: Path, monkeypatch: pytest.Monke
     assert {row["system"] for row in points(tmp_path / "figure-11-real")} == {"orca(1)"}
     assert "name one of them" in orca_lab("figure", 9).stderr
     monkeypatch.setattr(real, "BATCHES", (1, 2))
+    by_torch = ("--dtype", "float32", "--attention", "torch", "--out", tmp_path / "by-torch")
+    done = orca_lab("figure", 9, "--real", "--quick", *by_torch)
+    assert done.exit_code == 0, done.stderr
+    run = json.loads((tmp_path / "by-torch" / "figure-9-real" / "run.json").read_text())
+    assert run["real"]["attention"] == "torch"
+    assert (
+        "Torch batches the baseline's attention." in (tmp_path / "by-torch" / "figure-9-real" / "table.md").read_text()
+    )
     done = orca_lab("figure", 9, "--real", "--quick", "--dtype", "float32", "--pp", 2, "--out", tmp_path / "pp-2")
     assert done.exit_code == 0, done.stderr
     assert {row["panel"] for row in points(tmp_path / "pp-2" / "figure-9-real")} == {"demo_model tp 1 pp 2"}
