@@ -42,6 +42,7 @@ from .control_plane import processes
 from .drive import closed_case, open_loop
 from .grpc_door import GrpcDoor
 from .load import with_prompts
+from .measures import lag
 from .serve import complain, warm_up
 
 BLOCK_SIZE = 16
@@ -164,8 +165,8 @@ class Live:
 
     def __init__(self, layout: Layout, setting: Setting, keep: Path | None = None, seed: int = 0) -> None:
         self.layout, self.setting, self._keep, self._seed = layout, setting, keep, seed
-        self.why_disturbed = ""  # of the last run
         self._served = 0  # workloads
+        self._late = 0.0  # seconds by which arrivals of the last one lagged their plan
         self._opened = ExitStack()
 
     def __enter__(self) -> Self:
@@ -245,6 +246,7 @@ class Live:
         before = [len(self._sizes(path)) for path in self._journals()]
         answers = await open_loop(self._door, planned, patience=PATIENCE)
         complain(answers)
+        self._late = lag(answers)
         sizes = [size for path, ran in zip(self._journals(), before, strict=True) for size in self._sizes(path)[ran:]]
         served = [
             Served(asked, first=answer.came[0], ended=answer.ended, came=answer.came)
@@ -294,7 +296,7 @@ class Live:
             known = [n for n in recording.times.keys() & recording.loads.keys() if n >= first]
             predicted = calibration.predicted(recording.loads[n] for n in known)
             took = measured(recording.times[n] for n in known)
-        return result, disturbed(predicted, took, others)
+        return result, disturbed(predicted, took, others, self._late)
 
     def _usage(self) -> Usage:
         times = psutil.cpu_times()

@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -261,7 +261,7 @@ def curves(
         except Unavailable as error:  # what the other systems took minutes for stays
             found.real.setdefault("failed", []).append(f"{panel} {setting.label}: {error}")
             continue
-        found.real.setdefault("calibrations", {})[setting.label] = calibration.errors
+        found.real.setdefault("calibrations", {})[setting.label] = asdict(replace(calibration, about={}))
         found.real.setdefault("seconds", {})[setting.label] = round(time.monotonic() - began)
         model = simulated(setting, calibration)
         said = curve(found, f"{panel}, simulated", model, lengths, scale, normalized)

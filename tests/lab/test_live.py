@@ -19,8 +19,10 @@ from stacks import folder_in_memory, running
 from typer.testing import CliRunner
 
 from orca_bench import real
+from orca_bench.cases import Request
 from orca_bench.checks import Checked, orders
 from orca_bench.live import BLOCK_SIZE, Layout, Live, Setting, Usage, foreign, slots_for, stack_of
+from orca_bench.measures import Answer, lag
 from orca_bench.real import QUICK, Real, add_ratio, figure_10, highest
 from orca_cli.main import app
 from orca_common.errors import FailedPrecondition, InvalidArgument, Unavailable
@@ -51,6 +53,11 @@ def test_the_guards_rule() -> None:
     assert disturbed(10.0, 10.0, 0.06) == "other processes took 6% of the cores' time"
     assert disturbed(0.0, 0.0, 0.5) == "other processes took 50% of the cores' time"
     assert disturbed(10.0, 20.0, 0.5).count(" and ") == 1
+    assert disturbed(0.0, 0.0, 0.0, late=0.02) == ""
+    assert disturbed(0.0, 0.0, 0.0, late=0.021) == "arrivals were 21 ms late at p99"
+    planned = [Answer(Request([1], 1), due, sent=due + 0.03) for due in (0.0, 1.0)]
+    assert lag(planned) == pytest.approx(0.03)
+    assert lag([replace(one, due=0.0) for one in planned]) == 0.0  # all at once: one client sends them in turn
     cores = foreign(Usage(0.0, 0.0), Usage(10.0, 4.0), 1.0)
     assert foreign(Usage(5.0, 1.0), Usage(15.0, 5.0), 2.0) == pytest.approx(cores / 2)
     assert foreign(Usage(0.0, 0.0), Usage(1.0, 2.0), 1.0) == 0.0
@@ -208,6 +215,8 @@ def test_real_figures_and_their_claims(tmp_path: Path, monkeypatch: pytest.Monke
     report.write(tmp_path / "figure-10-real", found, SMALL, "orca lab figure 10 --real", "abc")
     again = report.read(tmp_path / "figure-10-real", 10)
     assert again.numbers == found.numbers
+    for system in ("orca(4)", "ft(2,1)"):  # so that a reader simulates the figure again
+        assert again.real["calibrations"][system].keys() >= {"cost", "errors", "way_in", "way_out"}
     panels = {point.panel for point in found.points}
     assert panels == {"demo_model tp 1 pp 1", "demo_model tp 1 pp 1, simulated"}
     assert len(found.points) == 2 * 2 * len(SHARES)
