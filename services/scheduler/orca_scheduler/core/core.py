@@ -90,7 +90,7 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed: deadlines."""
+    """Time has passed: deadlines, and the moment that `Core.tick_at` named."""
 
     now: float
 
