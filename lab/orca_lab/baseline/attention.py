@@ -104,8 +104,8 @@ class BatchedAttention(StageOnCPU):
         at = dense(kv.block_table(part.rows, 1)[:, 0].tolist())
         for cache, new in ((kv.keys[of.layer], k), (kv.values[of.layer], v)):
             cache[at, :, first:last] = new
-        seen = [cache[of.layer][at][:, :, :last] for cache in (kv.keys, kv.values)]
-        made = scaled_dot_product_attention(q, *seen, is_causal=last - first > 1, scale=of.scale)
+        keys, values = (cache[of.layer][at][:, :, :last] for cache in (kv.keys, kv.values))
+        made = scaled_dot_product_attention(q, keys, values, is_causal=last - first > 1, scale=of.scale)
         rows = torch.from_numpy(self.program.view(call.made, tokens, call.width))
         rows.copy_(made.transpose(1, 2).reshape(tokens, call.width))
 
