@@ -17,6 +17,7 @@ from orca.v1 import worker_pb2
 from orca_common.checkpoint import Checkpoint, read_checkpoint, resolve_model
 from orca_common.errors import FailedPrecondition, InvalidArgument
 from orca_kernels.cpu.cores import cores
+from orca_lab.baseline.attention import By, batching
 from orca_local.stack import DEMO_MODEL
 from orca_scheduler.core.core import Core, ScheduleBatch
 from orca_scheduler.ranks.members import put_members
@@ -76,6 +77,7 @@ class EngineOptions:
     kernels: str = "auto"
     quantize: str | None = None
     kv_dtype: str | None = None
+    attention: By = By.KERNELS
 
     def __post_init__(self) -> None:
         if self.dtype not in ITEM_BYTES:
@@ -90,6 +92,10 @@ class EngineOptions:
     @property
     def compute(self) -> Compute:
         return Compute(self.threads or cores(), self.kernels)
+
+    def block_size_of(self, checkpoint: Checkpoint) -> int:
+        """Slots of a block: where torch batches attention, those of a longest sequence."""
+        return checkpoint.max_positions if self.attention is By.TORCH else BLOCK_SIZE
 
     def checkpoint(self) -> Checkpoint:
         """Raises FailedPrecondition when there is no such model."""
@@ -169,12 +175,25 @@ class Timed:
         }
 
 
-def form(stage: Stage, slots: int, place: Place = SINGLE, plane: DataPlane | None = None) -> None:
+def form(
+    stage: Stage,
+    slots: int,
+    place: Place = SINGLE,
+    plane: DataPlane | None = None,
+    block_size: int = BLOCK_SIZE,
+) -> None:
     """Forms a stage, alone or with others. Raises FailedPrecondition when its memory does not hold `slots` tokens."""
-    memory = stage.form(BLOCK_SIZE, place, plane)
+    memory = stage.form(block_size, place, plane)
     if memory.slots < slots:
         raise FailedPrecondition(f"slots: {slots} are needed; the memory holds {memory.slots}")
-    stage.allocate(slots, BLOCK_SIZE)
+    stage.allocate(slots, block_size)
+
+
+def stage_of(options: EngineOptions, checkpoint: Checkpoint, slots: int) -> Stage:
+    """A stage that has not formed."""
+    types, device = Types.of(options.dtype, options.kv_dtype), open_device(options.device, 0)
+    load = batching(checkpoint, types, options.compute) if options.attention is By.TORCH else None
+    return Stage(checkpoint, types, device, slots, options.compute, load)
 
 
 class Engine(Timed):
@@ -182,9 +201,8 @@ class Engine(Timed):
 
     def __init__(self, options: EngineOptions, checkpoint: Checkpoint, slots: int) -> None:
         """Raises FailedPrecondition when the model cannot be loaded, or the memory is too small."""
-        device = open_device(options.device, 0)
-        self.stage = Stage(checkpoint, Types.of(options.dtype, options.kv_dtype), device, slots, options.compute)
-        form(self.stage, slots)
+        self.stage = stage_of(options, checkpoint, slots)
+        form(self.stage, slots, block_size=options.block_size_of(checkpoint))
         super().__init__(options, checkpoint, slots, self.stage)
 
 

@@ -42,6 +42,7 @@ from .control_plane import processes
 from .drive import closed_case, open_loop
 from .grpc_door import GrpcDoor
 from .load import with_prompts
+from .measures import lag
 from .serve import complain, warm_up
 
 BLOCK_SIZE = 16
@@ -94,29 +95,33 @@ class Layout:
 
 @dataclass(frozen=True)
 class Setting:
-    """A system of the figures. `mbs` 0: Orca; otherwise request-level batches. `selection`: of the lab, or a policy."""
+    """A system of the figures. `mbs` 0: Orca; otherwise request-level batches. `selection`: of the lab, or a policy.
+    `delay`: seconds for which a request-level batch that is not full waits for more requests."""
 
     max_bs: int
     mbs: int = 0
     selection: str = "paper"
+    delay: float = 0.0
 
     @classmethod
     def read(cls, text: str) -> "Setting":
-        """Reads a system's label: orca(8), ft(8,4), or a selection of BatchMaker's. Raises InvalidArgument."""
+        """Reads a system's label: orca(8), ft(8,4), ft(8,4,0.5) with a queue delay, or a selection of BatchMaker's.
+        Raises InvalidArgument."""
         if text in CELLS:
             return cls(32, selection=text)
-        if found := re.fullmatch(r"orca\((\d+)\)|ft\((\d+),(\d+)\)", text):
-            orca, max_bs, mbs = (int(group or 0) for group in found.groups())
+        if found := re.fullmatch(r"orca\((\d+)\)|ft\((\d+),(\d+)(?:,(\d+(?:\.\d+)?))?\)", text):
+            *numbers, delay = found.groups()
+            orca, max_bs, mbs = (int(group or 0) for group in numbers)
             if orca:
                 return cls(orca)
             if 0 < mbs <= max_bs:
-                return cls(max_bs, mbs)
+                return cls(max_bs, mbs, delay=float(delay or 0))
         raise InvalidArgument("system", f"is {text!r}; there are orca(8), ft(8,4) and {', '.join(CELLS)}")
 
     @property
     def label(self) -> str:
         if self.mbs:
-            return f"ft({self.max_bs},{self.mbs})"
+            return f"ft({self.max_bs},{self.mbs}{f',{self.delay:g}' if self.delay else ''})"
         return f"orca({self.max_bs})" if self.selection == "paper" else self.selection
 
 
@@ -131,7 +136,7 @@ def stack_of(layout: Layout, setting: Setting, **more: object) -> tuple[StackSet
     if setting.mbs:
         layout.check_memory(setting.max_bs)
         longest = layout.checkpoint.max_positions
-        policy = WholeBatches(mbs=setting.mbs, longest=longest)
+        policy = WholeBatches(mbs=setting.mbs, longest=longest, delay=setting.delay)
         values["slots"] = slots_for(setting.max_bs, longest, BLOCK_SIZE)
         return ServeSettings.load(**values), Program(LAB, ["--lab-selection", policy.name])
     if is_baseline(setting.selection):
@@ -160,8 +165,8 @@ class Live:
 
     def __init__(self, layout: Layout, setting: Setting, keep: Path | None = None, seed: int = 0) -> None:
         self.layout, self.setting, self._keep, self._seed = layout, setting, keep, seed
-        self.why_disturbed = ""  # of the last run
         self._served = 0  # workloads
+        self._late = 0.0  # seconds by which arrivals of the last one lagged their plan
         self._opened = ExitStack()
 
     def __enter__(self) -> Self:
@@ -241,6 +246,7 @@ class Live:
         before = [len(self._sizes(path)) for path in self._journals()]
         answers = await open_loop(self._door, planned, patience=PATIENCE)
         complain(answers)
+        self._late = lag(answers) if workload[-1].at else 0.0  # one client sends those in turn that are due at once
         sizes = [size for path, ran in zip(self._journals(), before, strict=True) for size in self._sizes(path)[ran:]]
         served = [
             Served(asked, first=answer.came[0], ended=answer.ended, came=answer.came)
@@ -290,7 +296,7 @@ class Live:
             known = [n for n in recording.times.keys() & recording.loads.keys() if n >= first]
             predicted = calibration.predicted(recording.loads[n] for n in known)
             took = measured(recording.times[n] for n in known)
-        return result, disturbed(predicted, took, others)
+        return result, disturbed(predicted, took, others, self._late)
 
     def _usage(self) -> Usage:
         times = psutil.cpu_times()

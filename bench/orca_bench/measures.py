@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from orca_lab.calibration import LATE
 from orca_lab.timeline import percentile
 
 from .cases import Request
@@ -44,7 +45,9 @@ class Answer:
         return [after - before for before, after in zip(self.came, self.came[1:], strict=False)]
 
 
-LATE = 0.02  # seconds of delay of a client itself, at the 99th percentile, above which its load is another one
+def lag(answers: Sequence[Answer]) -> float:
+    """Seconds by which a client sent its requests late, at the 99th percentile."""
+    return percentile([answer.sent - answer.due for answer in answers], 0.99) if answers else 0.0
 
 
 def spread(name: str, seconds: Iterable[float]) -> dict[str, float | None]:
@@ -67,7 +70,7 @@ def summary(answers: Sequence[Answer]) -> dict[str, Any]:
     seconds = max((a.ended for a in answers), default=0.0) - min((a.due for a in answers), default=0.0)
     tokens = sum(answer.tokens for answer in good)
     errors = Counter(answer.error for answer in answers if answer.error)
-    late = percentile([answer.sent - answer.due for answer in answers], 0.99) if answers else 0.0
+    late = lag(answers)
     return {
         "seconds": round(seconds, 4),
         "requests": len(answers),

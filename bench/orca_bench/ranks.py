@@ -25,10 +25,9 @@ from orca_kernels.cpu.cores import cores
 from orca_worker.data_plane.process_groups import open_store
 from orca_worker.data_plane.rendezvous import Rendezvous
 from orca_worker.iteration.model import Output
-from orca_worker.partition import Place, Types
-from orca_worker.stage.stage import Stage
+from orca_worker.partition import Place
 
-from .engine import EngineOptions, form
+from .engine import EngineOptions, form, stage_of
 
 HOST, CPU = "127.0.0.1", torch.device("cpu")
 PATIENCE = 120.0  # seconds for a start, or for an iteration
@@ -103,9 +102,10 @@ def answer(pipe: Connection) -> list[int]:
 def serve(pipe: Connection, options: EngineOptions, slots: int, place: Place, port: int, control: Control) -> None:
     """A rank's process, until it is terminated."""
     options = replace(options, threads=max(1, cores() // place.ranks))
-    stage = Stage(options.checkpoint(), Types.of(options.dtype, options.kv_dtype), CPU, slots, options.compute)
+    checkpoint = options.checkpoint()
+    stage = stage_of(options, checkpoint, slots)
     plane = Rendezvous(HOST, CPU).plane(place, 1, f"{HOST}:{port}", returns_tokens=False)
-    form(stage, slots, place, plane)
+    form(stage, slots, place, plane, options.block_size_of(checkpoint))
     take: Callable[[], bytes] = pipe.recv_bytes
     if control is Control.BROADCAST:
         store = TCPStore(HOST, port, is_master=False, timeout=timedelta(seconds=PATIENCE), wait_for_workers=False)

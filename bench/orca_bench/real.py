@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from orca_common.errors import FailedPrecondition, Unavailable
+from orca_lab.baseline.attention import By
 from orca_lab.baseline.engine import BatchCore, WholeBatches
 from orca_lab.baseline.selections import any_policy
 from orca_lab.baseline.simulated import simulate_requests
@@ -62,6 +63,7 @@ class Real:
     layout: Layout
     attempts: int = ATTEMPTS
     calibration: Calibration | None = None  # of this layout, for the guard
+    attention: By = By.KERNELS  # of Figure 9's baseline
 
     @property
     def panel(self) -> str:
@@ -135,7 +137,7 @@ def simulated(setting: Setting, calibration: Calibration) -> System:
 
 def of_request_level(setting: Setting, calibration: Calibration, workload: Workload) -> Result:
     """The ways to and from the client are the same for all requests, so they make each one later."""
-    result = simulate_requests(calibration.cost, setting.max_bs, setting.mbs, workload)
+    result = simulate_requests(calibration.cost, setting.max_bs, setting.mbs, workload, setting.delay)
     late = calibration.way_in + calibration.way_out
     for one in result.requests:
         one.first, one.ended = one.first + late, one.ended + late
@@ -154,12 +156,14 @@ def figure_9(scale: Scale, real: Real, say: Say, settings: Sequence[Setting] = (
     layout = real.layout
     if layout.engines > 1:
         raise FailedPrecondition("engines: Figure 9 is of one")
-    found, checkpoint = Found(9, real=real.about), layout.checkpoint
+    found, checkpoint = Found(9, real=real.about | {"attention": str(real.attention)}), layout.checkpoint
     longest, vocabulary = checkpoint.max_positions, vocabulary_of(checkpoint.vocab_size)
     options = EngineOptions(layout.model, layout.dtype, max_batch_size=max(BATCHES))
     outputs = max(1, OUTPUTS // scale.divide)
     with ExitStack() as opened:
-        orca, ft = engines_alone(layout, options, slots_for(max(BATCHES), longest, BLOCK_SIZE), opened)
+        slots = slots_for(max(BATCHES), longest, BLOCK_SIZE)
+        orca, ft = engines_alone(layout, options, replace(options, attention=real.attention), slots, opened)
+        blocks = ft.options.block_size_of(checkpoint)
         for inputs in (max(1, inputs // scale.divide) for inputs in INPUTS):
             for batch in BATCHES:
                 say(f"figure 9: {inputs} input tokens, batch {batch}")
@@ -169,7 +173,7 @@ def figure_9(scale: Scale, real: Real, say: Say, settings: Sequence[Setting] = (
                 for _ in range(1 + ROUNDS):  # in turn; the first round warms up
                     for label, engine in systems.items():
                         whole = WholeBatches(mbs=batch, longest=longest)
-                        core = BatchCore(batch, BLOCK_SIZE, whole) if label.startswith("ft") else None
+                        core = BatchCore(batch, blocks, whole) if label.startswith("ft") else None
                         seconds[label].append(engine.run(case, core).seconds)
                 for label, (_, *runs) in seconds.items():
                     for number, one in enumerate(runs, 1):
@@ -182,15 +186,18 @@ def figure_9(scale: Scale, real: Real, say: Say, settings: Sequence[Setting] = (
     return found
 
 
-def engines_alone(layout: Layout, options: EngineOptions, slots: int, opened: ExitStack) -> tuple[Timed, Timed]:
-    """Orca's engine and the baseline's: the same one, where no control message goes between ranks."""
+def engines_alone(
+    layout: Layout, ours: EngineOptions, theirs: EngineOptions, slots: int, opened: ExitStack
+) -> tuple[Timed, Timed]:
+    """Orca's engine and the baseline's: the same one, where no control message goes between ranks and the attention is
+    the same."""
     checkpoint = layout.checkpoint
     if layout.tp * layout.pp == 1:
-        alone = EngineAlone(options, checkpoint, slots)
-        return alone, alone
+        alone = EngineAlone(ours, checkpoint, slots)
+        return alone, alone if theirs == ours else EngineAlone(theirs, checkpoint, slots)
     ahead, broadcast = (
         Timed(options, checkpoint, slots, opened.enter_context(Ranks(options, slots, layout.tp, layout.pp, control)))
-        for control in Control
+        for options, control in ((ours, Control.AHEAD), (theirs, Control.BROADCAST))
     )
     return ahead, broadcast
 
@@ -254,7 +261,7 @@ def curves(
         except Unavailable as error:  # what the other systems took minutes for stays
             found.real.setdefault("failed", []).append(f"{panel} {setting.label}: {error}")
             continue
-        found.real.setdefault("calibrations", {})[setting.label] = calibration.errors
+        found.real.setdefault("calibrations", {})[setting.label] = asdict(replace(calibration, about={}))
         found.real.setdefault("seconds", {})[setting.label] = round(time.monotonic() - began)
         model = simulated(setting, calibration)
         said = curve(found, f"{panel}, simulated", model, lengths, scale, normalized)

@@ -62,6 +62,9 @@ def figure(
     system: Annotated[
         list[str] | None, typer.Option(help="Live: orca(8), ft(8,4) or batchmaker; several if not given. Repeatable.")
     ] = None,
+    attention: Annotated[
+        str, typer.Option(help="Live, of Figure 9's baseline: by our kernels, or torch, which batches it.")
+    ] = "kernels",
     out: Results = RESULTS,
 ) -> None:
     """Makes a figure of the paper: points.csv, the picture, table.md and run.json."""
@@ -71,6 +74,10 @@ def figure(
     with sentences(ValueError):
         if simulated == real:
             raise InvalidArgument("simulated, real", "are two ways to make a figure: name one of them")
+        if attention not in ("kernels", "torch"):
+            raise InvalidArgument("attention", f"is {attention!r}; there are kernels and torch")
+        if attention == "torch" and not (real and number == 9):
+            raise InvalidArgument("attention", "torch is for Figure 9 with --real")
         code = commit()  # before it runs: a checkout may change meanwhile
         if real:
             from orca_bench import real as live
@@ -78,6 +85,7 @@ def figure(
 
             scale = sized(live.QUICK if quick else live.FULL, requests)
             where = real_of(model, dtype, tp, pp, memory, attempts, calibration)
+            where = replace(where, attention=live.By(attention))
             found = live.FIGURES[number](scale, where, say, [Setting.read(one) for one in system or []])
         else:
             scale = sized(QUICK if quick else FULL, requests)
@@ -95,6 +103,9 @@ def figure(
 def baseline(
     max_bs: MaxBs = 8,
     mbs: Annotated[int | None, typer.Option(min=1, help="Requests in a microbatch; max_bs if not given.")] = None,
+    queue_delay: Annotated[
+        float, typer.Option(min=0, max=3600, help="Seconds for which a batch that is not full waits for more requests.")
+    ] = 0.0,
     model: Model = None,
     dtype: Dtype = "auto",
     tp: Tp = 1,
@@ -112,7 +123,8 @@ def baseline(
 
     with sentences(ValueError):
         layout = Layout(model, dtype, tp, pp, bytes_of(memory))
-        setting, folder = Setting(max_bs, min(mbs or max_bs, max_bs)), None if run_dir is None else str(run_dir)
+        setting = Setting(max_bs, min(mbs or max_bs, max_bs), delay=queue_delay)
+        folder = None if run_dir is None else str(run_dir)
         settings, program = stack_of(layout, setting, port=port, http_port=http_port, run_dir=folder, ui=False)
         asyncio.run(serving.serve(settings, scheduler=program))
 

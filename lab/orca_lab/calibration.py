@@ -18,6 +18,7 @@ from .timeline import Times
 
 SLOWER = 0.10  # than the calibration, in sum
 FOREIGN = 0.05  # of the cores' time
+LATE = 0.02  # seconds of delay of a client itself, at the 99th percentile, above which its load is another one
 
 
 @dataclass(frozen=True)
@@ -76,15 +77,18 @@ def measured(times: Iterable[Mapping[int, Times]]) -> float:
     return sum((t.sent - t.taken - t.waited) / 1e9 for stages in times for t in stages.values())
 
 
-def disturbed(predicted: float, took: float, foreign: float) -> str:
+def disturbed(predicted: float, took: float, foreign: float, late: float = 0.0) -> str:
     """Why a run was disturbed; "" for one that counts.
 
     predicted and took: seconds of its iterations in sum, by a calibration of the same layout and as measured; both 0
-    without a calibration. foreign: the share of the cores' time that processes took which are not of the run.
+    without a calibration. foreign: the share of the cores' time that processes took which are not of the run. late:
+    seconds by which arrivals lagged their plan, at the 99th percentile.
     """
     found = list[str]()
     if predicted and took / predicted - 1 > SLOWER:
         found.append(f"its iterations took {took / predicted - 1:+.0%} against the calibration")
     if foreign > FOREIGN:
         found.append(f"other processes took {foreign:.0%} of the cores' time")
+    if late > LATE:
+        found.append(f"arrivals were {late * 1e3:.0f} ms late at p99")
     return " and ".join(found)

@@ -178,6 +178,8 @@ def measured_on(real: Mapping[str, Any]) -> str:
     """Says what a live figure was measured on, and what does not count."""
     model, dtype, tp, pp, machine, isa = (real[key] for key in ("model", "dtype", "tp", "pp", "machine", "isa"))
     said = [f"{model} in {dtype}, tp {tp} and pp {pp}, on {machine} ({isa}). Guard: {real['guard']}."]
+    if real.get("attention") == "torch":
+        said.append("Torch batches the baseline's attention.")
     if disturbed := real.get("disturbed"):
         said.append(f"{len(disturbed)} loads were disturbed each time, and are not here.")
     if failed := real.get("failed"):

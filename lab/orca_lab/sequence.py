@@ -9,7 +9,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from orca_common.errors import FailedPrecondition
-from orca_scheduler.core.core import Adopted, Arrived, BatchReturned, Cancelled, Commit, EngineReady, ScheduleBatch
+from orca_scheduler.core.core import (
+    Adopted,
+    Arrived,
+    BatchReturned,
+    Cancelled,
+    Commit,
+    EngineReady,
+    ScheduleBatch,
+    Tick,
+)
 from orca_scheduler.core.request import Arrival
 from orca_scheduler.master import journal
 from orca_scheduler.master.journal import CoreStep, Heading
@@ -28,12 +37,20 @@ class Compared(NamedTuple):
 
 
 class Followed(Simulation):
-    """A simulation whose batches return when they returned live. Their members are kept."""
+    """A simulation whose batches return, and whose ticks come, when they did live. Their members are kept."""
 
-    def __init__(self, engine: Engine, returns: Sequence[float]) -> None:
+    def __init__(self, engine: Engine, returns: Sequence[float], ticks: Sequence[float]) -> None:
         """returns: of each iteration, in their order."""
         super().__init__([engine], Delays(ahead=False))
         self._returns, self.batches = returns, list[ScheduleBatch]()
+        for moment in ticks:
+            self._at(moment, Kind.TICK, self._engines[0])
+
+    def _await_tick(self, engine: Running) -> None:
+        pass
+
+    def _tick(self, engine: Running) -> None:
+        self._step(engine, Tick(max(self._now, engine.tick_at or self._now)))  # it began a batch live, so it does here
 
     def _issue(self, engine: Running, batch: ScheduleBatch) -> None:
         number = len(self.batches)
@@ -48,7 +65,7 @@ def compare(path: Path) -> Compared:
     """Simulates the run of a journal. Raises FailedPrecondition where it has cancellations, or no whole run."""
     numbers, slots, moment = None, 0, -inf
     arrivals, outputs = dict[int, tuple[float, Arrival]](), dict[int, int]()
-    batches, returns, live = list[ScheduleBatch](), list[float](), set[int]()
+    batches, returns, ticks, live = list[ScheduleBatch](), list[float](), list[float](), set[int]()
     for line in journal.read(path):
         if isinstance(line, Heading):
             numbers = line.numbers
@@ -72,6 +89,8 @@ def compare(path: Path) -> Compared:
                 live |= {one.claim for one in event.requests}
             case BatchReturned():
                 returns.append(moment)
+            case Tick() if any(isinstance(action, ScheduleBatch) for action in line.actions):
+                ticks.append(moment)
             case Cancelled(claims=claims) if live & set(claims):  # not news of ends that the pool has by now
                 raise FailedPrecondition(f"{path} has cancellations, which are not simulated")
             case _:
@@ -83,7 +102,7 @@ def compare(path: Path) -> Compared:
     ]
     policy, block = any_policy(numbers["policy"]), numbers["block_size"]
     cost = Constant(0.0, numbers["n_workers"])
-    simulation = Followed(Engine(cost, slots, numbers["max_bs"], policy, block, numbers["run_ahead"]), returns)
+    simulation = Followed(Engine(cost, slots, numbers["max_bs"], policy, block, numbers["run_ahead"]), returns, ticks)
     simulation.run(workload)
     names = {claim: number for number, claim in enumerate(arrivals, 1)}
 

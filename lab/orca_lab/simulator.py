@@ -36,6 +36,7 @@ from orca_scheduler.core.core import (
     Pull,
     Pulled,
     ScheduleBatch,
+    Tick,
 )
 from orca_scheduler.core.policy import Policy
 from orca_scheduler.core.request import Arrival
@@ -150,6 +151,7 @@ class Kind(IntEnum):
     HANDED = 2
     PULLED = 3
     LET_GO = 4
+    TICK = 5
 
 
 @dataclass
@@ -166,6 +168,7 @@ class Running:
     live: int = 0  # requests that the core has
     asking: bool = False  # a claim is under way
     linked: float = 0.0  # until when it pulls, or is pulled from
+    tick_at: float | None = None  # as the core last named it
 
 
 class Simulation:
@@ -242,8 +245,11 @@ class Simulation:
                 case Kind.PULLED:
                     self._at(self._now + self._delays.commit, Kind.LET_GO, self._engines[self._begun[claim][1]], claim)
                     self._step(engine, Pulled(self._now, claim, done=True))
-                case _:
+                case Kind.LET_GO:
                     self._step(engine, LetGo(self._now, (claim,)))
+                    self._claim_all()
+                case _:
+                    self._tick(engine)
                     self._claim_all()
         ended = [one for one in self._served if one.ended] if stopped else self._served
         busy = [engine.busy for engine in self._engines]
@@ -338,6 +344,16 @@ class Simulation:
                     self._pull(engine, action)
                 case GiveBack():
                     raise AssertionError("an engine that stays gives nothing back: its requests fit")
+        if engine.core.tick_at != engine.tick_at:
+            engine.tick_at = engine.core.tick_at
+            self._await_tick(engine)
+
+    def _await_tick(self, engine: Running) -> None:
+        if engine.tick_at is not None:
+            self._at(engine.tick_at, Kind.TICK, engine)
+
+    def _tick(self, engine: Running) -> None:
+        self._step(engine, Tick(self._now))
 
     def _issue(self, engine: Running, batch: ScheduleBatch) -> None:
         """Runs a batch through the stages, each as soon as it is free and has the batch's data."""

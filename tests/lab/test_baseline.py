@@ -13,7 +13,6 @@ from orca_lab.baseline.scheduler import (
     RequestLevel,
     RunBatch,
     Wake,
-    WakeAt,
 )
 from orca_lab.baseline.selections import CELLS, any_policy
 from orca_lab.baseline.simulated import Batched, simulate_requests
@@ -42,11 +41,12 @@ def test_a_free_engine_gets_the_head_of_the_queue_whole() -> None:
 
 def test_a_queue_delay_waits_for_a_full_batch() -> None:
     scheduler = RequestLevel(max_bs=2, delay=0.5)
-    assert scheduler.step(Arrived(1.0, arrivals(1))) == [WakeAt(1.5)]
+    assert scheduler.step(Arrived(1.0, arrivals(1))) == []
+    assert scheduler.wake_at == 1.5
     assert scheduler.step(Wake(1.25)) == []  # of an earlier batch
     assert scheduler.step(Wake(1.5)) == [RunBatch(arrivals(1))]
     assert scheduler.step(BatchReturned(1.75)) == [Finished((1,))]
-    assert scheduler.step(Arrived(2.0, arrivals(2))) == [WakeAt(2.5)]
+    assert scheduler.step(Arrived(2.0, arrivals(2))) == []
     assert scheduler.step(Arrived(2.25, arrivals(3))) == [RunBatch(arrivals(2, 3))]
     late = simulate_requests(Constant(1.0), 2, 2, [Asked(0.0, 4, 1), Asked(3.0, 4, 1)], delay=0.5)
     assert [one.began for one in late.requests] == [0.5, 3.5]

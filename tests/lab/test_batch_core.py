@@ -6,19 +6,24 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+import torch
+from checkpoints import make_shape
 from reference import Known, Reference
 from worker.engines import BLOCK_SIZE, Master, in_process
 
 from orca.v1 import worker_pb2 as pb
+from orca_common.checkpoint import read_checkpoint
 from orca_common.errors import FailedPrecondition
+from orca_lab.baseline.attention import batching
 from orca_lab.baseline.engine import BatchCore, WholeBatches, slots_for
 from orca_lab.baseline.selections import any_policy
-from orca_lab.baseline.simulated import Batched
+from orca_lab.baseline.simulated import Batched, simulate_requests
 from orca_lab.cost import Constant
 from orca_lab.record import Recorder
 from orca_lab.replay import first_difference
+from orca_lab.sequence import compare
 from orca_lab.simulator import Delays, Engine, Ran, Simulation
-from orca_lab.workload import AT_ONCE, Lengths, Seeds, drawn
+from orca_lab.workload import AT_ONCE, POISSON, Lengths, Seeds, drawn
 from orca_local.stack import DEMO_MODEL
 from orca_scheduler.core.core import (
     Action,
@@ -39,14 +44,17 @@ from orca_scheduler.core.core import (
 )
 from orca_scheduler.core.invariants import violations
 from orca_scheduler.core.request import Arrival, Reason
-from orca_scheduler.ranks.members import put_members
+from orca_scheduler.ranks.members import initiation, put_members
+from orca_worker.iteration.model import Compute
+from orca_worker.partition import SINGLE, Types
+from orca_worker.stage.stage import Stage
 
 LONGEST = 24
 I_THINK, I_LOVE = Arrival(1, 1, 2, 9, eos_token_ids=(0,)), Arrival(2, 2, 2, 9, eos_token_ids=(0,))  # Figure 3
 
 
-def formed(max_bs: int, mbs: int, longest: int = LONGEST) -> BatchCore:
-    core = BatchCore(max_bs, BLOCK_SIZE, WholeBatches(mbs=mbs, longest=longest))
+def formed(max_bs: int, mbs: int, longest: int = LONGEST, delay: float = 0.0) -> BatchCore:
+    core = BatchCore(max_bs, BLOCK_SIZE, WholeBatches(mbs=mbs, longest=longest, delay=delay))
     assert core.step(EngineReady(0.0, slots_for(max_bs, longest, BLOCK_SIZE), 1)) == []
     return core
 
@@ -159,16 +167,79 @@ def test_a_drain_lets_the_batch_end() -> None:
     assert core.step(EngineLost(3.0)) == [GiveBack(((2, False), (3, False)))]
 
 
+def test_a_batch_that_is_not_full_waits_for_its_tick() -> None:
+    core = formed(2, 2, delay=0.5)
+    assert core.step(Arrived(1.0, (Arrival(1, 1, 2, 1),))) == []
+    assert (core.tick_at, core.room()) == (1.5, Room(1, LONGEST))
+    assert core.step(Tick(1.25)) == []  # that of a deadline
+    assert core.tick_at == 1.5
+    [begun] = batches(core.step(Tick(1.5)))
+    assert (begun.admitted, core.tick_at) == (1, None)
+    assert core.step(Arrived(1.6, (Arrival(2, 2, 2, 1),))) == []
+    assert core.tick_at is None  # the engine is not free
+    assert batches(core.step(BatchReturned(2.5, begun.iteration, ((7,),)))) != []  # it has waited for 0.5 s by now
+    core = formed(2, 2, delay=0.5)
+    core.step(Arrived(1.0, (Arrival(1, 1, 2, 1),)))
+    [begun] = batches(core.step(Arrived(1.2, (Arrival(2, 2, 2, 1),))))
+    assert (begun.admitted, core.tick_at) == (2, None)  # it is full
+    core = formed(2, 2, delay=0.5)
+    core.step(Arrived(1.0, (Arrival(1, 1, 2, 1),)))
+    core.step(Cancelled(1.1, (1,)))
+    assert core.tick_at is None
+    core.step(Arrived(1.2, (Arrival(2, 2, 2, 1),)))
+    assert core.step(EngineLost(1.3)) == [GiveBack(((2, False),))]
+    assert core.tick_at is None
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_queue_delay_in_virtual_time(tmp_path: Path, seed: int) -> None:
+    """A batch begins when the engine is free and the batch is full, or its oldest request has been there for the delay:
+    no sooner and no later. The journal replays; both simulations serve the same while all requests find room."""
+    chance = random.Random(seed)
+    max_bs, delay, seconds = chance.randint(1, 5), chance.choice((0.0, 0.3, 1.0, 5.0)), chance.choice((0.05, 0.4))
+    workload = drawn(Lengths((2, 2), (1, 6)), POISSON, chance.uniform(0.3, 4), 40, Seeds.of(seed))
+    policy = any_policy(f"request-level,mbs={max_bs},longest=24,delay={delay}")
+    engine = Engine(Constant(seconds), slots_for(max_bs, 24, 16), max_bs, policy)
+    recorder, there = Recorder(tmp_path, [engine], workload), list[float]()  # when the engine got each request
+
+    def listener(number: int, event: Event, actions: Sequence[Action]) -> None:
+        recorder.listener(number, event, actions)
+        if isinstance(event, Arrived):
+            there.extend(event.now for _ in event.requests)
+
+    served = Simulation([engine], Delays(ahead=False), listener).run(workload).requests
+    recorder.close()
+    assert first_difference(recorder.paths[0]) is None
+    assert compare(recorder.paths[0]).different == 0
+    first, free = 0, 0.0
+    while first < len(served):
+        began, last = served[first].began, min(first + max_bs, len(served)) - 1
+        size = sum(one.began == began for one in served[first:])
+        due = there[first] + delay
+        full = there[last] if last == first + max_bs - 1 else due
+        assert began == pytest.approx(max(free, min(due, full)))
+        assert size == min(max_bs, sum(moment <= began for moment in there[first:]))
+        first, free = first + size, served[first].ended
+    if there != [one.asked.at for one in served]:
+        return  # some waited in the pool, while as many as a batch holds waited here
+    again = simulate_requests(Constant(seconds), max_bs, max_bs, workload, delay).requests
+    assert [one.began for one in again] == pytest.approx([one.began for one in served])
+    assert [one.ended for one in again] == pytest.approx([one.ended for one in served])
+
+
 def test_a_core_goes_on_from_its_state() -> None:
     """A journal's file begins with it."""
-    chance, core = random.Random(3), formed(4, 2)
-    events: list[Event] = [Arrived(0.0, tuple(Arrival(n, n, chance.randint(1, 9), 4) for n in range(1, 9)))]
+    chance, core = random.Random(3), formed(4, 2, delay=2.0)
+    events: list[Event] = [
+        Arrived(0.0, (Arrival(9, 9, 3, 4),)),
+        Arrived(1.0, tuple(Arrival(n, n, chance.randint(1, 9), 4) for n in range(1, 9))),
+    ]
     for event in events:
         again = BatchCore(4, BLOCK_SIZE, core.policy)
         again.restore(core.state())
         actions = core.step(event)
         assert again.step(event) == actions
-        assert again.state() == core.state()
+        assert (again.state(), again.tick_at) == (core.state(), core.tick_at)
         if core.in_flight:
             number, _, outputs = core.in_flight[0]
             events.append(BatchReturned(1.0, number, ((7,),) * sum(outputs)))
@@ -192,8 +263,11 @@ def test_simulated_as_the_closed_form(tmp_path: Path, max_bs: int, mbs: int, sta
 
 
 def test_a_wrong_name_is_refused() -> None:
-    assert any_policy(any_policy("request-level,mbs=3,longest=9").name) == WholeBatches(mbs=3, longest=9)
-    for text in ("request-level", "request-level,mbs=0,longest=2", "request-level,mbs=2,longest=2,x=3"):
+    for policy in (WholeBatches(mbs=3, longest=9), WholeBatches(mbs=3, longest=9, delay=0.05)):
+        assert any_policy(policy.name) == policy
+    assert WholeBatches(mbs=3, longest=9).name == "request-level,mbs=3,longest=9"
+    wrong = ("mbs=0,longest=2", "mbs=2,longest=2,x=3", *(f"mbs=2,longest=2,delay={d}" for d in ("-1", "inf", "nan")))
+    for text in ("request-level", *(f"request-level,{one}" for one in wrong)):
         with pytest.raises(ValueError, match="is not as in request-level,mbs=4,longest=1024"):
             any_policy(text)
 
@@ -247,6 +321,7 @@ async def serve(master: Master, core: Core, known: Sequence[Known]) -> list[list
     return tokens
 
 
+@pytest.mark.parametrize("by_torch", [False, True], ids=["kernels", "torch"])
 @pytest.mark.parametrize(
     ("tp", "pp", "requests"),
     [
@@ -254,14 +329,37 @@ async def serve(master: Master, core: Core, known: Sequence[Known]) -> list[list
         *(pytest.param(*cut, 40, marks=pytest.mark.long) for cut in ((1, 1), (2, 1), (1, 2))),
     ],
 )
-async def test_tokens_are_those_of_transformers(known: list[Known], tp: int, pp: int, requests: int) -> None:
+async def test_tokens_are_those_of_transformers(
+    known: list[Known], tp: int, pp: int, requests: int, by_torch: bool
+) -> None:
+    """Attention by our kernels, or batched by torch: then a block has the room of a longest sequence."""
     longest = 32
-    async with in_process(DEMO_MODEL, tp, pp, slots=8 * longest) as (master, _):
+    block_size, load = (longest, batching) if by_torch else (BLOCK_SIZE, None)
+    async with in_process(DEMO_MODEL, tp, pp, slots=8 * longest, load=load) as (master, ranks):
         for max_bs, mbs in ((1, 1), (4, 2), (8, 8)):
-            await master.form()
-            core = BatchCore(max_bs, BLOCK_SIZE, WholeBatches(mbs=mbs, longest=longest))
+            formed = await master.form(block_size=block_size)
+            assert len(formed) == len(ranks)
+            core = BatchCore(max_bs, block_size, WholeBatches(mbs=mbs, longest=longest))
             asked = known[:requests]
             assert await serve(master, core, asked) == [one.tokens for one in asked], (max_bs, mbs)
+
+
+def test_torch_batches_one_position_alone(tmp_path: Path) -> None:
+    """It refuses other shapes than GPT's, and rows that do not stand at one position."""
+    compute, types = Compute(1), Types.of("float32")
+    llama = read_checkpoint(make_shape(tmp_path, "llama, 3 heads"))
+    with pytest.raises(FailedPrecondition, match="attention: torch batches that of GPT's shape"):
+        batching(llama, types, compute)(SINGLE)
+    demo = read_checkpoint(DEMO_MODEL)
+    stage = Stage(demo, types, torch.device("cpu"), 64, compute, batching(demo, types, compute))
+    stage.form(32)
+    stage.allocate(64, 32)
+    iteration = pb.Iteration(number=1)
+    for row, prompt in enumerate(([1, 2], [3, 4, 5])):
+        iteration.admissions.add(row=row, claim=row + 1, token_ids=prompt)
+    put_members(iteration, [initiation(0, 2, [0]), initiation(1, 3, [1])])
+    with pytest.raises(FailedPrecondition, match="attention: torch batches rows of one position"):
+        stage.run(iteration)
 
 
 @pytest.mark.parametrize("name", ["batchmaker", "batchmaker-strict"])

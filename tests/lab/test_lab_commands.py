@@ -182,3 +182,16 @@ def test_what_if_of_too_little(tmp_path: Path) -> None:
         head = b"".join(file.readlines()[:6])
     path.write_bytes(head)
     assert "iterations with reports; 20 are needed" in orca_lab("whatif", path).stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("--real", "--attention", "cudnn"), "attention: is 'cudnn'; there are kernels and torch"),
+        (("--simulated", "--attention", "torch"), "attention: torch is for Figure 9 with --real"),
+    ],
+)
+def test_an_attention_that_is_not_there(given: tuple[str, ...], said: str) -> None:
+    done = orca_lab("figure", 9, *given)
+    assert done.exit_code != 0
+    assert said in done.stderr

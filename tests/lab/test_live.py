@@ -19,8 +19,10 @@ from stacks import folder_in_memory, running
 from typer.testing import CliRunner
 
 from orca_bench import real
+from orca_bench.cases import Request
 from orca_bench.checks import Checked, orders
 from orca_bench.live import BLOCK_SIZE, Layout, Live, Setting, Usage, foreign, slots_for, stack_of
+from orca_bench.measures import Answer, lag
 from orca_bench.real import QUICK, Real, add_ratio, figure_10, highest
 from orca_cli.main import app
 from orca_common.errors import FailedPrecondition, InvalidArgument, Unavailable
@@ -33,7 +35,7 @@ from orca_lab.replay import first_difference
 from orca_lab.sequence import Compared, compare
 from orca_lab.workload import AT_ONCE, Lengths, Seeds, drawn
 from orca_local.stack import DEMO_MODEL
-from orca_scheduler.core.core import Commit
+from orca_scheduler.core.core import Arrived, Commit, Tick
 from orca_scheduler.master.journal import CoreStep, read, scheduled
 
 LAYOUT = Layout(dtype="float32")
@@ -51,6 +53,9 @@ def test_the_guards_rule() -> None:
     assert disturbed(10.0, 10.0, 0.06) == "other processes took 6% of the cores' time"
     assert disturbed(0.0, 0.0, 0.5) == "other processes took 50% of the cores' time"
     assert disturbed(10.0, 20.0, 0.5).count(" and ") == 1
+    assert disturbed(0.0, 0.0, 0.0, late=0.02) == ""
+    assert disturbed(0.0, 0.0, 0.0, late=0.021) == "arrivals were 21 ms late at p99"
+    assert lag([Answer(Request([1], 1), due, sent=due + 0.03) for due in (0.0, 1.0)]) == pytest.approx(0.03)
     cores = foreign(Usage(0.0, 0.0), Usage(10.0, 4.0), 1.0)
     assert foreign(Usage(5.0, 1.0), Usage(15.0, 5.0), 2.0) == pytest.approx(cores / 2)
     assert foreign(Usage(0.0, 0.0), Usage(1.0, 2.0), 1.0) == 0.0
@@ -68,11 +73,14 @@ def test_a_calibration_is_one_file(tmp_path: Path) -> None:
 
 
 def test_systems_by_their_labels() -> None:
-    for text, setting in (("orca(8)", Setting(8)), ("ft(8,4)", Setting(8, 4)), ("ft(1,1)", Setting(1, 1))):
+    for text, setting in (
+        *(("orca(8)", Setting(8)), ("ft(8,4)", Setting(8, 4)), ("ft(1,1)", Setting(1, 1))),
+        ("ft(8,4,0.25)", Setting(8, 4, delay=0.25)),
+    ):
         assert Setting.read(text) == setting
         assert setting.label == text
     assert Setting.read("batchmaker").label == "batchmaker"
-    for text in ("orca(0)", "ft(4,8)", "ft(4,0)", "orca", "vllm(8)"):
+    for text in ("orca(0)", "ft(4,8)", "ft(4,0)", "ft(4,2,-1)", "orca", "vllm(8)"):
         with pytest.raises(InvalidArgument, match="there are orca"):
             Setting.read(text)
 
@@ -135,6 +143,27 @@ async def test_figures_3_and_8b_on_a_stack() -> None:
         assert compare(path) == Compared(len(order), 0)
 
 
+async def test_a_queue_delay_on_a_stack() -> None:
+    """A request alone begins by a tick, when it has waited for the delay. The journal is the simulated one."""
+    _, program = stack_of(LAYOUT, Setting(2, 2, delay=0.2))
+    with folder_in_memory() as folder:
+        slots = slots_for(2, 512, BLOCK_SIZE)
+        async with running(
+            Path(folder), DEMO_MODEL, scheduler=program, slots=slots, max_batch_size=2, block_size=BLOCK_SIZE
+        ) as stack:
+            assert len(await stack.tokens([7, 5], 3)) == 3
+            answers = await asyncio.gather(*(stack.tokens([n, 5], 4) for n in range(5)))
+            assert [len(tokens) for tokens in answers] == [4] * 5
+        [path] = Path(folder).glob("journal-*.jsonl")
+        steps = [line for line in read(path) if isinstance(line, CoreStep)]
+        alone = next(step.event for step in steps if isinstance(step.event, Arrived))
+        tick, *_ = [step for step in steps if list(scheduled([step]))]
+        assert isinstance(tick.event, Tick)
+        assert tick.event.now >= alone.now + 0.2
+        assert first_difference(path) is None
+        assert compare(path).different == 0
+
+
 def by_claim(commits: Sequence[Commit]) -> dict[int, list[int]]:
     """The indexes of each request's tokens."""
     found = dict[int, list[int]]()
@@ -184,6 +213,8 @@ def test_real_figures_and_their_claims(tmp_path: Path, monkeypatch: pytest.Monke
     report.write(tmp_path / "figure-10-real", found, SMALL, "orca lab figure 10 --real", "abc")
     again = report.read(tmp_path / "figure-10-real", 10)
     assert again.numbers == found.numbers
+    for system in ("orca(4)", "ft(2,1)"):  # so that a reader simulates the figure again
+        assert again.real["calibrations"][system].keys() >= {"cost", "errors", "way_in", "way_out"}
     panels = {point.panel for point in found.points}
     assert panels == {"demo_model tp 1 pp 1", "demo_model tp 1 pp 1, simulated"}
     assert len(found.points) == 2 * 2 * len(SHARES)
@@ -199,6 +230,14 @@ def test_real_figures_and_their_claims(tmp_path: Path, monkeypatch: pytest.Monke
     assert {row["system"] for row in points(tmp_path / "figure-11-real")} == {"orca(1)"}
     assert "name one of them" in orca_lab("figure", 9).stderr
     monkeypatch.setattr(real, "BATCHES", (1, 2))
+    by_torch = ("--dtype", "float32", "--attention", "torch", "--out", tmp_path / "by-torch")
+    done = orca_lab("figure", 9, "--real", "--quick", *by_torch)
+    assert done.exit_code == 0, done.stderr
+    run = json.loads((tmp_path / "by-torch" / "figure-9-real" / "run.json").read_text())
+    assert run["real"]["attention"] == "torch"
+    assert (
+        "Torch batches the baseline's attention." in (tmp_path / "by-torch" / "figure-9-real" / "table.md").read_text()
+    )
     done = orca_lab("figure", 9, "--real", "--quick", "--dtype", "float32", "--pp", 2, "--out", tmp_path / "pp-2")
     assert done.exit_code == 0, done.stderr
     assert {row["panel"] for row in points(tmp_path / "pp-2" / "figure-9-real")} == {"demo_model tp 1 pp 2"}

@@ -22,7 +22,7 @@ from worker.driver import Sampled, drafted, no_guess
 from orca.v1 import worker_pb2 as pb
 from orca.v1 import worker_pb2_grpc
 from orca_common.adapters import Adapter
-from orca_common.checkpoint import read_checkpoint
+from orca_common.checkpoint import Checkpoint, read_checkpoint
 from orca_common.lanes.server import LaneServer
 from orca_common.listening import reserve_port
 from orca_common.protocol import PROTOCOL
@@ -31,9 +31,9 @@ from orca_common.tls import Plaintext
 from orca_scheduler.core.core import Member
 from orca_scheduler.ranks.members import increment, initiation, put_members
 from orca_worker.data_plane.rendezvous import Rendezvous
-from orca_worker.iteration.model import Compute
+from orca_worker.iteration.model import Compute, Model
 from orca_worker.models.families import family_of, modules_of
-from orca_worker.partition import Types
+from orca_worker.partition import Place, Types
 from orca_worker.pod.supervisor import RankProcess
 from orca_worker.processes.forks import ForkServer
 from orca_worker.rank.controller import Controller
@@ -42,6 +42,7 @@ from orca_worker.stage.stage import Stage
 
 BLOCK_SIZE = 4
 LOOPBACK = "127.0.0.1"
+Loader = Callable[[Checkpoint, Types, Compute], Callable[[Place], tuple[Model, int]]]
 
 
 class Broken(Exception):
@@ -254,10 +255,13 @@ async def serve(
     quantize: str | None = None,
     adapters: Sequence[Adapter] = (),
     kv_dtype: str | None = None,
+    load: Loader | None = None,
 ) -> InProcess:
     checkpoint = read_checkpoint(folder, quantize, tuple(adapters))
     device = torch.device("cpu") if family_of(checkpoint).needs_torch else None
-    stage = Stage(checkpoint, Types.of("float32", kv_dtype), device, slots, Compute(1))
+    types, compute = Types.of("float32", kv_dtype), Compute(1)
+    of_place = None if load is None else load(checkpoint, types, compute)
+    stage = Stage(checkpoint, types, device, slots, compute, of_place)
     failures: list[str] = []
     rendezvous = Rendezvous("127.0.0.1", device, returns_encoded=checkpoint.has_encoder)
     controller = Controller(checkpoint, stage, Telemetry("test"), rendezvous, Plaintext(), failures.append)
@@ -276,10 +280,11 @@ async def in_process(
     quantize: str | None = None,
     adapters: Sequence[Adapter] = (),
     kv_dtype: str | None = None,
+    load: Loader | None = None,
     **fields: Any,
 ) -> AsyncIterator[tuple[Master, list[InProcess]]]:
-    """An engine of tp x pp ranks that has formed."""
-    ranks = [await serve(folder, slots, quantize, adapters, kv_dtype) for _ in range(tp * pp)]
+    """An engine of tp x pp ranks that has formed. load: makes their models, instead of the model's family."""
+    ranks = [await serve(folder, slots, quantize, adapters, kv_dtype, load) for _ in range(tp * pp)]
     master = Master([rank.address for rank in ranks], tp, pp, slots // BLOCK_SIZE * BLOCK_SIZE, seed)
     try:
         await master.form(**fields)

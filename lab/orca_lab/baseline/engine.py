@@ -15,6 +15,7 @@ Requests have neither logprobs nor forms here.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from orca_common.errors import FailedPrecondition
@@ -44,7 +45,7 @@ from orca_scheduler.core.selection import Limits, Plan
 from orca_scheduler.core.sets import FirstCome
 
 from . import scheduler
-from .scheduler import Finished, RequestLevel, RunBatch, WakeAt
+from .scheduler import Finished, RequestLevel, RunBatch
 
 NAME = "request-level"
 
@@ -62,14 +63,16 @@ class Dense(Slots):
 
 @dataclass(frozen=True, slots=True)
 class WholeBatches(FirstCome):
-    """The policy of a `BatchCore`, which plans by itself. `longest`: tokens of the longest sequence."""
+    """The policy of a `BatchCore`, which plans by itself. `longest`: tokens of the longest sequence. `delay`: seconds
+    for which a batch that is not full waits for more requests."""
 
     mbs: int = 1
     longest: int = 1
+    delay: float = 0.0
 
     @property
     def name(self) -> str:
-        return f"{NAME},mbs={self.mbs},longest={self.longest}"
+        return f"{NAME},mbs={self.mbs},longest={self.longest}" + (f",delay={self.delay}" if self.delay else "")
 
     @property
     def needs(self) -> frozenset[str]:
@@ -89,10 +92,11 @@ class WholeBatches(FirstCome):
         """Reads a policy's name. Raises ValueError."""
         try:
             parts = dict(part.split("=") for part in text.split(",")[1:])
-            found = cls(mbs=int(parts.pop("mbs")), longest=int(parts.pop("longest")))
+            mbs, longest, delay = int(parts.pop("mbs")), int(parts.pop("longest")), float(parts.pop("delay", 0))
+            found = cls(mbs=mbs, longest=longest, delay=delay)
         except (KeyError, ValueError):
             parts, found = {"": ""}, cls()
-        if parts or min(found.mbs, found.longest) < 1:
+        if parts or min(found.mbs, found.longest) < 1 or not 0 <= found.delay < inf:
             raise ValueError(f"policy: {text!r} is not as in {NAME},mbs=4,longest=1024")
         return found
 
@@ -115,10 +119,14 @@ class BatchCore(Core):
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        self._scheduler = RequestLevel(self.limits.max_bs)
+        self._scheduler = RequestLevel(self.limits.max_bs, self.policy.delay)
         self._end_at = 0  # positions of a row when the last iteration of the batch has run
         self._made: dict[int, list[int]] = {}  # tokens by claim, until the batch ends
         self._reasons: dict[int, Reason] = {}  # why requests of the batch have ended
+
+    @property
+    def tick_at(self) -> float | None:
+        return self._scheduler.wake_at
 
     def room(self) -> Room:
         """For the next batch. The pool's queue keeps what comes after it."""
@@ -148,6 +156,7 @@ class BatchCore(Core):
                 self._tell(scheduler.Cancelled(event.now, tuple(one.claim for one in self._scheduler.queue)))
             case Tick():
                 actions += self._expire(event.now)
+                actions += self._tell(scheduler.Wake(event.now))
             case Measured():
                 pass
         return sorted(actions, key=lambda action: not isinstance(action, ScheduleBatch))
@@ -173,8 +182,6 @@ class BatchCore(Core):
                     actions += self._begin([self._claims[one.claim] for one in requests])
                 case Finished(claims):
                     actions += self._finish(claims, event.now)
-                case WakeAt():
-                    raise AssertionError("a batch waits for nothing here")
         return actions
 
     def _begin(self, batch: Sequence[Request]) -> list[Action]:

@@ -36,7 +36,7 @@ class BatchReturned:
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """The moment has come that WakeAt named."""
+    """The moment has come that `RequestLevel.wake_at` named."""
 
     now: float
 
@@ -58,14 +58,7 @@ class Finished:
     claims: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class WakeAt:
-    """Step a Wake at this moment: the batch is begun then, full or not."""
-
-    moment: float
-
-
-Action = RunBatch | Finished | WakeAt
+Action = RunBatch | Finished
 
 
 class RequestLevel:
@@ -76,12 +69,16 @@ class RequestLevel:
         self.running: tuple[Arrival, ...] = ()
         self._queue: deque[tuple[float, Arrival]] = deque()
         self._cancelled: set[int] = set()
-        self._asked = 0.0  # the last moment of a WakeAt
 
     @property
     def queue(self) -> Sequence[Arrival]:
         """Requests that wait, the oldest first."""
         return [request for _, request in self._queue]
+
+    @property
+    def wake_at(self) -> float | None:
+        """The moment of the next Wake: a batch begins then, full or not. None: none waits for more requests."""
+        return self._queue[0][0] + self.delay if self._queue and not self.running else None
 
     def step(self, event: Event) -> list[Action]:
         """Applies one event and says what is to be done about it, in this order."""
@@ -101,8 +98,11 @@ class RequestLevel:
                 self._cancelled.clear()
             case Wake():
                 pass
-        if not self.running and self._queue:
-            actions += self._begin(event.now)
+        due = self.wake_at
+        if due is not None and (len(self._queue) >= self.max_bs or event.now >= due):
+            count = min(self.max_bs, len(self._queue))
+            self.running = tuple(self._queue.popleft()[1] for _ in range(count))
+            actions.append(RunBatch(self.running))
         return actions
 
     def state(self) -> dict[str, Any]:
@@ -111,22 +111,10 @@ class RequestLevel:
             "running": [request.claim for request in self.running],
             "queue": [(moment, request.claim) for moment, request in self._queue],
             "cancelled": sorted(self._cancelled),
-            "asked": self._asked,
         }
 
     def restore(self, state: Mapping[str, Any], requests: Mapping[int, Arrival]) -> None:
         """Takes over the `state` of another one. It may have gone through JSON."""
         self.running = tuple(requests[claim] for claim in state["running"])
         self._queue = deque((moment, requests[claim]) for moment, claim in state["queue"])
-        self._cancelled, self._asked = set(state["cancelled"]), state["asked"]
-
-    def _begin(self, now: float) -> list[Action]:
-        due = self._queue[0][0] + self.delay
-        if len(self._queue) < self.max_bs and now < due:
-            if due == self._asked:
-                return []
-            self._asked = due
-            return [WakeAt(due)]
-        count = min(self.max_bs, len(self._queue))
-        self.running = tuple(self._queue.popleft()[1] for _ in range(count))
-        return [RunBatch(self.running)]
+        self._cancelled = set(state["cancelled"])

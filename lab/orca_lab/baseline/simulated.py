@@ -14,7 +14,7 @@ from orca_scheduler.core.request import Arrival
 from ..cost import Cost, Load
 from ..simulator import Result, Served
 from ..workload import Workload
-from .scheduler import Arrived, BatchReturned, Event, Finished, RequestLevel, RunBatch, Wake, WakeAt
+from .scheduler import Arrived, BatchReturned, Event, Finished, RequestLevel, RunBatch, Wake
 
 Passed = Callable[[int, int, int, float, float], None]  # microbatch, iteration, stage, begin and end
 
@@ -112,9 +112,10 @@ def simulate_requests(cost: Cost, max_bs: int, mbs: int, workload: Workload, del
                     for request in requests:
                         served[request.claim - 1].began = now
                     heapq.heappush(events, (now + seconds, order, BatchReturned(now + seconds)))
-                case WakeAt(moment):
-                    heapq.heappush(events, (moment, order, Wake(moment)))
                 case Finished(claims):
                     for claim in claims:
                         served[claim - 1].first = served[claim - 1].ended = last = now
+        if (due := scheduler.wake_at) is not None:
+            order += 1
+            heapq.heappush(events, (due, order, Wake(due)))
     return Result(served, last, iterations, rows, [busy])

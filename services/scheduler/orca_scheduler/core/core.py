@@ -90,7 +90,7 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed: deadlines."""
+    """Time has passed: deadlines, and the moment that `Core.tick_at` named."""
 
     now: float
 
@@ -309,6 +309,11 @@ class Core:
         self.limits = limits_of(policy, self._max_bs, self.n_workers)
         self._shares = SHARED in policy.needs
         self.memory = policy.memory(0, self.block_size)
+
+    @property
+    def tick_at(self) -> float | None:
+        """The moment of a Tick that it waits for, beside those of deadlines; None: it waits for none."""
+        return None
 
     @property
     def n_scheduled(self) -> int:

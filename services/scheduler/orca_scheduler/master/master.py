@@ -248,6 +248,7 @@ class EngineMaster:
         self._questions: list[asyncio.Task[None]] = []  # to the pool, of this life
         self._wake: asyncio.TimerHandle | None = None
         self._deadline: asyncio.TimerHandle | None = None  # the next one of a request
+        self._tick: asyncio.TimerHandle | None = None  # that the core waits for
         self._stopped: str | None = None  # why the term is over
         self._vocabulary = 0  # tokens of the model, as the ranks have told
         self.not_finite = 0  # rows of logits that held NaN or infinity
@@ -335,7 +336,7 @@ class EngineMaster:
             (failed if failed.done() else looping).result()
             log.info("engine left", extra={"engine": self.engine, "why": self._stopped})
         finally:
-            for timer in filter(None, (self._wake, self._deadline)):
+            for timer in filter(None, (self._wake, self._deadline, self._tick)):
                 timer.cancel()
             for task in self._tasks:
                 task.cancel()
@@ -535,6 +536,11 @@ class EngineMaster:
 
     def _stepped(self) -> None:
         self._ledger.claimable()
+        if self._tick is not None:
+            self._tick.cancel()
+        self._tick, due = None, self.core.tick_at
+        if due is not None:
+            self._tick = self._loop.call_at(due, lambda: self._post(core.Tick(max(due, self._now))))
         if not self.core.in_flight:
             self._check_invariants()
 

@@ -108,6 +108,7 @@ class StageOnCPU:
         self._passes = Passes(self.place, recording.hidden, torch.float32)
         self._deltas: list[Changed] = []
         self._adapters = adapters
+        self._whole_members = recording.prefix_lm  # pieces of a batch have
         self._translate(weights, reader, adapters)
         for number, file in enumerate(adapters.files if adapters is not None else ()):
             self.adapt(number, file)
@@ -209,17 +210,20 @@ class StageOnCPU:
                     program.linear_gated(of_buffer[x], load.gated(gate, up), of_buffer[out], activation, delta)
                 case WriteKV(kv, attention):
                     program.write_kv(of_buffer[kv], load.attention(attention)._replace(group=0))
-                case Attend(qkv, attention, out, writes):
-                    a = load.attention(attention)
-                    if writes:
-                        program.write_kv(of_buffer[qkv], a)
-                    program.attend(of_buffer[qkv], a, of_buffer[out])
+                case Attend(qkv, _, out):
+                    self._attend(operation, of_buffer[qkv], of_buffer[out], load)
                 case Residual(terms, norm):
                     self._residual([(of_buffer[x], matrix) for x, matrix in terms], norm, load)
                 case Head():
                     program.head(self._of_head, load.head(operation))
         self._close_section(None)
         return self._sections
+
+    def _attend(self, operation: Attend, qkv: Rows, out: Operand, load: Load) -> None:
+        a = load.attention(operation.attention)
+        if operation.writes:
+            self.program.write_kv(qkv, a)
+        self.program.attend(qkv, a, out)
 
     def _residual(self, terms: list[tuple[Operand, Matrix]], norm: Norm | None, load: Load) -> None:
         """The hidden states += norm(all x W, summed over the tensor ranks)."""
@@ -255,7 +259,7 @@ class StageOnCPU:
         if self.recording.has_encoder:
             flat, encoded, x = self._encode(batch, kv, plane)
         states = None if self.place.is_last else torch.empty(len(flat.token_ids), self.recording.hidden)
-        for start, end in flat.pieces(length, self.recording.prefix_lm):
+        for start, end in flat.pieces(length, self._whole_members):
             if prompts is not None:
                 self._run_scored(flat, kv, plane, x, start, end, results, prompts)
             else:
@@ -397,10 +401,14 @@ class StageOnCPU:
             self.program.view(self._x, tokens, hidden)[:] = x[start:end].numpy()
         for section in sections if sections is not None else self._sections:
             self.program.run(pointers, section.first, section.last)
-            if section.sums is not None:
-                view = self.program.view(section.sums, tokens, hidden)
-                summed = plane.all_reduce(torch.from_numpy(np.ascontiguousarray(view)))
-                view[:] = summed.numpy()
+            self._after(section, batch, kv, plane, start, end)
+
+    def _after(self, section: Section, batch: Batch, kv: KVManager, plane: DataPlane, start: int, end: int) -> None:
+        """Does what the program does not, between a section for tokens [start, end) of the batch and the next one."""
+        if section.sums is not None:
+            view = self.program.view(section.sums, end - start, self.recording.hidden)
+            summed = plane.all_reduce(torch.from_numpy(np.ascontiguousarray(view)))
+            view[:] = summed.numpy()
 
     def _sample(self, batch: Batch, plane: DataPlane, results: Results) -> Output:
         if results.logits is not None:

@@ -26,6 +26,7 @@ from .weight_files import check_files
 if TYPE_CHECKING:
     import torch
 
+    from .cpu import StageOnCPU
     from .formats.pieces import Layout
 
 log = logging.getLogger(__name__)
@@ -82,6 +83,7 @@ class RecordedFamily(Generic[C]):
     prefix: str  # of tensors' names, in some files
     tables: Tables
     zero: str = ""  # a tensor that is zeros where the files lack it
+    on_cpu: type[StageOnCPU] | None = None  # another one for the compiled kernels
 
     def read(self, checkpoint: Checkpoint) -> C:
         """The configuration; the files say whether a tied model has a head of its own. Raises FailedPrecondition."""
@@ -215,7 +217,8 @@ class RecordedFamily(Generic[C]):
         if device.type == "cpu" and kernels_are_used(compute):
             from .cpu import StageOnCPU
 
-            return StageOnCPU(recording, weights, types, compute, form.reader, adapters), weights.bytes_read
+            stage = (self.on_cpu or StageOnCPU)(recording, weights, types, compute, form.reader, adapters)
+            return stage, weights.bytes_read
         if device.type == "cuda" and problem is None:
             from .cuda import GPUReader, on_cuda
 
