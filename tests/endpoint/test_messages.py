@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx2 as httpx
 import pytest
+import pytest_asyncio
 from endpoint.harness import World, world
 from endpoint.test_chat import Recorder, encode
 from endpoint.test_tool_chats import CALLS, NAMES, PATIENCE, SCHEMA, make_tool_model, rendered
@@ -43,18 +44,22 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tool_model(tmp_path_factory.mktemp("messages") / "tiny", TEMPLATES["hermes"], marks)
 
 
-@pytest.fixture
-async def orca(redis_url: str, model: Path) -> AsyncIterator[World]:
-    async with world(redis_url, model, slots=1024) as started:
-        yield started
+@pytest.fixture(scope="module")
+def slots() -> int:
+    return 1024
 
 
 @pytest.fixture
-async def claude(orca: World) -> "AsyncIterator[AsyncAnthropic]":
+def orca(shared: World) -> World:
+    return shared
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def claude(shared: World) -> "AsyncIterator[AsyncAnthropic]":
     """Anthropic's client, which tries nothing again."""
     from anthropic import AsyncAnthropic
 
-    async with AsyncAnthropic(base_url=orca.serving.http, api_key="none", max_retries=0, timeout=PATIENCE) as client:
+    async with AsyncAnthropic(base_url=shared.serving.http, api_key="none", max_retries=0, timeout=PATIENCE) as client:
         yield client
 
 
