@@ -4,29 +4,15 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import AsyncIterator
 
 import httpx2 as httpx
 import pytest
-import pytest_asyncio
 from endpoint.harness import World
 
 from orca_common.errors import InvalidArgument
 from orca_endpoint.openai.body import load
 
 NUMBERS = ("0" * 22 + "9" * 22, "9" * 5000, "0" * 5000, "4294967296", "-1", "1e3", "٣", "0x10", "", " 1", "1 ", "nan")
-
-
-@pytest.fixture
-def orca(shared: World) -> World:
-    return shared
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def http(orca: World) -> AsyncIterator[httpx.AsyncClient]:
-    headers = {"content-type": "application/json"}
-    async with httpx.AsyncClient(base_url=orca.serving.http, headers=headers) as client:
-        yield client
 
 
 @pytest.mark.parametrize("path", ["/v1/completions/x", "/v1/chat/completions/x"])
