@@ -63,6 +63,7 @@ SLOW = [  # the longest first
     "e2e/test_cli.py",
     "lab/test_live.py",
     "e2e/test_distributed.py",
+    "pool/test_any_redis.py",
     "worker/test_supervisor.py",
     "e2e/test_adapters.py",
     "scheduler/test_takeover.py",

@@ -3,6 +3,7 @@
 import re
 import signal
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
@@ -19,6 +20,8 @@ EVENT = re.compile(r"\d+:X (\d+ \w+ \d+ [\d:.]+) [#*] (\+[a-z-]+) (.*)")  # a li
 # Seconds. Sentinel asks as often, and each second at least. With less, a busy machine makes it replace a primary that
 # is well, even by a server that was just started again with old data.
 DOWN_AFTER = 2.0
+# Of the chart's servers, too: by itself a primary waits 5 s for more replicas before it gives the first one its data.
+AT_ONCE = ("--repl-diskless-sync-delay", "0")
 
 
 class Server:
@@ -37,7 +40,7 @@ class Server:
 
     def start(self, *options: str) -> None:
         """options: besides those of the embedded server. Returns when it answers."""
-        command = [*embedded_pool.command(self._folder, self.port), *options]
+        command = [*embedded_pool.command(self._folder, self.port), *AT_ONCE, *options]
         self._child = _listening(command, self.port, self._folder / "log")
 
     def send_signal(self, number: int) -> None:
@@ -54,6 +57,12 @@ class Server:
         """Ends it for good, and gives its port back."""
         self._kept.close()
         self.kill()
+
+    def wait_for_primary(self) -> None:
+        """Returns when this replica follows its primary. Sentinels that begin then know it at once: they look at
+        replicas every ten seconds."""
+        while self.replication()["master_link_status"] != "up":
+            time.sleep(0.01)
 
     def replication(self) -> dict[str, Any]:
         """What it says of its role, and of how far it has come."""
@@ -95,6 +104,14 @@ def sentinel(
         child.wait()
 
 
+def would_promote(sentinel: int, *replicas: Server) -> bool:
+    """Whether the Sentinel at this port would make each of the replicas the primary."""
+    with Redis(port=sentinel, socket_timeout=5, decode_responses=True) as asked:
+        known = {one["port"]: one for one in asked.sentinel_slaves(SERVICE)}
+    said = [known.get(replica.port, {"flags": ""}) for replica in replicas]
+    return all(one["flags"] == "slave" and one["master-link-status"] == "ok" for one in said)
+
+
 class Replicated:
     """A primary, its replicas, and the Sentinels that change their parts."""
 
@@ -107,6 +124,8 @@ class Replicated:
             servers.enter_context(server(folder / f"redis-{n}", *self.primary.as_replica))
             for n in range(1, replicas + 1)
         ]
+        for replica in self.replicas:
+            replica.wait_for_primary()
         self._logs = [folder / f"sentinel-{n}" / "log" for n in range(len(down_after))]
         self.sentinels = [
             servers.enter_context(sentinel(log.parent, self.primary.port, QUORUM, seconds))
@@ -163,12 +182,8 @@ class Replicated:
 
     def _would(self, sentinel: int) -> bool:
         with Redis(port=sentinel, socket_timeout=5, decode_responses=True) as asked:
-            known = {one["port"]: one for one in asked.sentinel_slaves(SERVICE)}
             others = cast(list[Any], asked.sentinel_sentinels(SERVICE))
-        well = [known.get(replica.port, {"flags": ""}) for replica in self.replicas]
-        return len(others) == len(self.sentinels) - 1 and all(
-            one["flags"] == "slave" and one["master-link-status"] == "ok" for one in well
-        )
+        return len(others) == len(self.sentinels) - 1 and would_promote(sentinel, *self.replicas)
 
     def events(self, since: float) -> dict[str, list[float]]:
         """When Sentinels logged each kind of event after a moment, in seconds after it, the earliest first.

@@ -177,6 +177,7 @@ def test_what_cannot_be_used(tmp_path: Path, packed: bytes) -> None:
     (shards / "model-1.safetensors").touch()
     link = tarfile.TarInfo("tokenizer.json")
     link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+    absolute = tarfile.TarInfo(f"{tmp_path}/other/config.json")
     answers = {
         "/good": (200, {}, packed),
         "/short": (200, {"Content-Length": str(len(packed))}, packed[:-100]),
@@ -185,9 +186,9 @@ def test_what_cannot_be_used(tmp_path: Path, packed: bytes) -> None:
         "/nothing": (200, {}, b""),
         "/bare": (200, {}, archive(bare)),
         "/shards": (200, {}, archive(shards)),
-        "/link": (200, {}, archive(DEMO_MODEL, extra=(link,))),
-        "/outside": (200, {}, archive(DEMO_MODEL, extra=(tarfile.TarInfo("../config.json"),))),
-        "/absolute": (200, {}, archive(DEMO_MODEL, extra=(tarfile.TarInfo(f"{tmp_path}/other/config.json"),))),
+        "/link": (200, {}, archive(DEMO_MODEL, mode="w:", extra=(link,))),
+        "/outside": (200, {}, archive(DEMO_MODEL, mode="w:", extra=(tarfile.TarInfo("../config.json"),))),
+        "/absolute": (200, {}, archive(DEMO_MODEL, mode="w:", extra=(absolute,))),
     }
     target = tmp_path / "made/model"
     with server(lambda path: answers.get(path, (404, {}, b""))) as (address, _):

@@ -3,12 +3,11 @@
 import itertools
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import httpx2 as httpx
 import pytest
-from anthropic import AsyncAnthropic
+import pytest_asyncio
 from endpoint.harness import World, world
 from endpoint.test_chat import Recorder, encode
 from endpoint.test_tool_chats import CALLS, NAMES, PATIENCE, SCHEMA, make_tool_model, rendered
@@ -22,6 +21,9 @@ from orca_endpoint.calls.events import Accepted, Finished, Token
 from orca_endpoint.openai.answer import Choice
 from orca_endpoint.text.tool_calls import CallPart, Said
 from orca_pool.records import Reason
+
+if TYPE_CHECKING:  # each process of a run imports each file of tests, and this client alone takes 1.4 s
+    from anthropic import AsyncAnthropic
 
 pytestmark = pytest.mark.usefixtures("one_helper")
 
@@ -42,20 +44,26 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tool_model(tmp_path_factory.mktemp("messages") / "tiny", TEMPLATES["hermes"], marks)
 
 
-@pytest.fixture
-async def orca(redis_url: str, model: Path) -> AsyncIterator[World]:
-    async with world(redis_url, model, slots=1024) as started:
-        yield started
+@pytest.fixture(scope="module")
+def slots() -> int:
+    return 1024
 
 
 @pytest.fixture
-async def claude(orca: World) -> AsyncIterator[AsyncAnthropic]:
+def orca(shared: World) -> World:
+    return shared
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def claude(shared: World) -> "AsyncIterator[AsyncAnthropic]":
     """Anthropic's client, which tries nothing again."""
-    async with AsyncAnthropic(base_url=orca.serving.http, api_key="none", max_retries=0, timeout=PATIENCE) as client:
+    from anthropic import AsyncAnthropic
+
+    async with AsyncAnthropic(base_url=shared.serving.http, api_key="none", max_retries=0, timeout=PATIENCE) as client:
         yield client
 
 
-async def test_a_text_whole_and_streamed(orca: World, claude: AsyncAnthropic) -> None:
+async def test_a_text_whole_and_streamed(orca: World, claude: "AsyncAnthropic") -> None:
     ids = encode(orca, "holds 東京")
     script = Recorder(ids)
     asked: dict[str, Any] = {"model": "tiny", "max_tokens": len(ids), "system": "be brief", "messages": [USER]}
@@ -84,7 +92,7 @@ async def test_a_text_whole_and_streamed(orca: World, claude: AsyncAnthropic) ->
     ]
 
 
-async def test_calls_and_the_turn_after_them(orca: World, claude: AsyncAnthropic) -> None:
+async def test_calls_and_the_turn_after_them(orca: World, claude: "AsyncAnthropic") -> None:
     """The blocks of an answer are given back as they came; results are tools' messages."""
     script = Recorder([*encode(orca, CALLS), 0])
     asked: dict[str, Any] = {"model": "tiny", "max_tokens": 200, "tools": [WEATHER, TIME]}
@@ -142,7 +150,7 @@ def test_arguments_that_are_nested_deeply() -> None:
             reply.whole()
 
 
-async def test_which_end_an_answer_has(orca: World, claude: AsyncAnthropic) -> None:
+async def test_which_end_an_answer_has(orca: World, claude: "AsyncAnthropic") -> None:
     """Of several stop sequences the one that came; a call that was cut is closed where it ends."""
     cut = encode(orca, CALLS[:66])
     for ids, more, reason, sequence in (
@@ -165,7 +173,7 @@ class City(BaseModel):
     city: str
 
 
-async def test_which_answers_a_request_allows(orca: World, claude: AsyncAnthropic) -> None:
+async def test_which_answers_a_request_allows(orca: World, claude: "AsyncAnthropic") -> None:
     script = Recorder([*encode(orca, '{"city": "Bern"}'), 0])
     choices: dict[str, Any] = {
         "auto": {"type": "auto"},
@@ -187,16 +195,20 @@ async def test_which_answers_a_request_allows(orca: World, claude: AsyncAnthropi
     assert {name for name, grammar in grammars.items() if "weather" in grammar} == {"auto", "one", "any"}
 
 
-async def test_a_stream_that_fails(orca: World, claude: AsyncAnthropic) -> None:
+async def test_a_stream_that_fails(orca: World, claude: "AsyncAnthropic") -> None:
+    from anthropic import APIStatusError
+
     async with claude.messages.stream(model="tiny", max_tokens=8, messages=[USER]) as stream:
         request = await orca.engine.claim()
         await orca.engine.commit(request, 0, [10], Reason.NOT_FINITE)
-        with pytest.raises(anthropic.APIStatusError, match="api_error"):
+        with pytest.raises(APIStatusError, match="api_error"):
             await stream.get_final_message()
 
 
 async def test_keys(redis_url: str, model: Path) -> None:
     """Its client sends its key in a header of its own."""
+    from anthropic import AsyncAnthropic, AuthenticationError
+
     key = new_key()
     async with (
         world(redis_url, model, api_keys=line_of("ann", key)) as orca,
@@ -206,7 +218,7 @@ async def test_keys(redis_url: str, model: Path) -> None:
     ):
         asked: dict[str, Any] = {"model": "tiny", "max_tokens": 4, "messages": [USER]}
         assert (await claude.messages.create(**asked)).stop_reason == "end_turn"
-        with pytest.raises(anthropic.AuthenticationError, match="authentication_error"):
+        with pytest.raises(AuthenticationError, match="authentication_error"):
             await stranger.messages.create(**asked)
         both = {"x-api-key": key, "authorization": "Bearer other"}
         async with httpx.AsyncClient(base_url=orca.serving.http, headers=both) as http:

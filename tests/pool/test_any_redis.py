@@ -14,7 +14,7 @@ import pytest
 from pool.lab import tokens_of
 from redis import Redis
 from redis.exceptions import ConnectionError
-from replicated import Server, sentinel, server
+from replicated import Server, sentinel, server, would_promote
 from servers import redis_server
 
 from orca_common.errors import FailedPrecondition, Unavailable
@@ -61,11 +61,10 @@ async def test_what_a_client_saw_survives_the_primary(tmp_path: Path) -> None:
     """Sentinel makes the replica the primary. The pool finds it, and says that something may be lost."""
     with ExitStack() as servers:
         primary = servers.enter_context(server(tmp_path / "a"))
-        b = servers.enter_context(server(tmp_path / "b", *primary.as_replica)).port
+        replica = servers.enter_context(server(tmp_path / "b", *primary.as_replica))
+        replica.wait_for_primary()
         port = servers.enter_context(sentinel(tmp_path / "s", primary.port))
-        replica, asked = Redis(port=b), Redis(port=port, decode_responses=True)
-        await until(lambda: replica.info("replication")["master_link_status"] == "up")
-        await until(lambda: [r["port"] for r in asked.sentinel_slaves("orca")] == [b])
+        await until(lambda: would_promote(port, replica))
         url = f"redis+sentinel://127.0.0.1:1,127.0.0.1:{port}/orca/0"
         async with Pool(url, "ha", replicas=1) as pool, Pool(url, "ha") as after:
             row = await stream(pool)
@@ -88,15 +87,11 @@ async def test_what_a_client_saw_survives_the_primary(tmp_path: Path) -> None:
 @asynccontextmanager
 async def watched_pair(folder: Path) -> AsyncIterator[tuple[Server, int, Redis, str]]:
     """A primary, the port of its replica, a Sentinel that would make that the primary, and its URL."""
-    with (
-        server(folder / "a") as primary,
-        server(folder / "b", *primary.as_replica) as replica,
-        sentinel(folder / "s", primary.port) as port,
-    ):
-        asked = Redis(port=port, decode_responses=True)
-        await until(lambda: replica.replication()["master_link_status"] == "up")
-        await until(lambda: [r["port"] for r in asked.sentinel_slaves("orca")] == [replica.port])
-        yield primary, replica.port, asked, f"redis+sentinel://127.0.0.1:{port}/orca/0"
+    with server(folder / "a") as primary, server(folder / "b", *primary.as_replica) as replica:
+        replica.wait_for_primary()
+        with sentinel(folder / "s", primary.port) as port:
+            await until(lambda: would_promote(port, replica))
+            yield primary, replica.port, of_sentinel(port), f"redis+sentinel://127.0.0.1:{port}/orca/0"
 
 
 async def port_of(pool: Pool) -> int:
@@ -186,12 +181,12 @@ async def test_a_sentinel_that_replaces_the_primary_does_not_name_it(tmp_path: P
         for n, one in enumerate((slow, replica)):
             Redis(port=one.port).config_set("replica-priority", n)  # 0: it never becomes the primary
             Redis(port=one.port).replicaof("127.0.0.1", primary.port)
-            await until(lambda one=one: one.replication()["master_link_status"] == "up")
+            one.wait_for_primary()
         ports = [running.enter_context(sentinel(tmp_path / f"s{n}", primary.port, down_after=600)) for n in range(2)]
         leader, other = map(of_sentinel, ports)
-        for asked in (leader, other):
+        for port, asked in zip(ports, (leader, other), strict=True):
             await until(lambda asked=asked: len(asked.sentinel_sentinels("orca")) == 1)
-            await until(lambda asked=asked: [r["flags"] for r in asked.sentinel_slaves("orca")] == ["slave", "slave"])
+            await until(lambda port=port: would_promote(port, slow, replica))
         leader.execute_command("SENTINEL", "SET", "orca", "failover-timeout", 600_000)
         slow.send_signal(signal.SIGSTOP)
         leader.execute_command("SENTINEL FAILOVER", "orca")
@@ -275,7 +270,7 @@ async def test_why_no_sentinel_names_a_primary(tmp_path: Path) -> None:
 async def test_a_replica_that_is_slow_is_asked_again(tmp_path: Path) -> None:
     """One that is asked while it writes to its disk answers too early; by itself it answers again after a second."""
     with server(tmp_path / "a") as primary, server(tmp_path / "b", *primary.as_replica) as replica:
-        await until(lambda: replica.replication()["master_link_status"] == "up")
+        replica.wait_for_primary()
         asked = Redis(port=primary.port)
         async with Pool(f"redis://127.0.0.1:{primary.port}/0", "slow", patience=60) as pool:
             assert await pool._link.command("SET", "a", 1, replicas=1) == b"OK"

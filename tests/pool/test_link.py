@@ -392,6 +392,13 @@ async def service(*servers: RedisServer) -> AsyncIterator[tuple[str, Callable[[R
         await asyncio.gather(*copies, return_exceptions=True)
 
 
+async def follow(pool: Pool, primary: RedisServer) -> None:
+    """Makes the pool's server a replica. By itself the primary waits 5 s for more of them before it gives its data."""
+    async with Pool(primary.url, "primary") as other:
+        await other._link.command("CONFIG", "SET", "repl-diskless-sync-delay", "0")
+    await pool._link.command("REPLICAOF", "127.0.0.1", primary.port)
+
+
 async def test_a_demoted_server_is_left(own: RedisServer) -> None:
     """After a failover the old primary still answers, as a replica that takes no writes. The next connection finds the
     new one, whose dataset may lack the last second: that counts as an outage."""
@@ -400,7 +407,7 @@ async def test_a_demoted_server_is_left(own: RedisServer) -> None:
             await asyncio.gather(*(pool.renew_endpoint("e", register=True) for _ in range(3)))
             choose(primary)
             async with Pool(own.url, "direct") as direct:
-                await direct._link.command("REPLICAOF", "127.0.0.1", primary.port)
+                await follow(direct, primary)
             reading = asyncio.create_task(pool.read("e", None, wait=0.3))  # a replica may be read
             await asyncio.sleep(0)
             await pool.renew_endpoint("e", register=True)
@@ -416,7 +423,7 @@ async def test_an_exchange_with_a_demoted_server_waits_for_the_primary(own: Redi
         async with service(own, primary) as (url, choose), Pool(url, "failover", patience=60) as pool:
             assert await pool.renew_endpoint("e", register=True)
             async with Pool(own.url, "direct") as direct:
-                await direct._link.command("REPLICAOF", "127.0.0.1", primary.port)
+                await follow(direct, primary)
             renewing = asyncio.create_task(pool.renew_endpoint("e", register=True))
             async with asyncio.timeout(20):
                 while str(pool._link._unreached) != "this server is a replica":

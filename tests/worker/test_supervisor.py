@@ -368,13 +368,17 @@ async def test_probes_of_a_pod_with_frozen_ranks(tmp_path: Path) -> None:
             await pod.hello(rank)
         for rank in ranks:
             os.kill(rank.pid, signal.SIGSTOP)
-        for _ in range(8):  # their status ports' queues of connections fill up meanwhile
+
+        async def probe() -> None:
             with pytest.raises(urllib.error.HTTPError) as error:
                 await asyncio.to_thread(urllib.request.urlopen, f"http://{pod.status}/readyz", timeout=5)
             with error.value:
                 assert json.load(error.value)["reason"] in ("rank 0: timed out", "rank 0: does not answer")
             with await asyncio.to_thread(urllib.request.urlopen, f"http://{pod.status}/livez", timeout=5) as answer:
                 assert answer.status == 200
+
+        await asyncio.gather(*(probe() for _ in range(8)))  # the queues of connections of their status ports fill up
+        await probe()
 
 
 async def test_a_rank_that_aborts_in_an_iteration_comes_back(tmp_path: Path) -> None:
