@@ -17,7 +17,7 @@ from orca.v1.pool_pb2 import PoolRequest
 from orca_endpoint.calls.call import Call
 from orca_endpoint.calls.events import PromptToken, Token, TopToken
 from orca_endpoint.openai.answer import Choice
-from orca_endpoint.openai.completions import request
+from orca_endpoint.openai.completions import method, request
 from orca_endpoint.openai.completions.answer import Logprobs
 from orca_endpoint.openai.completions.method import best
 from orca_endpoint.openai.completions.request import parse
@@ -85,11 +85,16 @@ async def test_many_generations_are_made_begun_and_released_in_several_turns(
             loop.call_soon(lambda: turns[what].append(now.pop(what)))
         now[what] += 1
 
-    released: list[weakref.finalize[[str], Call]] = []
+    released: list[weakref.finalize[[str], Any]] = []
 
     def made(common: GenerateRequest, k: int) -> GenerateRequest:
         count("made")
         return generation(common, k)
+
+    def chosen(echoed: str | None) -> Choice:
+        choice = Choice(echoed)
+        released.append(weakref.finalize(choice, count, "choices"))
+        return choice
 
     def begun(merged: Merged, n: int, call: Call) -> Coroutine[Any, Any, None]:
         count("begun")
@@ -102,11 +107,12 @@ async def test_many_generations_are_made_begun_and_released_in_several_turns(
         return call
 
     monkeypatch.setattr(request, "generation", made)
+    monkeypatch.setattr(method, "Choice", chosen)
     monkeypatch.setattr(Merged, "_pump", begun)
     monkeypatch.setattr(endpoint, "generate", opened)
     async with orca.background(lambda record: [10]):
         await client.completions.create(model="tiny", prompt=[5, 6], n=60, max_tokens=1, echo=True)
-    await until(lambda: sum(turns["released"]) >= 59)
+    await until(lambda: (sum(turns["released"]), sum(turns["choices"])) >= (59, 60))
     released[-1].detach()  # the reader of the delivery stream still names this call
     assert {what: sum(turns[what]) for what in ("opened", "begun")} == {"opened": 60, "begun": 60}
     assert max(map(max, turns.values())) <= 2 * AT_ONCE, turns

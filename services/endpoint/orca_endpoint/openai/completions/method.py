@@ -15,7 +15,7 @@ from ...http.access import caller_in
 from ...http.bodies import body_in, parsed
 from ...http.exchange import Answer, Exchange, deadline_of, ids_in, silence_of, until
 from ..answer import Choice, Numbered, gather, relaxed_header, usage, written
-from ..generations import calls_of, together, turn
+from ..generations import calls_of, release, together, turn
 from ..stream import Stream
 from .answer import CompletionChunks, Logprobs, completion
 from .request import Completion, parse
@@ -59,6 +59,7 @@ class Completions(Exchange):
                     return JSONResponse(completion(name, model, shown, counts, logprobs), headers=headers)
 
                 await answer.whole(await written(choices, write))
+                release(choices, shown)
 
     async def _choices(self, asked: Completion) -> list[Choice]:
         """A choice for each generation. The text of an echoed prompt is as it was given, or its tokens'."""
