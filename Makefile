@@ -32,7 +32,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo check kernels test again examples page alerts hostile test-kubernetes distributed stacks fuzz matrix takeovers long-run links sentinel restart overload soak lint audit docs
-.PHONY: simulate mutations figures clients schemas load-tools bench bench-pool gpu gpu-node rehearse protos locks images push release package publish
+.PHONY: simulate mutations figures clients some-clients schemas load-tools bench bench-pool gpu gpu-node rehearse protos locks images push release package publish
 
 help: ## Show this help.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { \
@@ -206,6 +206,10 @@ clients: $(STAMP) ## Run clients of others, unmodified, against an endpoint, and
 	mkdir -p $(CLIENTS) && cp tests/clients/package.json $(CLIENTS)
 	cd $(CLIENTS) && npm install --silent --no-package-lock --no-fund --no-audit
 	cd $(CLIENTS) && ../../$(BIN)/python ../../tests/clients/served.py . ../../docs/clients.md $(ONLY)
+
+some-clients: $(STAMP) ## Run four of them, of different kinds, which install fast.
+	mkdir -p $(CLIENTS)
+	cd $(CLIENTS) && ../../$(BIN)/python ../../tests/clients/served.py . ../../docs/clients.md ollama.py llm instructor pydantic_ai
 
 schemas: $(STAMP) ## Try the schemas of MCP servers' tools and of types of zod and pydantic, and make their table in docs/clients.md: ONLY=NAMES.
 	mkdir -p $(CLIENTS) && cp tests/clients/package.json $(CLIENTS)

@@ -4,7 +4,8 @@
 
 The endpoint is real; a script plays its engine. A proxy before the endpoint keeps what each client sends. A request
 that is refused fails the run. When all scripts have passed, PAGE becomes the table of fields by client. NODE is the
-folder with the packages of package.json. NAMES choose scripts, as `litellm`; then no page is written.
+folder with the packages of package.json. NAMES choose scripts, as `litellm`, or `ollama.py` of one language; then no
+page is written.
 """
 
 import asyncio
@@ -126,7 +127,8 @@ async def main(node: Path, out: Path, names: Sequence[str]) -> int:
         config.write_text(json.dumps(json.loads(config.read_text()) | {"n_positions": POSITIONS}))
         async with world(server.url, model, slots=4 * POSITIONS) as orca, orca.background(lambda r: answer_of(orca, r)):
             for script in scripts:
-                if names and script.stem.removesuffix("_client") not in names:
+                name = script.stem.removesuffix("_client")
+                if names and not {name, name + script.suffix} & set(names):
                     continue
                 seen: list[Exchange] = []
                 async with proxy(orca.serving.http, seen) as url:

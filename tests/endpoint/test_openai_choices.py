@@ -2,21 +2,27 @@
 
 import asyncio
 import json
+import weakref
+from collections import Counter, defaultdict
+from collections.abc import Coroutine
 from typing import Any
 
 import httpx2 as httpx
 import pytest
-from endpoint.harness import World, encode
+from endpoint.harness import World, encode, until
 from openai import AsyncOpenAI
 
+from orca.v1.orca_pb2 import GenerateRequest
 from orca.v1.pool_pb2 import PoolRequest
 from orca_endpoint.calls.call import Call
 from orca_endpoint.calls.events import PromptToken, Token, TopToken
 from orca_endpoint.openai.answer import Choice
+from orca_endpoint.openai.completions import method, request
 from orca_endpoint.openai.completions.answer import Logprobs
 from orca_endpoint.openai.completions.method import best
 from orca_endpoint.openai.completions.request import parse
-from orca_endpoint.openai.request import seed_of_sample
+from orca_endpoint.openai.generations import AT_ONCE, Merged
+from orca_endpoint.openai.request import generation, seed_of_sample
 
 
 def spell(orca: World, token_id: int) -> str:
@@ -67,24 +73,49 @@ async def test_the_generations_of_a_prompt_are_tokenized_once(
     assert sorted(prompts) == sorted([encode("the")] * 3 + [encode("pool")] * 3)
 
 
-async def test_many_generations_are_opened_in_several_turns(
+async def test_many_generations_are_made_begun_and_released_in_several_turns(
     orca: World, client: AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Streams of others go on meanwhile."""
+    """Streams of others go on meanwhile: 1,700 of them held the loop for 8 ms at each of these."""
     endpoint, loop = orca.serving.app.endpoint, asyncio.get_running_loop()
-    generate, turns, this_turn = endpoint.generate, list[int](), list[int]()
+    generate, pump, turns, now = endpoint.generate, Merged._pump, defaultdict[str, list[int]](list), Counter[str]()
 
-    async def counting(*arguments: Any, **more: Any) -> Call:
-        if not this_turn:
-            loop.call_soon(lambda: (turns.append(len(this_turn)), this_turn.clear()))
-        this_turn.append(1)
-        return await generate(*arguments, **more)
+    def count(what: str) -> None:
+        if not now[what]:
+            loop.call_soon(lambda: turns[what].append(now.pop(what)))
+        now[what] += 1
 
-    monkeypatch.setattr(endpoint, "generate", counting)
+    released: list[weakref.finalize[[str], Any]] = []
+
+    def made(common: GenerateRequest, k: int) -> GenerateRequest:
+        count("made")
+        return generation(common, k)
+
+    def chosen(echoed: str | None) -> Choice:
+        choice = Choice(echoed)
+        released.append(weakref.finalize(choice, count, "choices"))
+        return choice
+
+    def begun(merged: Merged, n: int, call: Call) -> Coroutine[Any, Any, None]:
+        count("begun")
+        return pump(merged, n, call)
+
+    async def opened(*arguments: Any, **more: Any) -> Call:
+        count("opened")
+        call = await generate(*arguments, **more)
+        released.append(weakref.finalize(call, count, "released"))
+        return call
+
+    monkeypatch.setattr(request, "generation", made)
+    monkeypatch.setattr(method, "Choice", chosen)
+    monkeypatch.setattr(Merged, "_pump", begun)
+    monkeypatch.setattr(endpoint, "generate", opened)
     async with orca.background(lambda record: [10]):
-        await client.completions.create(model="tiny", prompt=[5, 6], n=20, max_tokens=1)
-    assert sum(turns) == 20
-    assert len(turns) > 1
+        await client.completions.create(model="tiny", prompt=[5, 6], n=60, max_tokens=1, echo=True)
+    await until(lambda: (sum(turns["released"]), sum(turns["choices"])) >= (59, 60))
+    released[-1].detach()  # the reader of the delivery stream still names this call
+    assert {what: sum(turns[what]) for what in ("opened", "begun")} == {"opened": 60, "begun": 60}
+    assert max(map(max, turns.values())) <= 2 * AT_ONCE, turns
 
 
 async def test_several_choices_of_a_stream(orca: World, client: AsyncOpenAI) -> None:

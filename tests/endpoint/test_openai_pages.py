@@ -205,11 +205,20 @@ async def test_what_other_servers_have_elsewhere(http: httpx.AsyncClient) -> Non
     for path, part in {
         "/metrics": "at /metrics of its status port",
         "/v1/embeddings": "no model here makes embeddings",
+        "/v1/responses/compact": "no conversation is compacted here",
         "/v2": "there is no such path; Orca serves chats",
     }.items():
         answer = await http.post(path, json={})
         assert (path, answer.status_code) == (path, 404)
         assert part in answer.json()["error"]["message"]
+
+
+async def test_a_websocket_is_refused_without_a_line(http: httpx.AsyncClient, caplog: pytest.LogCaptureFixture) -> None:
+    """uvicorn logged two for each, with packages to install."""
+    asked = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
+    answer = await http.get("/v1/responses", headers=asked)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (405, "method")
+    assert not [line for line in caplog.messages if "pgrade" in line or "WebSocket" in line]
 
 
 async def test_methods(http: httpx.AsyncClient) -> None:

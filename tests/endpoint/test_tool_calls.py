@@ -90,7 +90,7 @@ def test_an_answer_that_is_cut(name: str) -> None:
 
 
 def test_a_name_that_comes_twice_in_a_call_is_found() -> None:
-    """At any depth, in any of the calls, once the call has ended; the same name in two objects is no fault."""
+    """At any depth, in any of the calls, whole or cut; the same name in two objects is no fault."""
     syntax = SYNTAXES["hermes"]
     for arguments, name in (
         ('{"a": {"b": 1}, "b": {"a": 2}}', None),
@@ -103,9 +103,10 @@ def test_a_name_that_comes_twice_in_a_call_is_found() -> None:
             whole, reader = spelled(syntax, "", calls), CallReader(syntax, "r")
             read(reader, [*whole])
             assert reader.doubled == name, arguments
-    cut = CallReader(syntax, "r")
-    read(cut, [spelled(syntax, "", [("f", '{"x": 1, "x": 2}')]).partition("2}")[0]])
-    assert cut.doubled is None, "what was cut is no call"
+    for arguments, name in (("", None), ('{"x": 1, "', None), ('{"x": 1, "x', None), ('{"y": [{"x": 1, "x": "B', "x")):
+        cut = CallReader(syntax, "r")
+        read(cut, [*(syntax.first + "f" + syntax.middle + arguments)])
+        assert cut.doubled == name, arguments
 
 
 def test_the_ids_of_calls() -> None:

@@ -1,9 +1,11 @@
 """The methods of the HTTP door by their paths, and those that describe it: its models, its health, how to call it."""
 
 import time
+from http import HTTPStatus
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
@@ -30,6 +32,7 @@ from .openapi import described, page
 ELSEWHERE = {  # what clients of other servers call, and what there is instead
     "/metrics": "an endpoint's metrics are at /metrics of its status port (the setting status_port)",
     **dict.fromkeys(("/v1/embeddings", "/api/embed"), "no model here makes embeddings: Orca generates text"),
+    "/v1/responses/compact": "no conversation is compacted here: give back a shorter one",
     "/api/": "of Ollama's API there are chat, generate, tags, show, ps and version: models are the operator's",
 }
 NOTHING_ELSE = "default-src 'none'; style-src 'unsafe-inline'"  # the page loads nothing
@@ -51,6 +54,7 @@ def methods(endpoint: Endpoint) -> Starlette:
         MethodRoute("/v1/chat/completions", Chats(endpoint), "POST"),
         MethodRoute("/v1/chat/completions/{id}", Resumed(endpoint, of_chats), "GET", query=True),
         MethodRoute("/v1/responses", Responses(endpoint, library), "POST"),
+        MethodRoute("/v1/responses/compact", absent, "GET", "POST"),  # it is no response's id
         MethodRoute("/v1/responses/{id}", KeptResponses(endpoint, library), "GET", query=True),
         MethodRoute("/v1/messages", Messages(endpoint), "POST", query=True),
         MethodRoute("/v1/messages/count_tokens", CountTokens(endpoint).count, "POST", query=True),
@@ -74,6 +78,11 @@ def instead(path: str, base: str) -> str:
             return f"{sentence}; {base}/docs lists all paths"
     there_is = f"chats, at {base}/v1/chat/completions, and completions, at {base}/v1/completions"
     return f"there is no such path; Orca serves {there_is}; {base}/docs lists all paths"
+
+
+async def absent(request: Request) -> Response:
+    """A method of ELSEWHERE whose path looks like one of ours."""
+    raise HTTPException(HTTPStatus.NOT_FOUND)
 
 
 class Pages:

@@ -123,9 +123,8 @@ class Call:
         self._waiter: asyncio.Future[None] | None = None
         self._operation: asyncio.Future[Attached | Refusal | Busy] | None = None  # the last submit or attach
         self._loop = asyncio.get_running_loop()
-        line = current_line()
-        if line is not None:
-            line.requests.append(self)
+        self._line = current_line()
+        self._place = 0 if self._line is None else self._line.add(self)
 
     # -- for the line and the span of the call
     @property
@@ -435,6 +434,9 @@ class Call:
         self._meter.ended(self.outcome, transcript.finished, transcript.times, transcript.accepted)
         if self._span is not None:
             self._span.ended(self.outcome, error, self.prompt_tokens, transcript.count)
+        if self._line is not None:
+            self._line.release(self._place)
+            self._line = None
 
 
 def leaving_error() -> Unavailable:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from orca_common.errors import ErrorReason, InvalidArgument, OrcaError
 from orca_common.telemetry import trace_id_of
@@ -57,9 +57,17 @@ class Door(Protocol):
 class Served(Protocol):
     """The line's fields about a request that its call served."""
 
-    request_id: str
-    outcome: Outcome | None  # None: it has not ended
-    first_token: float | None  # on the clock of `time.monotonic`
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def outcome(self) -> Outcome | None:
+        """None: it has not ended."""
+        ...
+
+    @property
+    def first_token(self) -> float | None:
+        """When it came, on the clock of `time.monotonic`."""
+        ...
 
     @property
     def accepted(self) -> bool: ...
@@ -71,6 +79,23 @@ class Served(Protocol):
     def output_tokens(self) -> int: ...
     @property
     def times(self) -> Times | None: ...
+
+
+class Ended(NamedTuple):
+    """Those fields of a request whose call has ended: a body may have thousands, whose state is released one by one."""
+
+    request_id: str
+    outcome: Outcome | None
+    first_token: float | None
+    accepted: bool
+    carrier: Mapping[str, str]
+    prompt_tokens: int
+    output_tokens: int
+    times: Times | None
+
+    @classmethod
+    def of(cls, served: Served) -> "Ended":
+        return cls(*[getattr(served, name) for name in cls._fields])
 
 
 class CallLine:
@@ -85,6 +110,16 @@ class CallLine:
         self.answered: int | None = None  # HTTP status
         self.left = False  # the client, before it had an answer
         self.arrived = time.monotonic()
+
+    def add(self, served: Served) -> int:
+        """Enters a request. Returns its place."""
+        self.requests.append(served)
+        return len(self.requests) - 1
+
+    def release(self, place: int) -> None:
+        """The call of the request at a place has ended: the line keeps its fields alone."""
+        if place < len(self.requests):  # the line is not written yet
+            self.requests[place] = Ended.of(self.requests[place])
 
     def end(self, error: BaseException | None) -> None:
         """Writes the line, and releases the call's state. error: what ended the call, unless a door has answered it.

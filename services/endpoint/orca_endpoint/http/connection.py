@@ -150,6 +150,10 @@ class GuardedConnection(HttpToolsProtocol):
         self.transport.close()
         self._watch()
 
+    def _unsupported_upgrade_warning(self) -> None:
+        """Logs nothing of a client that asks for a WebSocket: uvicorn would name packages to install. Its request is
+        answered like any other."""
+
     # -- what goes out
     def send_400_response(self, msg: str) -> None:
         """Answers bytes that are no HTTP; uvicorn would answer in plain text."""

@@ -16,8 +16,23 @@ from ..requests.validation import MAX_INTERVAL
 from .answer import Numbered
 from .request import Asked
 
-AT_ONCE = 8  # generations that are checked in one turn of the loop: some 2 ms
+AT_ONCE = 8  # generations that are checked, begun or released in one turn of the loop: some 2 ms
 AHEAD = 64  # lists of events that the calls of one request may be ahead of its client
+
+
+async def turn(k: int) -> None:
+    """Gives the loop to others before generation k, where AT_ONCE have had it."""
+    if k and k % AT_ONCE == 0:
+        await asyncio.sleep(0)
+
+
+def release(*lists: list[Any]) -> None:
+    """Empties lists of what nothing else holds, AT_ONCE in a turn of the loop: by callbacks, as the end of a connection
+    cancels the task that has answered."""
+    for one in lists:
+        del one[-AT_ONCE:]
+    if any(lists):
+        asyncio.get_running_loop().call_soon(release, *lists)
 
 
 async def calls_of(asked: Asked, name: str, endpoint: Endpoint, request: Request, deadline: float | None) -> list[Call]:
@@ -29,8 +44,7 @@ async def calls_of(asked: Asked, name: str, endpoint: Endpoint, request: Request
     calls: list[Call] = []
     try:
         for k, sample in enumerate(asked.samples):
-            if k and k % AT_ONCE == 0:
-                await asyncio.sleep(0)
+            await turn(k)
             sample.request.request_id = name if len(asked.samples) == 1 else f"{name}-{k}"
             if not asked.stream:
                 sample.request.stream_interval = MAX_INTERVAL
@@ -93,13 +107,24 @@ class Merged:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Numbered:
-        self._tasks = [asyncio.create_task(self._pump(n, call)) for n, call in enumerate(self._calls)]
+        try:
+            for n, call in enumerate(self._calls):
+                await turn(n)
+                self._tasks.append(asyncio.create_task(self._pump(n, call)))
+        except BaseException as error:
+            for call in self._calls[len(self._tasks) :]:
+                call.drop(error)
+            await self.__aexit__()
+            raise
         return self._events()
 
     async def __aexit__(self, *_: object) -> None:
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        try:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        finally:
+            release(self._calls, self._tasks)
 
     async def _pump(self, n: int, call: Call) -> None:
         try:

@@ -5,9 +5,9 @@ A field that Orca cannot honour is refused by name, never ignored.
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -41,11 +41,22 @@ class Sample:
     open_end: bool = False  # without a number of tokens the answer has all that fit
 
 
+class Samples(Protocol):
+    """The generations of a body, `each` for each prompt, one prompt after the other: a list, or what makes them."""
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[Sample]: ...
+    def __getitem__(self, k: int, /) -> Sample: ...
+    def clear(self) -> None:
+        """Releases them."""
+        ...
+
+
 @dataclass(frozen=True)
 class Asked:
     """A parsed body."""
 
-    samples: list[Sample]  # `each` for each prompt, one prompt after the other
+    samples: Samples
     each: int  # generations of one prompt
     stream: bool
     detaches: bool  # it may live on without its client

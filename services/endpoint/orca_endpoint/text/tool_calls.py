@@ -9,11 +9,10 @@ this, so the reader meets nothing else, apart from an answer that is cut.
 """
 
 import hashlib
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
-
-from orca_common import strict_json
 
 ID_LENGTH = 9  # of a call's id: Mistral's templates want letters and digits, and no other length
 ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -126,9 +125,10 @@ class CallReader:
         self._held = ""  # text whose meaning is not certain yet
         self._plain = False  # no call can begin any more
         self._count = 0  # calls whose arguments have begun
-        self._depth, self._quoted, self._escaped = 0, False, False  # of the arguments so far
-        self._arguments = list[str]()  # their pieces
-        self.doubled: str | None = None  # a name that comes twice in an object of a whole call's arguments
+        # Of the arguments so far: the names in each open object, None for a list; the name that is read now.
+        self._open, self._quoted, self._escaped = list[set[str] | None](), False, False
+        self._name: list[str] | None = None
+        self.doubled: str | None = None  # a name that comes twice in an object of a call's arguments
 
     @property
     def called(self) -> bool:
@@ -156,10 +156,7 @@ class CallReader:
                 case "arguments":
                     end = self._end_in(rest)
                     calls.append(CallPart(self._count - 1, "", "", rest[:end]))
-                    self._arguments.append(rest[:end])
                     rest = rest[end:]
-                    if self.called:
-                        self._judge()
                 case "between":
                     end, rest = self._before(self._syntax.next, rest)
                     if end is not None:
@@ -199,34 +196,44 @@ class CallReader:
         self._held = "" if found else held
         return (before, after) if found else (None, "")
 
-    def _judge(self) -> None:
-        """Looks for a name that comes twice in the arguments of the call that has ended: no grammar keeps a model from
-        it where an object may have members that its schema does not name."""
-        try:
-            strict_json.loads("".join(self._arguments))
-        except strict_json.Doubled as doubled:
-            self.doubled = doubled.name
-        except (ValueError, RecursionError):
-            pass  # a grammar holds them to JSON; no parser reads those that are nested too deeply
-        self._arguments.clear()
-
     def _end_in(self, piece: str) -> int:
         """Counts the characters of a piece that belong to the arguments, whose end changes the state."""
         for n, character in enumerate(piece):
-            if self._escaped:
-                self._escaped = False
-            elif self._quoted:
-                self._escaped, self._quoted = character == "\\", character != '"'
+            if self._quoted:
+                self._in_string(character)
             elif character == '"':
                 self._quoted = True
             elif character in "{[":
-                self._depth += 1
+                self._open.append(set() if character == "{" else None)
+                self._name = [] if character == "{" else None
+            elif character == ",":
+                self._name = [] if self._open and self._open[-1] is not None else None
             elif character in "}]":
-                self._depth -= 1
-                if not self._depth:
+                del self._open[-1:]
+                if not self._open:
                     self._state = "between"
                     return n + 1
         return len(piece)
+
+    def _in_string(self, character: str) -> None:
+        """Reads a character of a string, or its end. A name that comes twice is noted: no grammar keeps a model from it
+        where an object may have members that its schema does not name."""
+        ends = character == '"' and not self._escaped
+        self._quoted, self._escaped = not ends, character == "\\" and not self._escaped
+        if self._name is None:
+            return
+        if not ends:
+            self._name.append(character)
+            return
+        names, spelled, self._name = self._open[-1], "".join(self._name), None
+        assert names is not None
+        try:
+            name = json.loads(f'"{spelled}"')
+        except ValueError:
+            return  # a grammar holds them to JSON
+        if name in names:
+            self.doubled = name
+        names.add(name)
 
 
 def merged(parts: Sequence[CallPart]) -> list[CallPart]:

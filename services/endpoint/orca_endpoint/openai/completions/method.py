@@ -7,7 +7,6 @@ from functools import partial
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from orca.v1.orca_pb2 import GenerateRequest
 from orca_pool.records import Reason
 
 from ...calls.endpoint import Endpoint
@@ -16,10 +15,10 @@ from ...http.access import caller_in
 from ...http.bodies import body_in, parsed
 from ...http.exchange import Answer, Exchange, deadline_of, ids_in, silence_of, until
 from ..answer import Choice, Numbered, gather, relaxed_header, usage, written
-from ..generations import calls_of, together
+from ..generations import calls_of, release, together, turn
 from ..stream import Stream
 from .answer import CompletionChunks, Logprobs, completion
-from .request import parse
+from .request import Completion, parse
 
 
 class Completions(Exchange):
@@ -37,8 +36,8 @@ class Completions(Exchange):
         with endpoint.arrivals.coming():
             parse_body = partial(parse, max_samples=endpoint.settings.max_prompts, defaults=endpoint.defaults)
             asked = await parsed(body, parse_body, endpoint.large, caller_in(request.scope))
+            choices = await self._choices(asked)
             calls = await calls_of(asked, name, endpoint, request, deadline)
-        choices = [Choice(self._text_of(sample.request) if asked.echo else None) for sample in asked.samples]
         more = relaxed_header(calls[0].left_out)
         numbered = len(calls) == 1 and (asked.detaches if ids is None else ids)
         model = asked.samples[0].request.model or endpoint.name
@@ -60,12 +59,18 @@ class Completions(Exchange):
                     return JSONResponse(completion(name, model, shown, counts, logprobs), headers=headers)
 
                 await answer.whole(await written(choices, write))
+                release(choices, shown)
 
-    def _text_of(self, request: GenerateRequest) -> str:
-        """The text of a prompt: as it was given, or its tokens'."""
-        if request.WhichOneof("prompt") == "text":
-            return request.text
-        return "".join(self._endpoint.texts(request.token_ids.ids))
+    async def _choices(self, asked: Completion) -> list[Choice]:
+        """A choice for each generation. The text of an echoed prompt is as it was given, or its tokens'."""
+        choices = list[Choice]()
+        for n, prompt in enumerate(asked.prompts):
+            await turn(n)
+            echoed = None
+            if asked.echo:
+                echoed = prompt if isinstance(prompt, str) else "".join(self._endpoint.texts(prompt))
+            choices += [Choice(echoed) for _ in range(asked.each)]
+        return choices
 
 
 async def without_tokens(events: Numbered) -> Numbered:

@@ -1,6 +1,6 @@
 """The body of OpenAI's `POST /v1/completions`: the one list of its fields, and how requests are made of them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,10 +89,46 @@ OUR_NAMES: Mapping[str, str] = {
 }
 
 
+Prompt = str | list[int]
+
+
+@dataclass
+class Prompts:
+    """The generations of a completion. The request of each is made when it is asked for: to make some thousand of them
+    at once would hold up the loop."""
+
+    common: GenerateRequest
+    prompts: list[Prompt]
+    each: int
+    several: bool  # the field is a list of them
+    names: Mapping[str, str]  # of fields
+
+    def __len__(self) -> int:
+        return len(self.prompts) * self.each
+
+    def __iter__(self) -> Iterator[Sample]:
+        return map(self.__getitem__, range(len(self)))
+
+    def __getitem__(self, k: int, /) -> Sample:
+        n, copy = divmod(k, self.each)
+        request, prompt = generation(self.common, copy), self.prompts[n]
+        if isinstance(prompt, str):
+            request.text = prompt
+        else:
+            request.token_ids.ids.extend(prompt)
+        field = f"prompt[{n}]" if self.several else "prompt"
+        return Sample(request, {**OUR_NAMES, **self.names, "text": field, "token_ids.ids": field})
+
+    def clear(self) -> None:
+        """Releases the prompts."""
+        self.prompts.clear()
+
+
 @dataclass(frozen=True)
 class Completion(Asked):
     """A parsed body. `each` is its best_of."""
 
+    prompts: list[Prompt]
     n: int  # choices that are shown of each prompt
     logprobs: int | None  # most probable tokens that are wanted with each token; None: no logprobs at all
     echo: bool
@@ -120,8 +156,10 @@ def parse(raw: bytes, max_samples: int, defaults: Defaults = MODEL_SAYS_NOTHING)
         common.logprobs = True
     if logprobs is not None:
         common.top_logprobs, common.prompt_logprobs = min(logprobs, UINT32), echo
+    prompts, several = prompts_of(body, common.ByteSize(), best_of, max_samples)
     return Completion(
-        samples=samples_of(body, common, best_of, max_samples, {} if form is None else {form.kind: form.field}),
+        samples=Prompts(common, prompts, best_of, several, {} if form is None else {form.kind: form.field}),
+        prompts=prompts,
         each=best_of,
         stream=stream,
         detaches=common.detach_grace.ToNanoseconds() > 0,
@@ -148,12 +186,10 @@ def choices_of(body: Mapping[str, Any], stream: bool) -> tuple[int, int]:
     return n, best_of
 
 
-def samples_of(
-    body: Mapping[str, Any], common: GenerateRequest, best_of: int, limit: int, more: Mapping[str, str]
-) -> list[Sample]:
-    """`best_of` requests for each prompt. The field is a string, a list of strings, of ids, or of lists of ids.
+def prompts_of(body: Mapping[str, Any], common: int, best_of: int, limit: int) -> tuple[list[Prompt], bool]:
+    """The prompts, and whether the field is a list of them: it is a string, or a list of strings, ids or lists of ids.
 
-    more: names of fields.
+    common: bytes of each of their requests beside its prompt.
     """
     value = body.get("prompt")
     if value is None:
@@ -170,22 +206,20 @@ def samples_of(
         each = f" for each of {len(items)} prompts" if len(items) > 1 else ""
         problem = f"{best_of}{each} are too many; at most {limit} are allowed together (the server's max_prompts)"
         raise InvalidArgument("best_of" if "best_of" in body else "n", problem)
-    samples, size = list[Sample](), 0
+    prompts, size = list[Prompt](), 0
     for n, item in enumerate(items):
         field = f"prompt[{n}]" if several else "prompt"
-        names = {**OUR_NAMES, **more, "text": field, "token_ids.ids": field}
-        for k in range(best_of):
-            request = generation(common, k)
-            if isinstance(item, str):
-                request.text = text(item, field)
-            elif isinstance(item, list):
-                request.token_ids.CopyFrom(TokenIds(ids=token_ids(item, field)))
-            else:
-                one = "must be a string or a list of token ids"
-                raise InvalidArgument(
-                    field, one if several else "must be a string, a list of token ids, or a list of either"
-                )
-            size += request.ByteSize()
-            check_copies(size, "prompt")
-            samples.append(Sample(request, names))
-    return samples
+        if isinstance(item, str):
+            prompts.append(text(item, field))
+            bytes_of = len(item.encode())
+        elif isinstance(item, list):
+            prompts.append(ids := token_ids(item, field))
+            bytes_of = TokenIds(ids=ids).ByteSize()
+        else:
+            one = "must be a string or a list of token ids"
+            raise InvalidArgument(
+                field, one if several else "must be a string, a list of token ids, or a list of either"
+            )
+        size += best_of * (common + bytes_of)
+        check_copies(size, "prompt")
+    return prompts, several
