@@ -173,7 +173,7 @@ def test_notes_name_the_primary_and_all_claims() -> None:
 
 
 # For the scripts, their part of redis-cli: [-h HOST] [-p PORT] [COMMAND...]; without a command, the lines of its input.
-# PRIMARY: the port of the server beside it. PORTS: those of the hosts sentinel-0 and so on. REPLICAS: of replica-0 and so on.
+# PRIMARY: the port of the server beside it. PORTS, REPLICAS: those of the hosts sentinel-0, replica-0 and so on.
 CLI = r"""
 host=primary port=$PRIMARY ports=($PORTS) replicas=(${REPLICAS-})
 while getopts h:p: option; do
