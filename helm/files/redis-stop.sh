@@ -11,6 +11,17 @@ say() {
   echo "$HOST $*" >/proc/1/fd/1
 }
 
+# Prints the replicas that run and do not follow yet. A restart of all servers deletes the next pod as soon as one answers; the next
+# primary would have no replica then, and what clients see is on a replica first.
+coming() {
+  for other in $SERVERS; do
+    [ "$other" != "$HOST" ] || continue
+    case "$(timeout 1 $CLI -h "$other" info replication 2>/dev/null)" in
+      *role:slave*master_link_status:down*) echo "$other" ;;
+    esac
+  done
+}
+
 # Stops writes, which could be lost from now on. Whether the replicas have all that was written; after a moment one of them suffices,
 # since Sentinel takes the one that has most.
 caught_up() {
@@ -38,6 +49,15 @@ hand_over() {
   } | timeout 10 $CLI -h "$1" -p 26379 >/tmp/said
   [ -e /tmp/asked ] && ! grep -q -e ERR -e NOGOODSLAVE /tmp/said
 }
+
+said=''
+for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
+  late=$(coming)
+  [ -n "$late" ] || break
+  [ "$said" = "$late" ] || say "waits for" $late
+  said=$late
+  sleep 0.5
+done
 
 for sentinel in $SENTINELS $SENTINELS; do
   if hand_over "$sentinel"; then

@@ -1,4 +1,4 @@
-{{/* The container that waits for the rollout: (list $ SECONDS). It has the scheduler's image, where the code is. */}}
+{{/* The container that waits for the rollout: (list $ SECONDS), with the name of its pod where that is Helm's hook. It has the scheduler's image. */}}
 {{- define "orca.waitContainer" -}}
 {{- $root := first . -}}
 name: wait
@@ -8,8 +8,11 @@ terminationMessagePolicy: FallbackToLogsOnError
 command: [python, -m, orca_scheduler.discovery.wait]
 args:
   - {{ $root.Release.Name | quote }}
-  - --timeout={{ include "orca.text" (last .) }}
+  - --timeout={{ include "orca.text" (index . 1) }}
   - --patience={{ include "orca.text" $root.Values.wait.patienceSeconds }}
+  {{- range slice . 2 }}
+  - --pod={{ . }}
+  {{- end }}
 resources:
   requests: {cpu: 20m, memory: 128Mi}
   limits: {memory: 256Mi}

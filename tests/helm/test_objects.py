@@ -207,7 +207,7 @@ def test_no_drain_is_a_drain_of_no_seconds() -> None:
 
 def test_who_asks_the_api_server_may_do_that_and_no_more() -> None:
     release = rendered("a gate of a quarter of an hour")
-    needed = {"scheduler": discovery.RULES, "wait": wait.RULES, "test": wait.RULES}
+    needed = {"scheduler": discovery.RULES, "wait": wait.RULES + wait.OWN_RULES, "test": wait.RULES + wait.OWN_RULES}
     given: dict[str, set[tuple[str, str, str]]] = {}
     for binding in release.of_kind("RoleBinding"):
         (subject,) = binding["subjects"]
@@ -222,6 +222,8 @@ def test_who_asks_the_api_server_may_do_that_and_no_more() -> None:
         account = release.pods[name]["spec"]["serviceAccountName"]
         assert given[account] == {(group, resource, verb) for group, resource, verbs in rules for verb in verbs}
     assert len(given) == 2
+    (own,) = [rule for rule in release.one("Role", "orca-wait")["rules"] if rule["resources"] == ["pods/status"]]
+    assert own["resourceNames"] == ["orca-wait"]
     assert not release.of_kind("ClusterRole", "ClusterRoleBinding")
 
 
@@ -265,9 +267,9 @@ def test_the_hook_and_the_test_wait_for_the_rollout() -> None:
     # Helm ends a hook at its --timeout, 300 s if not given, and then has no reason to show.
     assert render(DEMO).one("Pod", "orca-wait")["spec"]["activeDeadlineSeconds"] <= 300
     (first,) = release.pods["test"]["spec"]["initContainers"]
-    for container, seconds in ((main(release.pods["wait"]), 900), (first, 300)):
+    for container, seconds, own in ((main(release.pods["wait"]), 900, ["--pod=orca-wait"]), (first, 300, [])):
         assert container["command"] == ["python", "-m", "orca_scheduler.discovery.wait"]
-        assert container["args"] == ["orca", f"--timeout={seconds}", "--patience=30"]
+        assert container["args"] == ["orca", f"--timeout={seconds}", "--patience=30", *own]
         assert container["image"] == main(release.pods["scheduler"])["image"]
     labels = release.workloads["worker"]["metadata"]["labels"]
     assert (labels["app.kubernetes.io/instance"], labels["app.kubernetes.io/component"]) == ("orca", "worker")

@@ -173,14 +173,14 @@ def test_notes_name_the_primary_and_all_claims() -> None:
 
 
 # For the scripts, their part of redis-cli: [-h HOST] [-p PORT] [COMMAND...]; without a command, the lines of its input.
-# PRIMARY: the port of the server beside it. PORTS: those of the hosts sentinel-0 and so on.
+# PRIMARY: the port of the server beside it. PORTS, REPLICAS: those of the hosts sentinel-0, replica-0 and so on.
 CLI = r"""
-host=primary port=$PRIMARY ports=($PORTS)
+host=primary port=$PRIMARY ports=($PORTS) replicas=(${REPLICAS-})
 while getopts h:p: option; do
   case $option in h) host=$OPTARG ;; p) port=$OPTARG ;; esac
 done
 shift $((OPTIND - 1))
-case $host in sentinel-*) port=${ports[${host#sentinel-}]} ;; esac
+case $host in sentinel-*) port=${ports[${host#sentinel-}]} ;; replica-*) port=${replicas[${host#replica-}]} ;; esac
 exec 3<>"/dev/tcp/127.0.0.1/$port" || exit 1
 reply() {
   local line text n
@@ -205,13 +205,14 @@ def variables(tmp_path: Path) -> dict[str, str]:
     """Variables of the scripts in tmp_path, where a server runs them, for processes of this machine."""
     for script in (FOLDER / "files").glob("*.sh"):
         text = script.read_text().replace("/tmp/", f"{tmp_path}/").replace("/etc/orca/redis", str(tmp_path))
-        text = text.replace("/proc/1/fd/1", str(tmp_path / "log"))
+        text = text.replace(">/proc/1/fd/1", f">>{tmp_path}/log")
         (tmp_path / script.name).write_text(text)
     (tmp_path / "cli").write_text(CLI)
     return {
         "CLI": f"bash {tmp_path / 'cli'}",
         "PATH": os.environ["PATH"],
         "HOST": "orca-redis-0",
+        "SERVERS": "orca-redis-0",
         "SENTINELS": "sentinel-0 sentinel-1 sentinel-2",
     }
 
@@ -304,3 +305,29 @@ def test_writes_wait_for_a_handover_alone(variables: dict[str, str], tmp_path: P
         (new,) = [one for one in (replica, other) if one.replication()["role"] == "master"]
         with Redis(port=new.port) as client:
             assert client.get("before") == b"1"
+
+
+@pytest.mark.slow
+def test_a_replica_that_was_just_started_is_waited_for(variables: dict[str, str], tmp_path: Path) -> None:
+    """The other one would be a primary without a replica, and what clients see waits for a replica.
+
+    A restart of all servers deletes the primary's pod as soon as the replica before it answers.
+    """
+    with ExitStack() as servers:
+        redis = Replicated(tmp_path, servers, replicas=2)
+        until(redis.whole)
+        old, replicas, log = redis.primary, redis.replicas, tmp_path / "log"
+        ports = {"PORTS": redis.sentinels, "REPLICAS": [one.port for one in replicas]}
+        told = {name: " ".join(map(str, numbers)) for name, numbers in ports.items()}
+        told |= {"PRIMARY": str(old.port), "SERVERS": "orca-redis-0 replica-0 replica-1"}
+        with Redis(port=replicas[1].port) as started:
+            started.execute_command("REPLICAOF", "127.0.0.1", 1)  # no server is there: it follows none yet
+            until(lambda: replicas[1].replication()["master_link_status"] == "down")
+            hook = subprocess.Popen(["sh", f"{tmp_path}/redis-stop.sh"], env=variables | told)
+            until(lambda: log.exists() or hook.poll() is not None)
+            assert log.read_text() == "orca-redis-0 waits for replica-1\n"
+            with Redis(port=old.port) as client:
+                assert client.info("clients")["paused_reason"] == "none"
+            started.execute_command("REPLICAOF", "127.0.0.1", old.port)
+        assert hook.wait() == 0
+        until(redis.taken_over)

@@ -207,6 +207,20 @@ async def test_the_command_fails_with_the_sentence(world: World) -> None:
     assert ended == (1, [], f"the rollout has not finished after 0 s: {HALF} ({BOUNDS})\n")
 
 
+@pytest.mark.parametrize(
+    ("ready", "refused", "code", "phase"),
+    [(True, False, 0, "Succeeded"), (True, True, 0, "Running"), (False, False, 1, "Running")],
+    ids=["ready", "may not say it", "not ready"],
+)
+async def test_its_own_pod_has_succeeded(world: World, ready: bool, refused: bool, code: int, phase: str) -> None:
+    """Kubelet says so a second or two after the process's end, and Helm waits for it."""
+    own = {"metadata": {"name": "orca-wait", "uid": "own", "labels": {}}, "status": {"phase": "Running"}}
+    world.server.put("pods", own, pod(2, NEW, ready=ready), pod(3, NEW, ready=ready))
+    world.server.faults = {"patch pods/status": refuses(403, "pods is forbidden")} if refused else {}
+    ended, _, _ = await world.ended(await world.begin("--pod=orca-wait", "--timeout=0"))
+    assert (ended, world.server.objects["pods"]["orca-wait"]["status"]["phase"]) == (code, phase)
+
+
 async def test_the_command_begins_without_the_classes_of_the_api() -> None:
     """They are 8 MB of code: where nothing had to come up, Helm waited for their import."""
     program = "import sys, orca_scheduler.discovery.wait; print(*sys.modules)"

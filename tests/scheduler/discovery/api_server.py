@@ -163,10 +163,12 @@ class ApiServer:
         if body.get("metadata", {}).get("uid", manifest["metadata"]["uid"]) != manifest["metadata"]["uid"]:
             return refusal(409, "the uid is another one")
         body = copy.deepcopy(body)
-        for condition in body.pop("status", {}).get("conditions", []):
+        status = body.pop("status", {})
+        for condition in status.pop("conditions", []):
             conditions = {known["type"]: known for known in manifest["status"].get("conditions", [])}
             conditions[condition["type"]] = conditions.get(condition["type"], {}) | condition
             manifest["status"]["conditions"] = list(conditions.values())
+        manifest["status"] |= status
         annotations = body.pop("metadata", {}).get("annotations", {})
         if annotations:
             manifest["metadata"]["annotations"] = manifest["metadata"].get("annotations", {}) | annotations
