@@ -377,7 +377,7 @@ async def test_a_large_input_that_is_refused_behind_its_client_logs_nothing(capl
         running = asyncio.create_task(threads.run(work))
         await asyncio.to_thread(begun.wait)
         running.cancel()
-        await asyncio.sleep(0)  # it has been told
+        await asyncio.sleep(0)  # its cancellation has come
         go.set()
         with pytest.raises(asyncio.CancelledError):
             await running
