@@ -36,6 +36,7 @@ from tool_templates import TEMPLATES  # noqa: E402
 
 from orca.v1.pool_pb2 import PoolRequest  # noqa: E402
 
+LONGEST = 900  # seconds for a script, with the installation of its packages; then it is ended, and has failed
 POSITIONS = 1 << 16  # aider's prompt has some 4,000 tokens of a real vocabulary
 SAID, CITY = "It is 5 degrees in Bern.", "Bern"
 TURN = "<|im_start|>assistant"
@@ -133,7 +134,10 @@ async def main(node: Path, out: Path, names: Sequence[str]) -> int:
                 seen: list[Exchange] = []
                 async with proxy(orca.serving.http, seen) as url:
                     process = await asyncio.create_subprocess_exec(
-                        *command(script, node), env=os.environ | {"ORCA": url}, stdout=asyncio.subprocess.PIPE
+                        *("timeout", str(LONGEST), *command(script, node)),
+                        env=os.environ | {"ORCA": url},
+                        stdin=asyncio.subprocess.DEVNULL,  # `llm` reads it to its end, which need not come
+                        stdout=asyncio.subprocess.PIPE,
                     )
                     said, _ = await process.communicate()
                 lines = said.decode().splitlines()

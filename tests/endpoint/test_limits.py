@@ -364,6 +364,31 @@ async def test_a_large_input_counts_until_its_thread_has_read_it() -> None:
         threads.close()
 
 
+async def test_a_large_input_that_is_refused_behind_its_client_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """Its error was logged with its traceback: "exception was never retrieved"."""
+    threads, begun, go = Threads("large-inputs", 1, 0, 9), threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        go.wait()
+        raise InvalidArgument("body", "is no JSON")
+
+    try:
+        running = asyncio.create_task(threads.run(work))
+        await asyncio.to_thread(begun.wait)
+        running.cancel()
+        await asyncio.sleep(0)  # its cancellation has come
+        go.set()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        del running
+        gc.collect()
+        assert not caplog.messages
+    finally:
+        go.set()
+        threads.close()
+
+
 async def test_large_inputs_that_wait_at_the_end_are_refused() -> None:
     threads, go = Threads("large-inputs", 1, 1, 9), threading.Event()
     running, waiting = (asyncio.create_task(threads.run(go.wait)) for _ in range(2))

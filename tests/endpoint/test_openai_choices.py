@@ -4,7 +4,7 @@ import asyncio
 import json
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import httpx2 as httpx
@@ -85,7 +85,7 @@ async def test_many_generations_are_made_begun_and_released_in_several_turns(
             loop.call_soon(lambda: turns[what].append(now.pop(what)))
         now[what] += 1
 
-    released: list[weakref.finalize[[str], Any]] = []
+    calls: list[weakref.finalize[[str], Any]] = []
 
     def made(common: GenerateRequest, k: int) -> GenerateRequest:
         count("made")
@@ -93,7 +93,7 @@ async def test_many_generations_are_made_begun_and_released_in_several_turns(
 
     def chosen(echoed: str | None) -> Choice:
         choice = Choice(echoed)
-        released.append(weakref.finalize(choice, count, "choices"))
+        weakref.finalize(choice, count, "choices")
         return choice
 
     def begun(merged: Merged, n: int, call: Call) -> Coroutine[Any, Any, None]:
@@ -103,7 +103,7 @@ async def test_many_generations_are_made_begun_and_released_in_several_turns(
     async def opened(*arguments: Any, **more: Any) -> Call:
         count("opened")
         call = await generate(*arguments, **more)
-        released.append(weakref.finalize(call, count, "released"))
+        calls.append(weakref.finalize(call, count, "released"))
         return call
 
     monkeypatch.setattr(request, "generation", made)
@@ -113,9 +113,30 @@ async def test_many_generations_are_made_begun_and_released_in_several_turns(
     async with orca.background(lambda record: [10]):
         await client.completions.create(model="tiny", prompt=[5, 6], n=60, max_tokens=1, echo=True)
     await until(lambda: (sum(turns["released"]), sum(turns["choices"])) >= (59, 60))
-    released[-1].detach()  # the reader of the delivery stream still names this call
+    calls[-1].detach()  # the reader of the delivery stream still names this call
     assert {what: sum(turns[what]) for what in ("opened", "begun")} == {"opened": 60, "begun": 60}
     assert max(map(max, turns.values())) <= 2 * AT_ONCE, turns
+
+
+async def test_a_prompt_that_is_refused_is_not_spelled(
+    orca: World, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tokens may be far more than the model has positions, and no bound holds before it is checked."""
+    vocabulary, spelled = orca.serving.app.vocabulary, list[int]()
+    assert vocabulary is not None
+    texts = vocabulary.texts
+
+    def counting(ids: Sequence[int]) -> list[str]:
+        spelled.append(len(ids))
+        return texts(ids)
+
+    monkeypatch.setattr(vocabulary, "texts", counting)
+    body = {"model": "tiny", "prompt": [5] * 1000, "max_tokens": 1, "echo": True}
+    answer = await http.post("/v1/completions", json=body)
+    assert (answer.status_code, spelled) == (400, [])
+    async with orca.background(lambda record: [10]):
+        answer = await http.post("/v1/completions", json=body | {"prompt": [5]})
+    assert (answer.status_code, spelled) == (200, [1])
 
 
 async def test_several_choices_of_a_stream(orca: World, client: AsyncOpenAI) -> None:

@@ -54,4 +54,6 @@ async def finished(running: asyncio.Future[T]) -> T:
         while not running.done():
             with suppress(asyncio.CancelledError):  # once more: it goes on to the caller in the end
                 await asyncio.wait([running])
+        if not running.cancelled():
+            running.exception()  # a cancelled call reads no error, and asyncio would log one that was not read
         del running  # it holds its error, whose traceback holds this frame, and so the input

@@ -36,14 +36,14 @@ class Completions(Exchange):
         with endpoint.arrivals.coming():
             parse_body = partial(parse, max_samples=endpoint.settings.max_prompts, defaults=endpoint.defaults)
             asked = await parsed(body, parse_body, endpoint.large, caller_in(request.scope))
-            choices = await self._choices(asked)
             calls = await calls_of(asked, name, endpoint, request, deadline)
         more = relaxed_header(calls[0].left_out)
         numbered = len(calls) == 1 and (asked.detaches if ids is None else ids)
         model = asked.samples[0].request.model or endpoint.name
-        asked.samples.clear()  # long prompts need memory, and the calls have them until the pool does
         logprobs = Logprobs(endpoint.spell) if asked.logprobs is not None else None
         async with together(calls, body.held) as came, until(deadline):
+            choices = await self._choices(asked)
+            asked.samples.clear()  # long prompts need memory, and the calls have them until the pool does
             events = without_tokens(came) if asked.only_prompt else came
             if asked.stream:
                 chunks = CompletionChunks(name, model, asked.usage_in, numbered, logprobs)
@@ -68,7 +68,7 @@ class Completions(Exchange):
             await turn(n)
             echoed = None
             if asked.echo:
-                echoed = prompt if isinstance(prompt, str) else "".join(self._endpoint.texts(prompt))
+                echoed = prompt if isinstance(prompt, str) else "".join(self._endpoint.texts(prompt.ids))
             choices += [Choice(echoed) for _ in range(asked.each)]
         return choices
 

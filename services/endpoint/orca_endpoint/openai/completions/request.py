@@ -89,7 +89,7 @@ OUR_NAMES: Mapping[str, str] = {
 }
 
 
-Prompt = str | list[int]
+Prompt = str | TokenIds
 
 
 @dataclass
@@ -115,7 +115,7 @@ class Prompts:
         if isinstance(prompt, str):
             request.text = prompt
         else:
-            request.token_ids.ids.extend(prompt)
+            request.token_ids.CopyFrom(prompt)
         field = f"prompt[{n}]" if self.several else "prompt"
         return Sample(request, {**OUR_NAMES, **self.names, "text": field, "token_ids.ids": field})
 
@@ -213,8 +213,8 @@ def prompts_of(body: Mapping[str, Any], common: int, best_of: int, limit: int) -
             prompts.append(text(item, field))
             bytes_of = len(item.encode())
         elif isinstance(item, list):
-            prompts.append(ids := token_ids(item, field))
-            bytes_of = TokenIds(ids=ids).ByteSize()
+            prompts.append(ids := TokenIds(ids=token_ids(item, field)))
+            bytes_of = ids.ByteSize()
         else:
             one = "must be a string or a list of token ids"
             raise InvalidArgument(
