@@ -50,10 +50,8 @@ hand_over() {
   [ -e /tmp/asked ] && ! grep -q -e ERR -e NOGOODSLAVE /tmp/said
 }
 
-said=''
-for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
-  late=$(coming)
-  [ -n "$late" ] || break
+said='' until=$(($(date +%s) + 10))
+while late=$(coming) && [ -n "$late" ] && [ "$(date +%s)" -lt "$until" ]; do
   [ "$said" = "$late" ] || say "waits for" $late
   said=$late
   sleep 0.5
