@@ -324,7 +324,7 @@ def test_a_replica_that_was_just_started_is_waited_for(variables: dict[str, str]
             started.execute_command("REPLICAOF", "127.0.0.1", 1)  # no server is there: it follows none yet
             until(lambda: replicas[1].replication()["master_link_status"] == "down")
             hook = subprocess.Popen(["sh", f"{tmp_path}/redis-stop.sh"], env=variables | told)
-            until(lambda: log.exists() or hook.poll() is not None)
+            until(lambda: (log.exists() and log.read_text() != "") or hook.poll() is not None)
             assert log.read_text() == "orca-redis-0 waits for replica-1\n"
             with Redis(port=old.port) as client:
                 assert client.info("clients")["paused_reason"] == "none"

@@ -362,6 +362,23 @@ def test_torch_batches_one_position_alone(tmp_path: Path) -> None:
         stage.run(iteration)
 
 
+def test_torch_attends_to_whole_prompts_of_a_long_batch() -> None:
+    """The compiled kernels run a batch in pieces of 512 tokens, and cut a prompt where one ends."""
+    demo, compute, types = read_checkpoint(DEMO_MODEL), Compute(1), Types.of("float32")
+    iteration = pb.Iteration(number=1)
+    for row in range(3):
+        iteration.admissions.add(row=row, claim=row + 1, token_ids=range(row + 1, row + 201))
+    put_members(iteration, [initiation(row, 200, [row]) for row in range(3)])
+    made = list[list[int]]()
+    for load in (None, batching(demo, types, compute)):
+        stage = Stage(demo, types, torch.device("cpu"), 768, compute, load)
+        stage.form(256)
+        stage.allocate(768, 256)
+        made.append(list(stage.run(iteration).token_ids))
+    assert len(made[0]) == 3
+    assert made[0] == made[1]
+
+
 @pytest.mark.parametrize("name", ["batchmaker", "batchmaker-strict"])
 async def test_batchmakers_tokens_are_those_of_transformers(known: list[Known], name: str) -> None:
     async with in_process(DEMO_MODEL, 1, 1, slots=400) as (master, _):
