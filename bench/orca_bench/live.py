@@ -105,18 +105,18 @@ class Setting:
 
     @classmethod
     def read(cls, text: str) -> "Setting":
-        """Reads a system's label: orca(8), ft(8,4), ft(8,4,0.5) with a queue delay, or a selection of BatchMaker's.
-        Raises InvalidArgument."""
+        """Reads a system's label: orca(8), ft(8,4), ft(8,4,0.5) with a queue delay in seconds and milliseconds, or a
+        selection of BatchMaker's. Raises InvalidArgument."""
         if text in CELLS:
             return cls(32, selection=text)
-        if found := re.fullmatch(r"orca\((\d+)\)|ft\((\d+),(\d+)(?:,(\d+(?:\.\d+)?))?\)", text):
+        if found := re.fullmatch(r"orca\((\d+)\)|ft\((\d+),(\d+)(?:,(\d{1,3}(?:\.\d{1,3})?))?\)", text):
             *numbers, delay = found.groups()
             orca, max_bs, mbs = (int(group or 0) for group in numbers)
             if orca:
                 return cls(orca)
             if 0 < mbs <= max_bs:
                 return cls(max_bs, mbs, delay=float(delay or 0))
-        raise InvalidArgument("system", f"is {text!r}; there are orca(8), ft(8,4) and {', '.join(CELLS)}")
+        raise InvalidArgument("system", f"is {text!r}; there are orca(8), ft(8,4), ft(8,4,0.05) and {', '.join(CELLS)}")
 
     @property
     def label(self) -> str:

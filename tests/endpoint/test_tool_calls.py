@@ -109,6 +109,15 @@ def test_a_name_that_comes_twice_in_a_call_is_found() -> None:
         assert cut.doubled == name, arguments
 
 
+@given(st.sampled_from([*SYNTAXES.values()]), st.text('{}[]",:a\\\n'), st.text('{}[]",:a\\'))
+def test_any_text_is_read(syntax: Syntax, first: str, second: str) -> None:
+    """Where no grammar held the answer to JSON, as in an answer of a release before."""
+    text = spelled(syntax, "", [("f", "{}" + first), ("f", second)] if syntax.next is not None else [("f", first)])
+    reader = CallReader(syntax, "request")
+    said = read(reader, [*text])
+    assert sum(len(part.arguments) for part in said.calls) <= len(text)
+
+
 def test_the_ids_of_calls() -> None:
     """Nine letters and digits, as the strictest templates want them; others for each call and each request."""
     ids = {call_id(request, n) for request in ("a", "b") for n in range(50)}

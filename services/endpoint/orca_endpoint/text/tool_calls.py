@@ -210,6 +210,7 @@ class CallReader:
                 self._name = [] if self._open and self._open[-1] is not None else None
             elif character in "}]":
                 del self._open[-1:]
+                self._name = None
                 if not self._open:
                     self._state = "between"
                     return n + 1
