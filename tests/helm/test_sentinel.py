@@ -255,6 +255,9 @@ def test_replicas_are_asked_for_what_they_have(variables: dict[str, str], busybo
     everyone, some, no_replica = range(3)
     with server(tmp_path / "primary") as primary, server(tmp_path / "replica", *primary.as_replica) as replica:
         until(lambda: replica.replication()["master_link_status"] == "up")
+        with Redis(port=primary.port) as client:
+            client.set("a", 100 * "b")
+        until(lambda: replica.replication()["slave_repl_offset"] > 100)
         port, has = replica.port, replica.replication()["slave_repl_offset"]
         assert follow(has, (port, has - 37), (1, has)) == everyone
         assert follow(has, (port, has - 37), (1, has - 37)) == some

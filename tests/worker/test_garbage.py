@@ -80,6 +80,8 @@ def test_a_rank_is_lost_at_a_step_of_joining(victim: int, step: int, freezes: bo
     waiting = {0: [victim ^ 1], 1: [victim ^ 2], 2: sorted({0, 1, 2} - {victim})}  # for the victim, in its n-th group
     for i in waiting[n]:
         assert backends[i].meeting[n].wait(JOINED)
+    for i, backend in enumerate(backends):  # each has found the store: a client looks for minutes for one that is gone
+        assert i == victim or backend.meeting[0].wait(JOINED)
     for i, plane in enumerate(before):
         if i != victim:
             plane.abort("epoch 2 is being formed")
