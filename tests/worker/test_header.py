@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from checkpoints import make_gpt2
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from safetensors import SafetensorError, deserialize
 from worker.test_check import check
@@ -103,6 +103,8 @@ INFO = st.fixed_dictionaries(
 
 
 @given(st.lists(INFO, max_size=4), st.sampled_from([0, 0, 0, -1, 1]), st.booleans())
+@example([{"dtype": "F4", "shape": [1 << 40, 1 << 40, 0], "gap": 0, "more": 0}], 0, False)
+@example([{"dtype": "F4", "shape": [0, 1 << 40, 1 << 40], "gap": 0, "more": 0}], 0, False)
 def test_it_believes_what_the_formats_library_believes(
     tmp_path_factory: pytest.TempPathFactory, infos: list[dict[str, Any]], behind: int, metadata: bool
 ) -> None:

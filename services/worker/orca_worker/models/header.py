@@ -5,7 +5,8 @@ byte range of each tensor), and the tensors, row-major. The ranges follow one an
 """
 
 import os
-from math import prod
+from itertools import accumulate
+from operator import mul
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
@@ -79,7 +80,10 @@ def _stored(file: Path, start: int, name: str, info: Any) -> Stored:
     bits, (begin, end) = BITS.get(kind), offsets
     if bits is None:
         raise broken(file, f"{shown(name)} has the type {shown(kind)}, which safetensors does not have")
-    if 8 * (end - begin) != prod(shape) * bits:
+    counts = [*accumulate(shape, mul, initial=1)]  # of the elements along the first axes
+    if max(counts) >= 1 << 64:  # as the format's library counts, also where a later axis is 0
+        raise broken(file, f"{shown(name)} of shape {shape} has more than 2^64 elements")
+    if 8 * (end - begin) != counts[-1] * bits:
         raise broken(file, f"{shown(name)} of shape {shape} and type {kind} lies at bytes {begin} to {end}")
     return Stored(kind, tuple(shape), start + begin, end - begin)
 
