@@ -17,9 +17,10 @@ PART ?= kubernetes
 TOOLS ?= tests/interop tests/endpoint/test_tools.py
 # Seconds between two lines about the installation.
 TELL ?= 10
-# Tests wait for processes half of their time: four at a time on two cores. (Three used 70 % of these.) A process takes a
-# whole file, so that what a file's tests share is started once, and files in the order of tests/conftest.py.
-WORKERS ?= 4
+# Tests wait for processes half of their time: five at a time on two cores took 7:06 on a quiet machine, four 7:31, six
+# 7:46. A process takes a whole file, so that what a file's tests share is started once, and files in the order of
+# tests/conftest.py.
+WORKERS ?= 5
 PYTEST = $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -o tmp_path_retention_policy=failed
 # All tests of these folders have targets of their own, and importing them takes its time, too.
 ELSEWHERE = $(addprefix --ignore=tests/,hostile interop kubernetes)
