@@ -105,8 +105,8 @@ class Setting:
 
     @classmethod
     def read(cls, text: str) -> "Setting":
-        """Reads a system's label: orca(8), ft(8,4), ft(8,4,0.5) with a queue delay in seconds and milliseconds, or a
-        selection of BatchMaker's. Raises InvalidArgument."""
+        """Reads a system's label: orca(8), ft(8,4), ft(8,4,0.5) with a queue delay in seconds, or a selection of
+        BatchMaker's. Raises InvalidArgument."""
         if text in CELLS:
             return cls(32, selection=text)
         if found := re.fullmatch(r"orca\((\d+)\)|ft\((\d+),(\d+)(?:,(\d{1,3}(?:\.\d{1,3})?))?\)", text):

@@ -11,8 +11,8 @@ say() {
   echo "$HOST $*" >/proc/1/fd/1
 }
 
-# Prints the replicas that run and do not follow yet. A restart of all servers deletes the next pod as soon as one answers; the next
-# primary would have no replica then, and what clients see is on a replica first.
+# Prints the replicas that run and do not follow yet. In a rolling restart the primary's pod is deleted as soon as the pod before it
+# answers. The next primary could then have no replica, and clients are shown nothing that no replica has.
 coming() {
   for other in $SERVERS; do
     [ "$other" != "$HOST" ] || continue

@@ -27,8 +27,7 @@ import httpx2 as httpx
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-from endpoint.harness import world  # noqa: E402
-from endpoint.test_tool_chats import make_tool_model  # noqa: E402
+from endpoint.harness import make_tool_model, world  # noqa: E402
 from fields import SCHEMAS, before_schemas  # noqa: E402
 from servers import redis_server  # noqa: E402
 from tool_templates import TEMPLATES  # noqa: E402

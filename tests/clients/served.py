@@ -28,8 +28,7 @@ from starlette.routing import Route
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-from endpoint.harness import World, world  # noqa: E402
-from endpoint.test_tool_chats import make_tool_model  # noqa: E402
+from endpoint.harness import World, make_tool_model, world  # noqa: E402
 from fields import Exchange, before_schemas, page  # noqa: E402
 from servers import redis_server  # noqa: E402
 from tool_templates import TEMPLATES  # noqa: E402

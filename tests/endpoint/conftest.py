@@ -6,13 +6,21 @@ from pathlib import Path
 import httpx2 as httpx
 import pytest
 import pytest_asyncio
-from endpoint.harness import SLOTS, World, make_model, world
+from endpoint.harness import SLOTS, World, make_model, make_tool_model, world
 from openai import AsyncOpenAI
+from tool_templates import TEMPLATES
 
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("checkpoint") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def tool_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Calls are written as Hermes' models do."""
+    marks = ["<tool_call>", "</tool_call>"]
+    return make_tool_model(tmp_path_factory.mktemp("tools") / "tiny", TEMPLATES["hermes"], marks)
 
 
 @pytest.fixture

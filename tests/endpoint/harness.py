@@ -42,6 +42,18 @@ def make_model(folder: Path, tokenizer: bool = True, positions: int = POSITIONS)
     return folder
 
 
+def make_tool_model(folder: Path, template: str, special: list[str] | None = None) -> Path:
+    """The model of `make_model` with a chat template, and marks of calls as special tokens."""
+    make_model(folder, positions=1024)
+    path = folder / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.add_special_tokens(special or [])
+    tokenizer.save(str(path))
+    config = {"bos_token": "<|end|>", "eos_token": "<|end|>", "chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
 def make_tokenizer() -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

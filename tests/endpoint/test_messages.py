@@ -10,9 +10,8 @@ import pytest
 import pytest_asyncio
 from endpoint.harness import World, world
 from endpoint.test_chat import Recorder, encode
-from endpoint.test_tool_chats import CALLS, NAMES, PATIENCE, SCHEMA, make_tool_model, rendered
+from endpoint.test_tool_chats import CALLS, NAMES, PATIENCE, SCHEMA, rendered
 from pydantic import BaseModel
-from tool_templates import TEMPLATES
 
 from orca_common.api_keys import line_of, new_key
 from orca_common.errors import FailedPrecondition
@@ -39,9 +38,8 @@ INPUTS = [{"city": 'Zü"}'}, {}]
 
 
 @pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    marks = ["<tool_call>", "</tool_call>"]
-    return make_tool_model(tmp_path_factory.mktemp("messages") / "tiny", TEMPLATES["hermes"], marks)
+def model(tool_model: Path) -> Path:
+    return tool_model
 
 
 @pytest.fixture(scope="module")

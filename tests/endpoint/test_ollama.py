@@ -15,8 +15,7 @@ import pytest
 import pytest_asyncio
 from endpoint.harness import World, make_model, world
 from endpoint.test_chat import Recorder, encode
-from endpoint.test_tool_chats import CALLS, NAMES, PATIENCE, SCHEMA, make_tool_model, rendered
-from tool_templates import TEMPLATES
+from endpoint.test_tool_chats import CALLS, NAMES, PATIENCE, SCHEMA, rendered
 
 from orca_common.errors import FailedPrecondition
 from orca_common.release import VERSION
@@ -44,9 +43,8 @@ COUNTS = ("total_duration", "load_duration", "prompt_eval_count", "prompt_eval_d
 
 
 @pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    marks = ["<tool_call>", "</tool_call>"]
-    return make_tool_model(tmp_path_factory.mktemp("ollama") / "tiny", TEMPLATES["hermes"], marks)
+def model(tool_model: Path) -> Path:
+    return tool_model
 
 
 @pytest.fixture(scope="module")

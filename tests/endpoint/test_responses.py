@@ -11,13 +11,12 @@ import httpx2 as httpx
 import pytest
 from endpoint.harness import World, serving, until
 from endpoint.test_chat import Recorder, encode
-from endpoint.test_tool_chats import ARGUMENTS, CALLS, NAMES, PATIENCE, SCHEMA, make_tool_model, rendered
+from endpoint.test_tool_chats import ARGUMENTS, CALLS, NAMES, PATIENCE, SCHEMA, rendered
 from hypothesis import given
 from hypothesis import strategies as st
 from openai import APIError, AsyncOpenAI, BadRequestError, NotFoundError
 from openai.types.responses import Response
 from pydantic import BaseModel
-from tool_templates import TEMPLATES
 
 from orca_endpoint.calls.events import Accepted, Finished, Token
 from orca_endpoint.openai.answer import Choice
@@ -42,9 +41,8 @@ USER: Any = {"role": "user", "content": "Bern?"}
 
 
 @pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    marks = ["<tool_call>", "</tool_call>"]
-    return make_tool_model(tmp_path_factory.mktemp("responses") / "tiny", TEMPLATES["hermes"], marks)
+def model(tool_model: Path) -> Path:
+    return tool_model
 
 
 @pytest.fixture(scope="module")

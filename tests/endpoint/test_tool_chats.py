@@ -7,12 +7,11 @@ from typing import Any
 import grpc
 import httpx2 as httpx
 import pytest
-from endpoint.harness import World, collect, detail_of, field_of, make_model, serving, until, world
+from endpoint.harness import World, collect, detail_of, field_of, make_tool_model, serving, until, world
 from endpoint.test_chat import Recorder, encode
 from endpoint.test_openai_resume import Events
 from google.rpc import error_details_pb2
 from openai import APIError, AsyncOpenAI, BadRequestError
-from tokenizers import Tokenizer
 from tool_templates import TEMPLATES, XML
 
 from orca.v1 import orca_pb2 as pb
@@ -37,22 +36,9 @@ NAMES = ["weather", "time"]
 ARGUMENTS = ['{"city": "Zü\\"}"}', "{}"]
 
 
-def make_tool_model(folder: Path, template: str, special: list[str] | None = None) -> Path:
-    """The model of `make_model` with a chat template, and marks of calls as special tokens."""
-    make_model(folder, positions=1024)
-    path = folder / "tokenizer.json"
-    tokenizer = Tokenizer.from_file(str(path))
-    tokenizer.add_special_tokens(special or [])
-    tokenizer.save(str(path))
-    config = {"bos_token": "<|end|>", "eos_token": "<|end|>", "chat_template": template}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    return folder
-
-
 @pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    marks = ["<tool_call>", "</tool_call>"]
-    return make_tool_model(tmp_path_factory.mktemp("tools") / "tiny", TEMPLATES["hermes"], marks)
+def model(tool_model: Path) -> Path:
+    return tool_model
 
 
 @pytest.fixture(scope="module")

@@ -81,7 +81,7 @@ class Helper:
         """Ends the process for good."""
         self._closed = True
         await self.end()
-        async with self._starting:  # the start of another one has found that it may not, or has ended it
+        async with self._starting:  # until a start that is under way has ended its process, too
             pass
 
     async def end(self) -> int | None:

@@ -3,8 +3,8 @@
     python -m orca_scheduler.discovery.wait orca --timeout 600 --patience 30
 
 Exit codes: 0; 1 with a sentence on standard error; 2 for a wrong command line. Helm's hook and `helm test` run it. It
-says nothing else, since Helm shows the whole log, and Helm 4 as one line. The hook names its own pod: kubelet says that
-a pod has succeeded 1.2 s after its process at least, and Helm waits for that word, so the process says it.
+says nothing else, since Helm shows the whole log, and Helm 4 as one line. Helm waits until the pod of its hook has
+succeeded. Kubelet reports that 1.2 s or more after the process has ended; with --pod the process reports it.
 It judges the objects itself, so it needs no scheduler, and nothing that was written before the last change misleads it.
 """
 

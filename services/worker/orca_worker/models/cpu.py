@@ -108,7 +108,7 @@ class StageOnCPU:
         self._passes = Passes(self.place, recording.hidden, torch.float32)
         self._deltas: list[Changed] = []
         self._adapters = adapters
-        self._whole_members = recording.prefix_lm  # pieces of a batch have
+        self._whole_members = recording.prefix_lm  # no piece of a batch cuts a row
         self._translate(weights, reader, adapters)
         for number, file in enumerate(adapters.files if adapters is not None else ()):
             self.adapt(number, file)
