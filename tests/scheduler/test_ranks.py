@@ -333,8 +333,9 @@ async def test_nobody_is_killed_for_a_complaint(monkeypatch: pytest.MonkeyPatch)
         assert pids == fenced_pids(engine) == []
 
 
-async def test_a_complaint_waits_for_a_rank_that_does_not_answer() -> None:
+async def test_a_complaint_waits_for_a_rank_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that is frozen is found by its silence, and it alone is fenced."""
+    monkeypatch.setattr(timers, "DOUBT", 600.0)
     async with scripted(1, 2) as engine:
         await formed(engine)
         engine.ranks[1].frozen = True

@@ -58,12 +58,11 @@ class Pod:
         return await self.until(lambda ranks: all(rank.pid for rank in ranks))
 
     async def fork_server(self, *others: int) -> int:
-        """The pid of the supervisor's child that is none of these others."""
+        """The pid of the supervisor's child that is none of these others, once there is one: it may be replaced."""
         async with asyncio.timeout(60):
-            while not (found := self.children() - {*others}):
+            while len(found := self.children() - {*others}) != 1:
                 await asyncio.sleep(0.02)
-        (forks,) = found
-        return forks
+        return found.pop()
 
     def children(self) -> set[int]:
         return {child.pid for child in psutil.Process(self.process.pid).children()}
