@@ -73,7 +73,7 @@ class Server:
         until(lambda: self.replication()["master_link_status"] == "up", self.replication)
 
     def replication(self) -> dict[str, Any]:
-        """What it says of its role, and of how far it has come."""
+        """Returns its role, and how far it has come."""
         with Redis(port=self.port, socket_timeout=5) as asked:
             return asked.info("replication")
 
@@ -168,7 +168,7 @@ class Replicated:
         return any(named == {r.port} and r.replication()["role"] == "master" for r in self.replicas)
 
     def seen(self) -> dict[str, Any]:
-        """What servers say of their parts, and which port each Sentinel names."""
+        """Returns the parts that servers say they have, and the port that each Sentinel names."""
         servers = {one.port: one.seen() for one in (self.primary, *self.replicas)}
         return {"servers": servers, "named": list(self._named())}
 
