@@ -14,7 +14,7 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/env"
 "$folder/env/bin/pip" install --quiet --disable-pip-version-check jinja2==3.1.6
-npm install --silent --no-audit --no-fund --prefix "$folder" @huggingface/jinja@0.5.11
+npm install --silent --no-audit --no-fund --ignore-scripts --prefix "$folder" @huggingface/jinja@0.5.11
 cat > "$folder/render.mjs" <<'NODE'
 import { Template } from "@huggingface/jinja";
 const [template, values] = JSON.parse(process.argv[2]);

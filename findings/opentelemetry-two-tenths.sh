@@ -14,7 +14,7 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/env"
 "$folder/env/bin/pip" install --quiet --disable-pip-version-check opentelemetry-sdk==1.45.2
-npm install --silent --no-audit --no-fund --prefix "$folder" \
+npm install --silent --no-audit --no-fund --ignore-scripts --prefix "$folder" \
     @opentelemetry/sdk-trace-base@2.12.1 @opentelemetry/api@1.9.1
 cat > "$folder/sampler.mjs" <<'NODE'
 import { readFileSync } from "node:fs";

@@ -4,7 +4,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,8 +20,17 @@ EVENT = re.compile(r"\d+:X (\d+ \w+ \d+ [\d:.]+) [#*] (\+[a-z-]+) (.*)")  # a li
 # Seconds. Sentinel asks as often, and each second at least. With less, a busy machine makes it replace a primary that
 # is well, even by a server that was just started again with old data.
 DOWN_AFTER = 2.0
+MINUTE = 60.0  # seconds for what a busy machine may delay and no test bounds
 # Of the chart's servers, too: by itself a primary waits 5 s for more replicas before it gives the first one its data.
 AT_ONCE = ("--repl-diskless-sync-delay", "0")
+
+
+def until(condition: Callable[[], bool], seen: Callable[[], object]) -> None:
+    """Waits for a condition, a minute at most. seen: what the failure shows then."""
+    end = time.monotonic() + MINUTE
+    while not condition():
+        assert time.monotonic() < end, f"after a minute: {seen()}"
+        time.sleep(0.01)
 
 
 class Server:
@@ -61,13 +70,19 @@ class Server:
     def wait_for_primary(self) -> None:
         """Returns when this replica follows its primary. Sentinels that begin then know it at once: they look at
         replicas every ten seconds."""
-        while self.replication()["master_link_status"] != "up":
-            time.sleep(0.01)
+        until(lambda: self.replication()["master_link_status"] == "up", self.replication)
 
     def replication(self) -> dict[str, Any]:
-        """What it says of its role, and of how far it has come."""
+        """Returns its role, and how far it has come."""
         with Redis(port=self.port, socket_timeout=5) as asked:
             return asked.info("replication")
+
+    def seen(self) -> dict[str, Any] | str:
+        """The same, or that it is away."""
+        try:
+            return self.replication()
+        except ConnectionError as error:
+            return str(error)
 
 
 @contextmanager
@@ -151,6 +166,11 @@ class Replicated:
         """Whether every Sentinel names the same replica, and it takes writes."""
         named = set(self._named())
         return any(named == {r.port} and r.replication()["role"] == "master" for r in self.replicas)
+
+    def seen(self) -> dict[str, Any]:
+        """Returns the parts that servers say they have, and the port that each Sentinel names."""
+        servers = {one.port: one.seen() for one in (self.primary, *self.replicas)}
+        return {"servers": servers, "named": list(self._named())}
 
     def rejoin(self) -> None:
         """Starts the server that was killed, as a replica of the one that took over."""

@@ -86,6 +86,8 @@ class EngineOptions:
             raise InvalidArgument("quantize", f"is {self.quantize}; there are {', '.join(filter(None, FORMATS))}")
         if self.kv_dtype not in (None, "int8"):
             raise InvalidArgument("kv_dtype", f"is {self.kv_dtype}; there is int8")
+        if self.kv_dtype is not None and self.attention is By.TORCH:
+            raise InvalidArgument("kv_dtype", f"is {self.kv_dtype}, which torch's attention does not read")
         types = choose_types(self.dtype, self.kv_dtype, open_device(self.device, 0), self.compute)
         object.__setattr__(self, "dtype", types.weights)
 

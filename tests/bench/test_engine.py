@@ -18,6 +18,7 @@ from orca_bench.ranks import Control, Ranks
 from orca_bench.schedule import Shape, shapes, slots_for
 from orca_common.checkpoint import read_checkpoint
 from orca_common.errors import FailedPrecondition, InvalidArgument, Unavailable
+from orca_lab.baseline.attention import By
 from orca_lab.roofline import Accelerator
 
 
@@ -130,6 +131,8 @@ def test_lines_of_a_file_of_cases(model: Path, tmp_path: Path) -> None:
     assert [line["kv_dtype"] for line in (in_codes, found[2])] == ["int8", None]
     with pytest.raises(InvalidArgument, match="kv_dtype"):
         replace(options_of(model, 8), kv_dtype="int4")
+    with pytest.raises(InvalidArgument, match="kv_dtype: is int8, which torch's attention does not read"):
+        replace(options_of(model, 8), kv_dtype="int8", attention=By.TORCH)
 
 
 def test_the_floor_of_a_case_is_that_of_its_iterations(model: Path) -> None:

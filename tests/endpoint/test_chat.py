@@ -1,7 +1,9 @@
 """Chats over HTTP: a conversation becomes a prompt by the model's own template; OpenAI's client reads the answer."""
 
+import asyncio
 import json
 import re
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,8 @@ from orca.v1 import orca_pb2 as pb
 from orca.v1.pool_pb2 import PoolRequest
 from orca_common.errors import FailedPrecondition
 from orca_endpoint.http.exchange import EVENT_ID
+from orca_endpoint.openai.chat import request as chat_request
+from orca_endpoint.openai.generations import AT_ONCE
 from orca_endpoint.requests.defaults import (
     FOLLOWED,
     NEUTRAL,
@@ -119,6 +123,27 @@ async def test_a_chat(orca: World, client: AsyncOpenAI) -> None:
     assert answer.usage is not None
     assert answer.usage.prompt_tokens == len(encode(orca, text))
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + len(encode(orca, "holds 東京"))
+
+
+async def test_many_choices_are_made_in_several_turns(
+    orca: World, client: AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each copies all messages: 128 copies of a body of 64 KiB held the loop for 8 ms and more."""
+    loop, copied = asyncio.get_running_loop(), chat_request.generation
+    turns, now = list[int](), Counter[str]()
+
+    def made(common: pb.GenerateRequest, k: int) -> pb.GenerateRequest:
+        if not now["made"]:
+            loop.call_soon(lambda: turns.append(now.pop("made")))
+        now["made"] += 1
+        return copied(common, k)
+
+    monkeypatch.setattr(chat_request, "generation", made)
+    async with orca.background(lambda record: [10]):
+        answer = await client.chat.completions.create(model="tiny", messages=[USER], n=60, max_tokens=1)
+    assert [choice.index for choice in answer.choices] == list(range(60))
+    assert sum(turns) >= 60
+    assert max(turns) <= 2 * AT_ONCE, turns
 
 
 async def test_a_streamed_chat(orca: World, client: AsyncOpenAI) -> None:

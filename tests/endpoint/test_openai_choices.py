@@ -10,7 +10,7 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 from endpoint.harness import World, encode, until
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, BadRequestError
 
 from orca.v1.orca_pb2 import GenerateRequest
 from orca.v1.pool_pb2 import PoolRequest
@@ -116,6 +116,35 @@ async def test_many_generations_are_made_begun_and_released_in_several_turns(
     calls[-1].detach()  # the reader of the delivery stream still names this call
     assert {what: sum(turns[what]) for what in ("opened", "begun")} == {"opened": 60, "begun": 60}
     assert max(map(max, turns.values())) <= 2 * AT_ONCE, turns
+
+
+async def test_many_generations_end_in_several_turns(
+    orca: World, client: AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where their client leaves, or the last of them is refused."""
+    loop, report, pump = asyncio.get_running_loop(), Call._report, Merged._pump
+    turns, now = list[int](), Counter[str]()
+
+    def begun(merged: Merged, n: int, call: Call) -> Coroutine[Any, Any, None]:
+        now["begun"] += 1
+        return pump(merged, n, call)
+
+    def ended(call: Call, error: BaseException | None) -> None:
+        if not now["ended"]:
+            loop.call_soon(lambda: turns.append(now.pop("ended")))
+        now["ended"] += 1
+        report(call, error)
+
+    monkeypatch.setattr(Merged, "_pump", begun)
+    monkeypatch.setattr(Call, "_report", ended)
+    leaving = asyncio.create_task(client.completions.create(model="tiny", prompt=[5, 6], n=60, max_tokens=1))
+    await until(lambda: now["begun"] == 60)
+    leaving.cancel()
+    await until(lambda: sum(turns) == 60)
+    with pytest.raises(BadRequestError):
+        await client.completions.create(model="tiny", prompt=[*[[5, 6]] * 59, [5] * 1000], max_tokens=1)
+    assert sum(turns) == 60 + 59
+    assert max(turns) <= 2 * AT_ONCE, turns
 
 
 async def test_a_prompt_that_is_refused_is_not_spelled(

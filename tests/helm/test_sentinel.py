@@ -4,15 +4,13 @@ import os
 import shutil
 import signal
 import subprocess
-import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from helm.chart import DEMO, FOLDER, Rendered, main, merged, render, rendered
 from redis import Redis
-from replicated import Replicated, sentinel, server
+from replicated import Replicated, sentinel, server, until
 
 from orca_pool import redis_url
 
@@ -217,11 +215,6 @@ def variables(tmp_path: Path) -> dict[str, str]:
     }
 
 
-def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        time.sleep(0.01)
-
-
 @pytest.fixture
 def busybox(tmp_path: Path) -> str:
     """A PATH where what was late has ended by a signal, as in images without coreutils."""
@@ -256,10 +249,10 @@ def test_replicas_are_asked_for_what_they_have(variables: dict[str, str], busybo
 
     everyone, some, no_replica = range(3)
     with server(tmp_path / "primary") as primary, server(tmp_path / "replica", *primary.as_replica) as replica:
-        until(lambda: replica.replication()["master_link_status"] == "up")
+        replica.wait_for_primary()
         with Redis(port=primary.port) as client:
             client.set("a", 100 * "b")
-        until(lambda: replica.replication()["slave_repl_offset"] > 100)
+        until(lambda: replica.replication()["slave_repl_offset"] > 100, replica.seen)
         port, has = replica.port, replica.replication()["slave_repl_offset"]
         assert follow(has, (port, has - 37), (1, has)) == everyone
         assert follow(has, (port, has - 37), (1, has - 37)) == some
@@ -277,7 +270,7 @@ def test_writes_go_on_where_no_replica_may_take_over(variables: dict[str, str], 
         options = (*primary.as_replica, "--replica-priority", "0")
         replica = servers.enter_context(server(tmp_path / "replica", *options))
         port = servers.enter_context(sentinel(tmp_path / "sentinel", primary.port))
-        until(lambda: replica.replication()["master_link_status"] == "up")
+        replica.wait_for_primary()
         told = variables | {"PRIMARY": str(primary.port), "PORTS": str(port), "SENTINELS": "sentinel-0"}
         subprocess.run(["sh", f"{tmp_path}/redis-stop.sh"], env=told, check=True)
         with Redis(port=primary.port) as client:
@@ -291,7 +284,7 @@ def test_writes_wait_for_a_handover_alone(variables: dict[str, str], tmp_path: P
     """A replica that does not answer may lack something: the server is not handed over, and writes go on."""
     with ExitStack() as servers:
         redis = Replicated(tmp_path, servers, replicas=2)
-        until(redis.whole)
+        until(redis.whole, redis.seen)
         old, (replica, other) = redis.primary, redis.replicas
         if frozen:
             replica.send_signal(signal.SIGSTOP)
@@ -306,7 +299,7 @@ def test_writes_wait_for_a_handover_alone(variables: dict[str, str], tmp_path: P
                 assert old.replication()["role"] == "master"
                 assert "could not hand over by sentinel-2" in (tmp_path / "log").read_text()
                 return
-        until(redis.taken_over)
+        until(redis.taken_over, redis.seen)
         (new,) = [one for one in (replica, other) if one.replication()["role"] == "master"]
         with Redis(port=new.port) as client:
             assert client.get("before") == b"1"
@@ -320,19 +313,20 @@ def test_a_replica_that_was_just_started_is_waited_for(variables: dict[str, str]
     """
     with ExitStack() as servers:
         redis = Replicated(tmp_path, servers, replicas=2)
-        until(redis.whole)
+        until(redis.whole, redis.seen)
         old, replicas, log = redis.primary, redis.replicas, tmp_path / "log"
         ports = {"PORTS": redis.sentinels, "REPLICAS": [one.port for one in replicas]}
         told = {name: " ".join(map(str, numbers)) for name, numbers in ports.items()}
         told |= {"PRIMARY": str(old.port), "SERVERS": "orca-redis-0 replica-0 replica-1"}
         with Redis(port=replicas[1].port) as started:
             started.execute_command("REPLICAOF", "127.0.0.1", 1)  # no server is there: it follows none yet
-            until(lambda: replicas[1].replication()["master_link_status"] == "down")
+            until(lambda: replicas[1].replication()["master_link_status"] == "down", replicas[1].seen)
             hook = subprocess.Popen(["sh", f"{tmp_path}/redis-stop.sh"], env=variables | told)
-            until(lambda: (log.exists() and log.read_text() != "") or hook.poll() is not None)
+            said = lambda: log.read_text() if log.exists() else ""  # noqa: E731
+            until(lambda: said() != "" or hook.poll() is not None, said)
             assert log.read_text() == "orca-redis-0 waits for replica-1\n"
             with Redis(port=old.port) as client:
                 assert client.info("clients")["paused_reason"] == "none"
             started.execute_command("REPLICAOF", "127.0.0.1", old.port)
         assert hook.wait() == 0
-        until(redis.taken_over)
+        until(redis.taken_over, redis.seen)

@@ -1,6 +1,9 @@
 """Process groups: whoever waits in them can be woken, and can join the next epoch in the same process."""
 
 import os
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -198,6 +201,34 @@ def test_an_abort_wakes_who_joins(pool: Pool) -> None:
     plane.abort("epoch 2 is being formed")
     with pytest.raises(PeerLost, match="epoch 2 is being formed"):
         joining.result(5)
+    connecting = next(thread for thread in threading.enumerate() if thread.name == "join-1")
+    del store  # ends the thread: an interpreter that ends under a thread in torch aborts the process
+    connecting.join(60)
+    assert not connecting.is_alive()
+
+
+ENDS_AT_ONCE = """
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from orca_worker.data_plane.rendezvous import Rendezvous
+from orca_worker.partition import Place
+
+rendezvous = Rendezvous("127.0.0.1", torch.device("cpu"))
+store = rendezvous.open_store()
+both = [rendezvous.plane(Place(2, 1, 0, rank), 1, f"127.0.0.1:{store.port}", False) for rank in range(2)]
+for joined in [ThreadPoolExecutor(2).submit(plane.join) for plane in both]:
+    joined.result()
+for plane in both:
+    plane.abort("the end")
+"""
+
+
+def test_a_process_may_end_while_it_leaves_its_groups() -> None:
+    """An interpreter that ends under a thread in torch aborts the process (status -6)."""
+    ended = subprocess.run([sys.executable, "-c", ENDS_AT_ONCE], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_a_peer_that_leaves_is_noticed_by_all(pool: Pool) -> None:

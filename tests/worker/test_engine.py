@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -285,9 +286,18 @@ async def test_a_rank_that_lost_a_neighbour_says_so_and_stays(tmp_path: Path) ->
         assert not ranks[0].failures
 
 
-async def test_a_rank_whose_groups_are_not_left_starts_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def over() -> Iterator[threading.Event]:
+    """Is set when the test has failed, too: the interpreter waits for threads that leave groups."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+async def test_a_rank_whose_groups_are_not_left_starts_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, over: threading.Event
+) -> None:
     """NCCL's abort may hang when a peer of the same node was killed. Each epoch would leave more on the device."""
-    over = threading.Event()
 
     class Held(Gloo):
         """Groups of a device, whose abort does not end."""

@@ -1,8 +1,10 @@
 """The generations of one HTTP request: a call each, and their events as one stream."""
 
 import asyncio
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 
@@ -16,7 +18,8 @@ from ..requests.validation import MAX_INTERVAL
 from .answer import Numbered
 from .request import Asked
 
-AT_ONCE = 8  # generations that are checked, begun or released in one turn of the loop: some 2 ms
+T = TypeVar("T")
+AT_ONCE = 8  # generations that are checked, begun, ended or released in one turn of the loop: some 2 ms
 AHEAD = 64  # lists of events that the calls of one request may be ahead of its client
 
 
@@ -24,6 +27,19 @@ async def turn(k: int) -> None:
     """Gives the loop to others before generation k, where AT_ONCE have had it."""
     if k and k % AT_ONCE == 0:
         await asyncio.sleep(0)
+
+
+async def end(several: Sequence[T], ending: Callable[[T], object]) -> None:
+    """Ends each of them, AT_ONCE in a turn of the loop; where this task is cancelled meanwhile, the others at once."""
+    ended = 0
+    try:
+        while ended < len(several):
+            ended += 1
+            ending(several[ended - 1])
+            await turn(ended)
+    finally:
+        for one in several[ended:]:
+            ending(one)
 
 
 def release(*lists: list[Any]) -> None:
@@ -66,8 +82,7 @@ async def calls_of(asked: Asked, name: str, endpoint: Endpoint, request: Request
             call.label({**labels_in(request.scope), **asked.labels})
             calls.append(call)
     except BaseException as error:
-        for call in calls:
-            call.drop(error)
+        await end(calls, partial(Call.drop, error=error))
         raise
     return calls
 
@@ -112,16 +127,16 @@ class Merged:
                 await turn(n)
                 self._tasks.append(asyncio.create_task(self._pump(n, call)))
         except BaseException as error:
-            for call in self._calls[len(self._tasks) :]:
-                call.drop(error)
-            await self.__aexit__()
+            try:
+                await end(self._calls[len(self._tasks) :], partial(Call.drop, error=error))
+            finally:
+                await self.__aexit__()
             raise
         return self._events()
 
     async def __aexit__(self, *_: object) -> None:
-        for task in self._tasks:
-            task.cancel()
         try:
+            await end(self._tasks, asyncio.Task.cancel)
             await asyncio.gather(*self._tasks, return_exceptions=True)
         finally:
             release(self._calls, self._tasks)

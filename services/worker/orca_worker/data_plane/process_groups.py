@@ -138,8 +138,9 @@ class ProcessGroups:
         self._woken.set()
         while groups:
             purpose, group = groups.popitem()
-            # The thread has the last reference to the group, whose destructor may wait for running operations.
-            leaving = threading.Thread(target=self._backend.leave, args=[group], name=f"leave-{purpose}", daemon=True)
+            # The thread has the last reference to the group, whose destructor may wait for running operations. It is no
+            # daemon: an interpreter that ends under a thread in torch aborts the process.
+            leaving = threading.Thread(target=self._backend.leave, args=[group], name=f"leave-{purpose}")
             self._leaving.append(leaving)
             leaving.start()
 

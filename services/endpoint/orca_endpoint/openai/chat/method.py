@@ -33,7 +33,7 @@ class Chats(Exchange):
             parse_body = partial(parse, max_samples=endpoint.settings.max_prompts, defaults=endpoint.defaults)
             asked = await parsed(body, parse_body, endpoint.large, caller_in(request.scope))
             calls = await calls_of(asked, name, endpoint, request, deadline)
-        choices = [Choice() for _ in asked.samples]
+        choices = [Choice() for _ in range(asked.each)]
         more = relaxed_header(calls[0].left_out)
         numbered = len(calls) == 1 and (asked.detaches if ids is None else ids)
         model = asked.samples[0].request.model or endpoint.name

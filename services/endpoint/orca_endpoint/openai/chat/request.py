@@ -1,11 +1,11 @@
 """The body of OpenAI's `POST /v1/chat/completions`: from JSON to requests."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from orca.v1.orca_pb2 import Chat
+from orca.v1.orca_pb2 import Chat, GenerateRequest
 from orca_common.errors import InvalidArgument
 
 from ...requests.chat_renderer import RESERVED, reserved
@@ -44,6 +44,29 @@ OUR_NAMES: Mapping[str, str] = {
 }
 
 
+@dataclass
+class Copies:
+    """The generations of a chat. The request of each is made when it is asked for: to copy thousands of messages 128
+    times at once would hold up the loop."""
+
+    common: GenerateRequest
+    n: int
+    names: Mapping[str, str]  # of fields
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __iter__(self) -> Iterator[Sample]:
+        return map(self.__getitem__, range(self.n))
+
+    def __getitem__(self, k: int, /) -> Sample:
+        return Sample(generation(self.common, k), self.names)
+
+    def clear(self) -> None:
+        """Releases the messages."""
+        self.common, self.n = GenerateRequest(), 0
+
+
 @dataclass(frozen=True)
 class Conversation(Asked):
     """A parsed body. `each` is its n."""
@@ -75,7 +98,7 @@ def parse(raw: bytes, max_samples: int, defaults: Defaults = MODEL_SAYS_NOTHING)
         **({} if form is None else {form.kind: form.field}),
     }
     return Conversation(
-        samples=[Sample(generation(common, k), names) for k in range(n)],
+        samples=Copies(common, n, names),
         each=n,
         stream=stream,
         detaches=common.detach_grace.ToNanoseconds() > 0,
