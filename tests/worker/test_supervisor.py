@@ -58,7 +58,7 @@ class Pod:
         return await self.until(lambda ranks: all(rank.pid for rank in ranks))
 
     async def fork_server(self, *others: int) -> int:
-        """The pid of the supervisor's child that is none of these others, once there is one: it may be replaced."""
+        """The pid of the supervisor's child beside these others, once it is the only one: it may be replaced."""
         async with asyncio.timeout(60):
             while len(found := self.children() - {*others}) != 1:
                 await asyncio.sleep(0.02)
