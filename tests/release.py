@@ -80,6 +80,11 @@ class Release:
         """`helm rollback` to the revision before, without waiting for it."""
         await self.cluster.helm("rollback", self.name)
 
+    async def deployed(self) -> bool:
+        """Whether Helm has done its last revision well: not so when it was ended amid a change, which bars the next."""
+        said = json.loads(await self.cluster.helm("status", self.name, "--output", "json"))
+        return said["info"]["status"] == "deployed"
+
     async def uninstall(self) -> str:
         """`helm uninstall --wait`. Returns what helm says, when all pods are gone."""
         said = await self.cluster.helm("uninstall", self.name, "--wait", "--timeout", "300s")
@@ -250,14 +255,14 @@ class Releases:
         self._broken: list[Values] = []  # an installation takes minutes to fail, and the next one would, too
 
     async def get(self, values: Values) -> Release:
-        """A release with these values, all of whose pods are Ready."""
+        """A release with these values, all of whose pods are Ready, and that the next test can change and roll back."""
         if self._current is not None and self._values == values:
             try:
                 await self._current.healed(120)
+                if await self._current.deployed():
+                    return self._current
             except Failed:
                 pass
-            else:
-                return self._current
         if values in self._broken:
             raise Failed(f"a release with {dict(values)} did not come up before")
         await self.remove()

@@ -10,9 +10,11 @@ args:
   - {{ $root.Release.Name | quote }}
   - --timeout={{ include "orca.text" (index . 1) }}
   - --patience={{ include "orca.text" $root.Values.wait.patienceSeconds }}
-  {{- range slice . 2 }}
-  - --pod={{ . }}
-  {{- end }}
+{{- range slice . 2 }}
+env:
+  - name: ORCA_OWN_POD  # not an argument, which an older image would refuse
+    value: {{ . | quote }}
+{{- end }}
 resources:
   requests: {cpu: 20m, memory: 128Mi}
   limits: {memory: 256Mi}

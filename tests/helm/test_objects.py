@@ -267,9 +267,11 @@ def test_the_hook_and_the_test_wait_for_the_rollout() -> None:
     # Helm ends a hook at its --timeout, 300 s if not given, and then has no reason to show.
     assert render(DEMO).one("Pod", "orca-wait")["spec"]["activeDeadlineSeconds"] <= 300
     (first,) = release.pods["test"]["spec"]["initContainers"]
-    for container, seconds, own in ((main(release.pods["wait"]), 900, ["--pod=orca-wait"]), (first, 300, [])):
+    own = [{"name": "ORCA_OWN_POD", "value": "orca-wait"}]  # that the hook may end
+    for container, seconds, variables in ((main(release.pods["wait"]), 900, own), (first, 300, [])):
         assert container["command"] == ["python", "-m", "orca_scheduler.discovery.wait"]
-        assert container["args"] == ["orca", f"--timeout={seconds}", "--patience=30", *own]
+        assert container["args"] == ["orca", f"--timeout={seconds}", "--patience=30"], "as an older image takes them"
+        assert container.get("env", []) == variables
         assert container["image"] == main(release.pods["scheduler"])["image"]
     labels = release.workloads["worker"]["metadata"]["labels"]
     assert (labels["app.kubernetes.io/instance"], labels["app.kubernetes.io/component"]) == ("orca", "worker")

@@ -92,8 +92,11 @@ async def _delete(cluster: Cluster) -> None:
 
 
 @pytest.fixture(scope="session")
-def releases(cluster: Cluster) -> Releases:
-    return Releases(cluster)
+def releases(cluster: Cluster) -> Iterator[Releases]:
+    """The last one is uninstalled, too: an object outside of the namespace would stay, and refuse the next suite's."""
+    releases = Releases(cluster)
+    yield releases
+    asyncio.run(releases.remove())
 
 
 @pytest.fixture

@@ -67,13 +67,13 @@ class World:
     def __init__(self, server: ApiServer, kubeconfig: str) -> None:
         self.server, self._kubeconfig = server, kubeconfig
 
-    async def begin(self, *arguments: str) -> asyncio.subprocess.Process:
+    async def begin(self, *arguments: str, **environment: str) -> asyncio.subprocess.Process:
         command = (sys.executable, "-m", "orca_scheduler.discovery.wait", "orca", "--namespace=orca", *arguments)
         return await asyncio.create_subprocess_exec(
             *command,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            env=os.environ | {"KUBECONFIG": self._kubeconfig},
+            env=os.environ | {"KUBECONFIG": self._kubeconfig} | environment,
         )
 
     async def looked(self) -> None:
@@ -217,7 +217,7 @@ async def test_its_own_pod_has_succeeded(world: World, ready: bool, refused: boo
     own = {"metadata": {"name": "orca-wait", "uid": "own", "labels": {}}, "status": {"phase": "Running"}}
     world.server.put("pods", own, pod(2, NEW, ready=ready), pod(3, NEW, ready=ready))
     world.server.faults = {"patch pods/status": refuses(403, "pods is forbidden")} if refused else {}
-    ended, _, _ = await world.ended(await world.begin("--pod=orca-wait", "--timeout=0"))
+    ended, _, _ = await world.ended(await world.begin("--timeout=0", ORCA_OWN_POD="orca-wait"))
     assert (ended, world.server.objects["pods"]["orca-wait"]["status"]["phase"]) == (code, phase)
 
 

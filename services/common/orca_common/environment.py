@@ -1,4 +1,7 @@
-"""The environment of child processes. It imports nothing slow: a process may begin its children before all else."""
+"""Variables that are no settings, and the environment of child processes.
+
+It imports nothing slow: a process may begin its children before all else.
+"""
 
 import os
 from collections.abc import Mapping
@@ -13,6 +16,11 @@ def child_environment(settings: Mapping[str, str]) -> dict[str, str]:
     """The environment of a child process: this process's own without its `ORCA_*`, and the child's settings."""
     inherited = {name: value for name, value in os.environ.items() if not name.upper().startswith(PREFIX)}
     return {**VERBOSITY, **inherited, **settings}
+
+
+def own_pod() -> str | None:
+    """The name of the pod that this process is of, where its manifest tells it as ORCA_OWN_POD."""
+    return os.environ.get(f"{PREFIX}OWN_POD")
 
 
 def take(settings: Mapping[str, str]) -> None:

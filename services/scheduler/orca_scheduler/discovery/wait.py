@@ -4,7 +4,8 @@
 
 Exit codes: 0; 1 with a sentence on standard error; 2 for a wrong command line. Helm's hook and `helm test` run it. It
 says nothing else, since Helm shows the whole log, and Helm 4 as one line. Helm waits until the pod of its hook has
-succeeded. Kubelet reports that 1.2 s or more after the process has ended; with --pod the process reports it.
+succeeded. Kubelet reports that 1.2 s or more after the process has ended; where ORCA_OWN_POD names the pod, the process
+reports it. A variable and not an argument: an image that is older than the chart does not read it, and goes on.
 It judges the objects itself, so it needs no scheduler, and nothing that was written before the last change misleads it.
 """
 
@@ -16,6 +17,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 
+from orca_common.environment import own_pod
 from orca_common.errors import DeadlineExceeded, FailedPrecondition, OrcaError, Unavailable
 
 from .engines import engines
@@ -28,7 +30,7 @@ RULES = (  # as those of the scheduler: all that is asked
     ("", "pods", ("list",)),
     ("", "events", ("list",)),
 )
-OWN_RULES = (("", "pods/status", ("patch",)),)  # of its own pod alone, which --pod names
+OWN_RULES = (("", "pods/status", ("patch",)),)  # of its own pod alone, which ORCA_OWN_POD names
 TIMEOUT, PATIENCE = 600.0, 30.0  # seconds
 LOOK = 0.2  # seconds between two looks: what a good install waits for at most
 BOUNDS = "wait.timeoutSeconds and wait.patienceSeconds of the chart are the bounds; wait.enabled=false turns this off"
@@ -130,10 +132,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--namespace", help="its namespace (default: that of the pod)")
     parser.add_argument("--timeout", type=float, default=TIMEOUT, help="seconds for all (default: %(default)g)")
     parser.add_argument("--patience", type=float, default=PATIENCE, help="of a stop (default: %(default)g)")
-    parser.add_argument("--pod", help="this process's own pod, whose status becomes Succeeded at a good end")
     given = parser.parse_args(arguments)
     try:
-        asyncio.run(_wait(given.release, given.namespace, given.timeout, given.patience, given.pod))
+        asyncio.run(_wait(given.release, given.namespace, given.timeout, given.patience, own_pod()))
     except OrcaError as error:
         print(f"{error} ({BOUNDS})", file=sys.stderr)
         return 1
