@@ -62,6 +62,7 @@ class Request:
     engine: str | None = None
     closed: bool = False
     detach_at: int | None = None
+    lives: int | None = None  # the grace that ended there, of its last detachment
     losses: int = 0
     loss_at: int = -1
     tokens: list[CommittedToken] = field(default_factory=list)
@@ -143,7 +144,7 @@ class Model:
         self.constants = constants
         self._grace = round(constants.adapter_grace * 1e6)
         self.now = 0
-        self.arrival = self.last_claim = self.registration = self.largest = self.swept = self.reserved = 0
+        self.arrival = self.last_claim = self.registration = self.largest = self.swept = self.back = self.reserved = 0
         self.orphaned_calls = False
         self.shrunk = False  # requests may wait that no engine can go on with
         self.expected: dict[str, int] = {}  # weights that may come back, and until when requests wait for them
@@ -309,7 +310,13 @@ class Model:
     def _overdue(self, r: Request) -> Reason | None:
         if r.deadline is not None and self.now >= r.deadline:
             return Reason.DEADLINE
-        return Reason.DETACHED if r.detach_at is not None and self.now >= r.detach_at else None
+        return Reason.DETACHED if r.detach_at is not None and self.now >= self._grace_end(r) else None
+
+    def _grace_end(self, r: Request) -> int:
+        """The end of its detach grace, which begins anew after an outage."""
+        assert r.detach_at is not None and r.lives is not None
+        outage = self.now - self.swept > self.constants.lease * 1e6  # that no sweep has seen yet
+        return max(r.detach_at, (self.now if outage else self.back) + r.lives)
 
     def _remove_endpoint(self, endpoint: str) -> None:
         self.orphaned_calls |= self.endpoints.pop(endpoint, None) is not None
@@ -444,7 +451,7 @@ class Model:
         if attempt > r.attempt:
             self._supersede(r)
         lives = max(r.grace if grace is None else round(grace * 1e6), round(at_least * 1e6))
-        r.endpoint, r.attempt, r.closed, r.detach_at = None, attempt, True, self.now + lives
+        r.endpoint, r.attempt, r.closed, r.detach_at, r.lives = None, attempt, True, self.now + lives, lives
         if lives == 0:
             self._end(r, Reason.DETACHED)
 
@@ -475,6 +482,7 @@ class Model:
         gap, due = self.now - before, self.now
         if gap > self.constants.sweep_gap * 1e6:
             outage = gap > self.constants.lease * 1e6
+            self.back = self.now if outage else self.back
             counted = round(RENEW_SECONDS * 1e6)
 
             def renewed(at: int) -> int:
@@ -500,11 +508,15 @@ class Model:
         if self.orphaned_calls:
             for r in live:
                 if r.endpoint is not None and r.endpoint not in self.endpoints and r.detach_at is None:
-                    r.detach_at = self.now + max(r.grace, floor)
+                    r.lives = max(r.grace, floor)
+                    r.detach_at = self.now + r.lives
             self.orphaned_calls = False
         for r in sorted((r for r in live if r.due is not None), key=lambda r: (r.due, r.request_id)):
-            if r.due is not None and r.due <= due and (reason := self._overdue(r)):
-                self._end(r, reason)
+            if r.due is not None and r.due <= due:
+                if reason := self._overdue(r):
+                    self._end(r, reason)
+                else:
+                    r.detach_at = self._grace_end(r)
         for r in self._handed():
             if not self._kept(r):
                 self._begin_again(r)
@@ -887,6 +899,7 @@ class Model:
             "registration": self.registration,
             "slots": self.largest,
             "swept": self.swept,
+            "back": self.back,
             "reserved": self.reserved,
             "adapters": self.adapters_version,
             "adapter": self.last_adapter,
@@ -963,6 +976,7 @@ def _request_fields(r: Request) -> dict[str, Any]:
             "finished": r.finished,
             "weights": r.spelled,
         }
+        | ({} if r.lives is None else {"lives": r.lives})
         | (
             {}
             if not r.keys

@@ -1047,7 +1047,7 @@ async def a_dead_endpoints_stream_is_not_made_again(lab: Lab) -> None:
 
 
 # -- sweeping
-@rule("sweep, deadline", "renew_scheduler", "overdue(deadline, detach_at, time)\n    if reason", "nil\n    if reason")
+@rule("sweep, deadline", "renew_scheduler", "overdue(deadline, detach_at, lives, time)\n    if reason", "nil\n    if reason")
 async def a_request_ends_at_its_deadline(lab: Lab) -> None:
     await ready(lab)
     claim = await lab.claimed("a", 1, deadline_in=2.0)
@@ -1114,14 +1114,52 @@ async def late_looks_end_what_is_due(lab: Lab) -> None:
 @rule("sweep_gap, cut off", "renew_scheduler", "due = swept", "due = time")
 async def what_came_due_in_a_gap_ends_at_the_next_look(lab: Lab) -> None:
     await ready(lab)
-    await lab.submit("a", grace=60)
+    await lab.submit("a", deadline_in=2.0)
     await lab.live(0.5, "e")
-    await lab.pool.detach("a", attempt=1, grace=2.0)
     await lab.advance(10)
     await lab.pool.renew_scheduler("s")
     assert (await lab.record("a"))["state"] == "waiting"
     await lab.live(0.5, "e")
-    assert (await lab.record("a"))["reason"] == Reason.DETACHED
+    assert (await lab.record("a"))["reason"] == Reason.DEADLINE
+
+
+async def detached_over_an_outage(lab: Lab) -> None:
+    """Two requests have been detached for 2 s, one by its client and one by its endpoint's death, when Redis is away."""
+    await ready(lab)
+    await lab.submit("a", grace=60)
+    await lab.endpoint("dead")
+    await lab.submit("b", endpoint="dead")
+    await lab.pool.leave_endpoint("dead")
+    await lab.live(0.5, "e")
+    await lab.pool.detach("a", attempt=1, grace=2.0)
+    await lab.advance(60)
+
+
+async def ended(lab: Lab) -> list[str]:
+    return [name for name in "ab" if (await lab.record(name))["state"] == "ended"]
+
+
+@rule("detach_outage", "prelude", "back_at(time) + (tonumber(lives) or 0)", "0")
+async def a_grace_begins_anew_after_an_outage(lab: Lab) -> None:
+    await detached_over_an_outage(lab)
+    for scheduler in ("s", "t", "s"):  # at one moment
+        await lab.pool.renew_scheduler(scheduler)
+    assert await ended(lab) == []
+    await lab.live(1.7, "e")
+    assert await ended(lab) == []
+    await lab.live(0.8, "e")
+    assert await ended(lab) == ["a"]
+    await lab.live(27, "e")
+    assert await ended(lab) == ["a"]
+    await lab.live(1, "e")
+    assert await ended(lab) == ["a", "b"]
+
+
+@rule("detach_outage, claims", "prelude", "time - (tonumber(swept) or 0) > LEASE and time or", "")
+async def nor_is_it_over_for_a_claim_before_the_first_look(lab: Lab) -> None:
+    await detached_over_an_outage(lab)
+    await lab.claim(count=2)
+    assert await ended(lab) == []
 
 
 # -- numbers and leases
@@ -1462,7 +1500,8 @@ def test_each_rule_of_the_pool_has_a_scenario() -> None:
             "packet_number",
         ),
         *("no_mkstream", "unique_numbers", "orphans", "never_fit", "progress", "give_back_fence", "iteration_reserve"),
-        *("endpoint_grace", "digest", "acquire_cas", "sweep_gap", "unknown_size", "registered", "engine_check"),
+        *("endpoint_grace", "digest", "acquire_cas", "sweep_gap", "detach_outage", "unknown_size", "registered"),
+        "engine_check",
         "reconcile",
     }
     assert rules <= {name.split(",")[0] for name in NAMES}

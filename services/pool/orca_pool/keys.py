@@ -98,6 +98,8 @@ The fields of `request:ID`, '' where a field has no value:
 | endpoint, attempt, closed                      | the listening call; closed: 1 when this attempt detached            |
 | losses, loss_at                                | losses since the last token; tokens at the last loss                |
 | deadline, detach_at                            | moments at which the request ends                                   |
+| lives                                          | the grace that ends at detach_at, in microseconds: after an outage  |
+|                                                | it begins anew                                                      |
 | reason, final                                  | why it ended (0: not yet), and its number of tokens                 |
 | submitted, claimed_at, first_token, finished   | moments of its life (0: not yet)                                    |
 | queued_at, taken_at                            | moments at which it was queued, or handed over, and claimed last    |

@@ -12,7 +12,7 @@
 --
 -- An engine that took all there is, and has room left, asks for more (`asking`), and gets a hint.
 local PAGE = 16 -- ids read from the queue at once
-local ABOUT = { 'max_tokens', 'upfront', 'new', 'tenant', 'losses', 'deadline', 'detach_at', 'engines', 'submitted', 'queued_at',
+local ABOUT = { 'max_tokens', 'upfront', 'new', 'tenant', 'losses', 'deadline', 'detach_at', 'lives', 'engines', 'submitted', 'queued_at',
   'claimed_at', 'attempt', 'endpoint', 'weights', 'mark', 'prefix_at', 'overtaken', 'class', 'handed_at', 'handed' } -- what is asked of a request in the queue
 local engine, owner, term, heard, count, slots, total, last_ones = unpack(ARGV)
 heard, count, slots, total = tonumber(heard), tonumber(count), tonumber(slots), tonumber(total)
@@ -148,7 +148,7 @@ local function walk_queue()
       end
       local size, upfront = tonumber(request.max_tokens), tonumber(request.upfront)
       local suspect = tonumber(request.losses) >= SUSPECT_LOSSES
-      local reason = overdue(request.deadline, request.detach_at, time)
+      local reason = overdue(request.deadline, request.detach_at, request.lives, time)
         or (request.new and too_late(id, request.deadline, request.new, pace, length) and REASON.DEADLINE)
       if reason then
         end_early(id, reason, committed(id))

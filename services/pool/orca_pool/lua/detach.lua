@@ -18,7 +18,7 @@ if attempt > tonumber(attached) then
 end
 local grace = math.max(tonumber(ARGV[3] == '' and submitted_grace or ARGV[3]), tonumber(ARGV[4]))
 local detach_at = int(now() + grace)
-call('HSET', key, 'attempt', ARGV[2], 'endpoint', '', 'closed', 1, 'detach_at', detach_at)
+call('HSET', key, 'attempt', ARGV[2], 'endpoint', '', 'closed', 1, 'detach_at', detach_at, 'lives', int(grace))
 set_listener(id, '', ARGV[2], endpoint, claim, engine)
 if grace == 0 then
   end_early(id, REASON.DETACHED, committed(id))

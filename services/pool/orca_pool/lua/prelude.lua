@@ -118,12 +118,25 @@ local function set_due(id, deadline, detach_at)
   end
 end
 
+-- The moment at which the pool was there again after the last outage: now, if no sweep has seen yet that there was one.
+local function back_at(time)
+  local swept, back = fields(POOL, 'swept', 'back')
+  return time - (tonumber(swept) or 0) > LEASE and time or tonumber(back) or 0
+end
+
+-- The end of a detach grace of `lives` microseconds that was set to end at `detach_at`. It begins anew after an outage: no client
+-- could come back before.
+local function grace_end(detach_at, lives, time)
+  return math.max(tonumber(detach_at), back_at(time) + (tonumber(lives) or 0))
+end
+
 -- The reason for which a request must end by now, or nil.
-local function overdue(deadline, detach_at, time)
+local function overdue(deadline, detach_at, lives, time)
   if time >= (tonumber(deadline) or math.huge) then
     return REASON.DEADLINE
   end
-  return time >= (tonumber(detach_at) or math.huge) and REASON.DETACHED or nil
+  local detached = time >= (tonumber(detach_at) or math.huge) and time >= grace_end(detach_at, lives, time)
+  return detached and REASON.DETACHED or nil
 end
 
 -- Tells an engine's master the id of a request that ended early; or '': requests wait in the queue; or LET_GO and a claim number: the

@@ -17,8 +17,9 @@ local function detach_orphan(id, endpoint, time, floor)
   local key = REQUEST .. id
   local listener, detach_at, grace, deadline = fields(key, 'endpoint', 'detach_at', 'grace', 'deadline')
   if listener == endpoint and detach_at == '' then
-    detach_at = int(time + math.max(tonumber(grace), floor))
-    call('HSET', key, 'detach_at', detach_at)
+    local lives = math.max(tonumber(grace), floor)
+    detach_at = int(time + lives)
+    call('HSET', key, 'detach_at', detach_at, 'lives', int(lives))
     set_due(id, deadline, detach_at)
   end
 end
@@ -198,10 +199,16 @@ local function sweep(time, floor, due)
   call('ZREMRANGEBYSCORE', SCHEDULERS, '-inf', expired)
   detach_orphans(time, floor)
   for _, id in ipairs(call('ZRANGEBYSCORE', DUE, '-inf', int(due), 'LIMIT', 0, SWEEP_AT_ONCE)) do
-    local deadline, detach_at = fields(REQUEST .. id, 'deadline', 'detach_at')
-    local reason = overdue(deadline, detach_at, time)
+    local deadline, detach_at, lives = fields(REQUEST .. id, 'deadline', 'detach_at', 'lives')
+    local reason = overdue(deadline, detach_at, lives, time)
     if reason then
       end_early(id, reason, committed(id))
+    elseif deadline then
+      if detach_at ~= '' then
+        detach_at = int(grace_end(detach_at, lives, time))
+        call('HSET', REQUEST .. id, 'detach_at', detach_at)
+      end
+      set_due(id, deadline, detach_at)
     else
       call('ZREM', DUE, id) -- Redis has evicted the record
     end
@@ -224,7 +231,11 @@ if gap > SWEEP_GAP then
   -- other, still find the dead. Of the requests only those end that were due at the look before: the others' clients may
   -- have been cut off.
   due = swept
-  local back = gap > LEASE and gap + LEASE or gap - RENEWAL
+  local outage = gap > LEASE
+  if outage then
+    call('HSET', POOL, 'back', int(time))
+  end
+  local back = outage and gap + LEASE or gap - RENEWAL
   for _, processes in ipairs({ ENDPOINTS, SCHEDULERS }) do
     local page = call('ZRANGE', processes, 0, -1, 'WITHSCORES')
     for i = 1, #page, 2 do
