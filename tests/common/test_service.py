@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -99,6 +100,16 @@ def test_a_signal_ends_a_start_that_blocks() -> None:
         service.run(lambda: service.serve(lambda: Blocked(gate)))  # returns
     finally:
         gate.set()
+
+
+def test_the_error_of_a_lookup_that_was_given_up_is_no_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        for error in (socket.gaierror(socket.EAI_AGAIN, "no DNS"), ValueError("ours")):
+            asyncio.get_running_loop().create_future().set_exception(error)
+        gc.collect()
+
+    service.run(main)
+    assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["ours"]
 
 
 def test_what_a_thread_returns_and_raises() -> None:

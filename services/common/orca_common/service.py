@@ -302,6 +302,14 @@ def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
     gc.set_threshold(10_000)
 
     async def body() -> None:
+        asyncio.get_running_loop().set_exception_handler(_unretrieved)
         await main()  # called inside the loop, which what it constructs may ask for
 
     uvloop.run(body())
+
+
+def _unretrieved(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Logs an error that no task takes; but that of a lookup, which uvloop leaves to itself where a connection is
+    cancelled (findings/uvloop-cancelled-lookup.sh). Who connects has said why it gave up."""
+    if not isinstance(context.get("exception"), socket.gaierror):
+        loop.default_exception_handler(context)
