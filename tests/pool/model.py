@@ -288,7 +288,8 @@ class Model:
         ended = sorted((r.finished, r.request_id) for r in self.requests.values() if r.state == "ended")
         for finished, request_id in ended[:most]:
             count = sum(r.state == "ended" for r in self.requests.values())
-            if self.now - finished > self.constants.retention * 1e6 or count > self.constants.retain_requests:
+            old = self.now - max(finished, self._back()) > self.constants.retention * 1e6
+            if old or count > self.constants.retain_requests:
                 r = self.requests.pop(request_id)
                 if r.keys and self.prefixes.get(r.keys[-1], (True, ""))[1] == request_id:
                     del self.prefixes[r.keys[-1]]
@@ -314,9 +315,13 @@ class Model:
 
     def _grace_end(self, r: Request) -> int:
         """The end of its detach grace, which begins anew after an outage."""
-        assert r.detach_at is not None and r.lives is not None
-        outage = self.now - self.swept > self.constants.lease * 1e6  # that no sweep has seen yet
-        return max(r.detach_at, (self.now if outage else self.back) + r.lives)
+        assert r.detach_at is not None
+        assert r.lives is not None
+        return max(r.detach_at, self._back() + r.lives)
+
+    def _back(self) -> int:
+        """When clients could reach the pool again after the last outage: now, if no sweep has seen it yet."""
+        return self.now if self.now - self.swept > self.constants.lease * 1e6 else self.back
 
     def _remove_endpoint(self, endpoint: str) -> None:
         self.orphaned_calls |= self.endpoints.pop(endpoint, None) is not None
@@ -480,9 +485,8 @@ class Model:
     def renew_scheduler(self, scheduler: str, *, detach_floor: float = 30.0) -> Look:
         before, self.swept = self.swept, self.now
         gap, due = self.now - before, self.now
+        outage = gap > self.constants.lease * 1e6
         if gap > self.constants.sweep_gap * 1e6:
-            outage = gap > self.constants.lease * 1e6
-            self.back = self.now if outage else self.back
             counted = round(RENEW_SECONDS * 1e6)
 
             def renewed(at: int) -> int:
@@ -492,17 +496,21 @@ class Model:
                 endpoint.renewed = renewed(endpoint.renewed)
             self.schedulers = {name: renewed(at) for name, at in self.schedulers.items()}
             due = before
-        self._sweep(round(detach_floor * 1e6), due)
+            if outage and before:
+                self.expected = {weights: until + gap for weights, until in self.expected.items()}
+        self._sweep(round(detach_floor * 1e6), due, outage)
         self.schedulers[scheduler] = self.now
         leases = {e: EngineState(g.owner, g.term, g.counter) for e, g in self.engines.items()}
         queue = self._queue()
         oldest = (self.now - queue[0].submitted) / 1e6 if queue else 0.0
         return Look(leases, len(self.schedulers), len(queue), oldest)
 
-    def _sweep(self, floor: int, due: int) -> None:
+    def _sweep(self, floor: int, due: int, outage: bool) -> None:
         oldest = self.now - self.constants.lease * 1e6
         for name in [name for name, endpoint in self.endpoints.items() if endpoint.renewed < oldest]:
             self._remove_endpoint(name)
+        if outage or not self.endpoints:
+            self.back = self.now
         self.schedulers = {name: at for name, at in self.schedulers.items() if at >= oldest}
         live = [r for r in self.requests.values() if r.state != "ended"]
         if self.orphaned_calls:
@@ -538,7 +546,8 @@ class Model:
             return
         used = self._uses()
         old = [i for i, one in self.table.items() if one["state"] == "retired"]
-        gone = [i for i in old if self.now >= int(self.table[i]["at"]) + self._grace and i not in used]
+        since = {i: max(int(self.table[i]["at"]), self.back) for i in old}
+        gone = [i for i in old if self.now >= since[i] + self._grace and i not in used]
         for adapter in gone:
             del self.table[adapter]
         self.adapters_version += len(gone)

@@ -533,6 +533,16 @@ async def weights_are_not_waited_for_for_ever(lab: Lab) -> None:
     assert (await lab.record("a"))["reason"] == Reason.MODEL_CHANGED
 
 
+@rule("expected, outage", "renew_scheduler", "call('ZINCRBY', EXPECTED, int(gap), weights)")
+async def an_outage_takes_nothing_from_the_time_in_which_weights_may_come_back(lab: Lab) -> None:
+    await expected(lab)
+    await lab.advance(60)
+    await lab.live(20, "e")
+    assert (await lab.record("a"))["state"] == "waiting"
+    await lab.live(20, "e")
+    assert (await lab.record("a"))["reason"] == Reason.MODEL_CHANGED
+
+
 @rule("expected, fenced", "expect", "not fenced(engine, owner, term) and ", "")
 async def an_old_master_expects_nothing(lab: Lab) -> None:
     await lab.lose("a", await of_two_weights(lab))
@@ -1047,7 +1057,12 @@ async def a_dead_endpoints_stream_is_not_made_again(lab: Lab) -> None:
 
 
 # -- sweeping
-@rule("sweep, deadline", "renew_scheduler", "overdue(deadline, detach_at, lives, time)\n    if reason", "nil\n    if reason")
+@rule(
+    "sweep, deadline",
+    "renew_scheduler",
+    "overdue(deadline, detach_at, lives, time)\n    if reason",
+    "nil\n    if reason",
+)
 async def a_request_ends_at_its_deadline(lab: Lab) -> None:
     await ready(lab)
     claim = await lab.claimed("a", 1, deadline_in=2.0)
@@ -1071,11 +1086,12 @@ async def an_endpoint_that_does_not_renew_is_dead(lab: Lab) -> None:
 @rule("endpoint_grace", "renew_scheduler", "math.max(tonumber(grace), floor)", "tonumber(grace)")
 async def a_dead_endpoints_calls_have_the_longer_grace(lab: Lab) -> None:
     await ready(lab)
+    await lab.endpoint("other")
     await lab.submit("a", grace=0.0)
     await lab.pool.leave_endpoint("e")
-    await lab.live(29)
+    await lab.live(29, "other")
     assert (await lab.record("a"))["state"] == "waiting"
-    await lab.live(2)
+    await lab.live(2, "other")
     assert (await lab.record("a"))["reason"] == Reason.DETACHED
 
 
@@ -1124,7 +1140,7 @@ async def what_came_due_in_a_gap_ends_at_the_next_look(lab: Lab) -> None:
 
 
 async def detached_over_an_outage(lab: Lab) -> None:
-    """Two requests have been detached for 2 s, one by its client and one by its endpoint's death, when Redis is away."""
+    """Two requests were detached, one by its client and one by its endpoint's death, when Redis goes away."""
     await ready(lab)
     await lab.submit("a", grace=60)
     await lab.endpoint("dead")
@@ -1139,7 +1155,7 @@ async def ended(lab: Lab) -> list[str]:
     return [name for name in "ab" if (await lab.record(name))["state"] == "ended"]
 
 
-@rule("detach_outage", "prelude", "back_at(time) + (tonumber(lives) or 0)", "0")
+@rule("outage", "prelude", "back_at(time) + (tonumber(lives) or 0)", "0")
 async def a_grace_begins_anew_after_an_outage(lab: Lab) -> None:
     await detached_over_an_outage(lab)
     for scheduler in ("s", "t", "s"):  # at one moment
@@ -1155,11 +1171,48 @@ async def a_grace_begins_anew_after_an_outage(lab: Lab) -> None:
     assert await ended(lab) == ["a", "b"]
 
 
-@rule("detach_outage, claims", "prelude", "time - (tonumber(swept) or 0) > LEASE and time or", "")
+@rule("outage, claims", "prelude", "time - (tonumber(swept) or 0) > LEASE and time or", "")
 async def nor_is_it_over_for_a_claim_before_the_first_look(lab: Lab) -> None:
     await detached_over_an_outage(lab)
     await lab.claim(count=2)
     assert await ended(lab) == []
+
+
+@rule("outage, endpoints", "renew_scheduler", "outage or call('EXISTS', ENDPOINTS) == 0", "outage")
+async def a_grace_begins_when_there_is_an_endpoint_again(lab: Lab) -> None:
+    await ready(lab)
+    await lab.submit("a")
+    await lab.live(60)
+    assert (await lab.record("a"))["state"] == "waiting"
+    await lab.endpoint("another")
+    await lab.live(29, "another")
+    assert (await lab.record("a"))["state"] == "waiting"
+    await lab.live(2, "another")
+    assert (await lab.record("a"))["reason"] == Reason.DETACHED
+
+
+@rule("outage, ended", "prelude", " or time - back_at(time) <= RETENTION")
+async def what_ended_before_an_outage_can_be_read_after_it(lab: Lab) -> None:
+    await ready(lab)
+    await lab.claimed("a", 1)
+    await lab.submit("b")
+    await lab.pool.cancel("a")
+    await lab.live(1, "e")
+    await lab.advance(4000)
+    await lab.pool.cancel("b")  # each end forgets what is too old, and so does each look
+    await lab.pool.renew_scheduler("s")
+    assert isinstance(await lab.pool.attach("a", endpoint="e", attempt=1), Attached)
+
+
+@rule("outage, adapters", "renew_scheduler", "math.max(entry.at, back_at(time))", "entry.at")
+async def an_endpoint_may_name_an_adapter_that_was_replaced_before_an_outage(lab: Lab) -> None:
+    await ready(lab)
+    old = await loaded(lab, "g")
+    await lab.live(1, "e")
+    await loaded(lab, "g", folder="/y")
+    await lab.advance(60)
+    await lab.pool.renew_scheduler("s")
+    assert isinstance(await lab.submit("a", adapter=old), Attached)
 
 
 # -- numbers and leases
@@ -1500,7 +1553,7 @@ def test_each_rule_of_the_pool_has_a_scenario() -> None:
             "packet_number",
         ),
         *("no_mkstream", "unique_numbers", "orphans", "never_fit", "progress", "give_back_fence", "iteration_reserve"),
-        *("endpoint_grace", "digest", "acquire_cas", "sweep_gap", "detach_outage", "unknown_size", "registered"),
+        *("endpoint_grace", "digest", "acquire_cas", "sweep_gap", "outage", "unknown_size", "registered"),
         "engine_check",
         "reconcile",
     }

@@ -118,7 +118,7 @@ local function set_due(id, deadline, detach_at)
   end
 end
 
--- The moment at which the pool was there again after the last outage: now, if no sweep has seen yet that there was one.
+-- The moment at which clients could reach the pool again after the last outage: now, if no sweep has seen yet that there was one.
 local function back_at(time)
   local swept, back = fields(POOL, 'swept', 'back')
   return time - (tonumber(swept) or 0) > LEASE and time or tonumber(back) or 0
@@ -556,11 +556,16 @@ local function size_of(id)
   return RECORD_OVERHEAD + call('HSTRLEN', REQUEST .. id, 'record') + strings
 end
 
+-- Whether the time is not over for which a request that ended at a moment can be read. It begins anew after an outage.
+local function readable(ended, time)
+  return time - ended <= RETENTION or time - back_at(time) <= RETENTION
+end
+
 -- Forgets ended requests, the oldest first, while they are too old or too many: `most` of them at once.
 local function forget_oldest(time, most)
   for _ = 1, most do
     local id, at = unpack(call('ZRANGE', ENDED, 0, 0, 'WITHSCORES'))
-    if not id or (time - at <= RETENTION and call('ZCARD', ENDED) <= RETAIN_REQUESTS
+    if not id or (readable(at, time) and call('ZCARD', ENDED) <= RETAIN_REQUESTS
       and tonumber(call('HGET', POOL, 'ended_bytes')) <= RETAIN_BYTES) then
       return
     end

@@ -38,6 +38,10 @@ class Pace:
             self._tokens = self._tokens * kept + tokens
         self._since = None if idle else now
 
+    def held(self, now: float) -> None:
+        """Notes that the batch which returned last was held until now, as the pool was away: none followed it."""
+        self._since = None if self._since is None else now
+
     def lost(self) -> None:
         """Forgets the iterations in flight, which will not return."""
         self._since = None
