@@ -315,8 +315,11 @@ class Model:
     def _grace_end(self, r: Request) -> int:
         """The end of its detach grace, which begins anew after an outage."""
         assert r.detach_at is not None and r.lives is not None
-        outage = self.now - self.swept > self.constants.lease * 1e6  # that no sweep has seen yet
-        return max(r.detach_at, (self.now if outage else self.back) + r.lives)
+        return max(r.detach_at, self._back() + r.lives)
+
+    def _back(self) -> int:
+        """When clients could reach the pool again after the last outage: now, if no sweep has seen it yet."""
+        return self.now if self.now - self.swept > self.constants.lease * 1e6 else self.back
 
     def _remove_endpoint(self, endpoint: str) -> None:
         self.orphaned_calls |= self.endpoints.pop(endpoint, None) is not None
@@ -480,9 +483,8 @@ class Model:
     def renew_scheduler(self, scheduler: str, *, detach_floor: float = 30.0) -> Look:
         before, self.swept = self.swept, self.now
         gap, due = self.now - before, self.now
+        outage = gap > self.constants.lease * 1e6
         if gap > self.constants.sweep_gap * 1e6:
-            outage = gap > self.constants.lease * 1e6
-            self.back = self.now if outage else self.back
             counted = round(RENEW_SECONDS * 1e6)
 
             def renewed(at: int) -> int:
@@ -492,17 +494,19 @@ class Model:
                 endpoint.renewed = renewed(endpoint.renewed)
             self.schedulers = {name: renewed(at) for name, at in self.schedulers.items()}
             due = before
-        self._sweep(round(detach_floor * 1e6), due)
+        self._sweep(round(detach_floor * 1e6), due, outage)
         self.schedulers[scheduler] = self.now
         leases = {e: EngineState(g.owner, g.term, g.counter) for e, g in self.engines.items()}
         queue = self._queue()
         oldest = (self.now - queue[0].submitted) / 1e6 if queue else 0.0
         return Look(leases, len(self.schedulers), len(queue), oldest)
 
-    def _sweep(self, floor: int, due: int) -> None:
+    def _sweep(self, floor: int, due: int, outage: bool) -> None:
         oldest = self.now - self.constants.lease * 1e6
         for name in [name for name, endpoint in self.endpoints.items() if endpoint.renewed < oldest]:
             self._remove_endpoint(name)
+        if outage or not self.endpoints:
+            self.back = self.now
         self.schedulers = {name: at for name, at in self.schedulers.items() if at >= oldest}
         live = [r for r in self.requests.values() if r.state != "ended"]
         if self.orphaned_calls:

@@ -1071,11 +1071,12 @@ async def an_endpoint_that_does_not_renew_is_dead(lab: Lab) -> None:
 @rule("endpoint_grace", "renew_scheduler", "math.max(tonumber(grace), floor)", "tonumber(grace)")
 async def a_dead_endpoints_calls_have_the_longer_grace(lab: Lab) -> None:
     await ready(lab)
+    await lab.endpoint("other")
     await lab.submit("a", grace=0.0)
     await lab.pool.leave_endpoint("e")
-    await lab.live(29)
+    await lab.live(29, "other")
     assert (await lab.record("a"))["state"] == "waiting"
-    await lab.live(2)
+    await lab.live(2, "other")
     assert (await lab.record("a"))["reason"] == Reason.DETACHED
 
 
@@ -1139,7 +1140,7 @@ async def ended(lab: Lab) -> list[str]:
     return [name for name in "ab" if (await lab.record(name))["state"] == "ended"]
 
 
-@rule("detach_outage", "prelude", "back_at(time) + (tonumber(lives) or 0)", "0")
+@rule("outage", "prelude", "back_at(time) + (tonumber(lives) or 0)", "0")
 async def a_grace_begins_anew_after_an_outage(lab: Lab) -> None:
     await detached_over_an_outage(lab)
     for scheduler in ("s", "t", "s"):  # at one moment
@@ -1155,11 +1156,24 @@ async def a_grace_begins_anew_after_an_outage(lab: Lab) -> None:
     assert await ended(lab) == ["a", "b"]
 
 
-@rule("detach_outage, claims", "prelude", "time - (tonumber(swept) or 0) > LEASE and time or", "")
+@rule("outage, claims", "prelude", "time - (tonumber(swept) or 0) > LEASE and time or", "")
 async def nor_is_it_over_for_a_claim_before_the_first_look(lab: Lab) -> None:
     await detached_over_an_outage(lab)
     await lab.claim(count=2)
     assert await ended(lab) == []
+
+
+@rule("outage, endpoints", "renew_scheduler", "outage or call('EXISTS', ENDPOINTS) == 0", "outage")
+async def a_grace_begins_when_there_is_an_endpoint_again(lab: Lab) -> None:
+    await ready(lab)
+    await lab.submit("a")
+    await lab.live(60)
+    assert (await lab.record("a"))["state"] == "waiting"
+    await lab.endpoint("another")
+    await lab.live(29, "another")
+    assert (await lab.record("a"))["state"] == "waiting"
+    await lab.live(2, "another")
+    assert (await lab.record("a"))["reason"] == Reason.DETACHED
 
 
 # -- numbers and leases
@@ -1500,7 +1514,7 @@ def test_each_rule_of_the_pool_has_a_scenario() -> None:
             "packet_number",
         ),
         *("no_mkstream", "unique_numbers", "orphans", "never_fit", "progress", "give_back_fence", "iteration_reserve"),
-        *("endpoint_grace", "digest", "acquire_cas", "sweep_gap", "detach_outage", "unknown_size", "registered"),
+        *("endpoint_grace", "digest", "acquire_cas", "sweep_gap", "outage", "unknown_size", "registered"),
         "engine_check",
         "reconcile",
     }

@@ -118,7 +118,7 @@ local function set_due(id, deadline, detach_at)
   end
 end
 
--- The moment at which the pool was there again after the last outage: now, if no sweep has seen yet that there was one.
+-- The moment at which clients could reach the pool again after the last outage: now, if no sweep has seen yet that there was one.
 local function back_at(time)
   local swept, back = fields(POOL, 'swept', 'back')
   return time - (tonumber(swept) or 0) > LEASE and time or tonumber(back) or 0

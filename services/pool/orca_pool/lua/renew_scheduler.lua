@@ -190,11 +190,15 @@ local function forget_adapters(time)
   end
 end
 
--- Ends what is over. `due`: requests whose moment has come by then end.
-local function sweep(time, floor, due)
+-- Ends what is over. `due`: requests whose moment has come by then end. `outage`: the pool was away until now. To clients it is
+-- away, too, while there is no endpoint.
+local function sweep(time, floor, due, outage)
   local expired = '(' .. int(time - LEASE)
   for _, endpoint in ipairs(call('ZRANGEBYSCORE', ENDPOINTS, '-inf', expired)) do
     remove_endpoint(endpoint)
+  end
+  if outage or call('EXISTS', ENDPOINTS) == 0 then
+    call('HSET', POOL, 'back', int(time))
   end
   call('ZREMRANGEBYSCORE', SCHEDULERS, '-inf', expired)
   detach_orphans(time, floor)
@@ -224,6 +228,7 @@ end
 local scheduler, floor, time = ARGV[1], tonumber(ARGV[2]), now()
 local swept = tonumber(call('HGET', POOL, 'swept')) or 0
 local gap, due = time - swept, time
+local outage = gap > LEASE
 call('HSET', POOL, 'swept', int(time))
 if gap > SWEEP_GAP then
   -- The pool was away, so nobody could renew, or the schedulers were late. Nobody knows which. A gap longer than a lease is
@@ -231,10 +236,6 @@ if gap > SWEEP_GAP then
   -- other, still find the dead. Of the requests only those end that were due at the look before: the others' clients may
   -- have been cut off.
   due = swept
-  local outage = gap > LEASE
-  if outage then
-    call('HSET', POOL, 'back', int(time))
-  end
   local back = outage and gap + LEASE or gap - RENEWAL
   for _, processes in ipairs({ ENDPOINTS, SCHEDULERS }) do
     local page = call('ZRANGE', processes, 0, -1, 'WITHSCORES')
@@ -243,7 +244,7 @@ if gap > SWEEP_GAP then
     end
   end
 end
-sweep(time, floor, due)
+sweep(time, floor, due, outage)
 call('ZADD', SCHEDULERS, int(time), scheduler)
 local reply = call('HGETALL', LEASES)
 local first = call('ZRANGE', WAITING, 0, 0)[1]
