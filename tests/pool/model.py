@@ -288,7 +288,8 @@ class Model:
         ended = sorted((r.finished, r.request_id) for r in self.requests.values() if r.state == "ended")
         for finished, request_id in ended[:most]:
             count = sum(r.state == "ended" for r in self.requests.values())
-            if self.now - finished > self.constants.retention * 1e6 or count > self.constants.retain_requests:
+            old = self.now - max(finished, self._back()) > self.constants.retention * 1e6
+            if old or count > self.constants.retain_requests:
                 r = self.requests.pop(request_id)
                 if r.keys and self.prefixes.get(r.keys[-1], (True, ""))[1] == request_id:
                     del self.prefixes[r.keys[-1]]

@@ -1176,6 +1176,19 @@ async def a_grace_begins_when_there_is_an_endpoint_again(lab: Lab) -> None:
     assert (await lab.record("a"))["reason"] == Reason.DETACHED
 
 
+@rule("outage, ended", "prelude", " or time - back_at(time) <= RETENTION")
+async def what_ended_before_an_outage_can_be_read_after_it(lab: Lab) -> None:
+    await ready(lab)
+    await lab.claimed("a", 1)
+    await lab.submit("b")
+    await lab.pool.cancel("a")
+    await lab.live(1, "e")
+    await lab.advance(4000)
+    await lab.pool.cancel("b")  # each end forgets what is too old, and so does each look
+    await lab.pool.renew_scheduler("s")
+    assert isinstance(await lab.pool.attach("a", endpoint="e", attempt=1), Attached)
+
+
 # -- numbers and leases
 @rule(
     "unique_numbers", "prelude", "return math.max((tonumber(last) or 0) + 1, now())", "return (tonumber(last) or 0) + 1"

@@ -556,11 +556,16 @@ local function size_of(id)
   return RECORD_OVERHEAD + call('HSTRLEN', REQUEST .. id, 'record') + strings
 end
 
+-- Whether the time is not over for which a request that ended at a moment can be read. It begins anew after an outage.
+local function readable(ended, time)
+  return time - ended <= RETENTION or time - back_at(time) <= RETENTION
+end
+
 -- Forgets ended requests, the oldest first, while they are too old or too many: `most` of them at once.
 local function forget_oldest(time, most)
   for _ = 1, most do
     local id, at = unpack(call('ZRANGE', ENDED, 0, 0, 'WITHSCORES'))
-    if not id or (time - at <= RETENTION and call('ZCARD', ENDED) <= RETAIN_REQUESTS
+    if not id or (readable(at, time) and call('ZCARD', ENDED) <= RETAIN_REQUESTS
       and tonumber(call('HGET', POOL, 'ended_bytes')) <= RETAIN_BYTES) then
       return
     end
