@@ -543,7 +543,8 @@ class Model:
             return
         used = self._uses()
         old = [i for i, one in self.table.items() if one["state"] == "retired"]
-        gone = [i for i in old if self.now >= int(self.table[i]["at"]) + self._grace and i not in used]
+        since = {i: max(int(self.table[i]["at"]), self.back) for i in old}
+        gone = [i for i in old if self.now >= since[i] + self._grace and i not in used]
         for adapter in gone:
             del self.table[adapter]
         self.adapters_version += len(gone)

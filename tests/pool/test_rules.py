@@ -1189,6 +1189,17 @@ async def what_ended_before_an_outage_can_be_read_after_it(lab: Lab) -> None:
     assert isinstance(await lab.pool.attach("a", endpoint="e", attempt=1), Attached)
 
 
+@rule("outage, adapters", "renew_scheduler", "math.max(entry.at, back_at(time))", "entry.at")
+async def an_endpoint_may_name_an_adapter_that_was_replaced_before_an_outage(lab: Lab) -> None:
+    await ready(lab)
+    old = await loaded(lab, "g")
+    await lab.live(1, "e")
+    await loaded(lab, "g", folder="/y")
+    await lab.advance(60)
+    await lab.pool.renew_scheduler("s")
+    assert isinstance(await lab.submit("a", adapter=old), Attached)
+
+
 # -- numbers and leases
 @rule(
     "unique_numbers", "prelude", "return math.max((tonumber(last) or 0) + 1, now())", "return (tonumber(last) or 0) + 1"

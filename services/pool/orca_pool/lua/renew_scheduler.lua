@@ -175,7 +175,7 @@ local function forget_adapters(time)
   for i = 1, #page, 2 do
     local id, entry = page[i], cjson.decode(page[i + 1])
     if entry.state == 'retired' then
-      if time >= entry.at + ADAPTER_GRACE and not in_use(id) then
+      if time >= math.max(entry.at, back_at(time)) + ADAPTER_GRACE and not in_use(id) then
         call('HDEL', ADAPTERS, id)
         call('HINCRBY', POOL, 'adapters', 1)
       else
