@@ -399,8 +399,13 @@ async def test_the_core_waits_for_a_pool_that_is_far_behind(monkeypatch: pytest.
             iteration = await next_one
             assert made < 9, "nothing held the core up"
         assert made == 4  # the third comes while two are behind, the fourth is held back
+        held: list[float] = []
+        monkeypatch.setattr(this.master._pace, "held", held.append)
+        thawed = this.master._now
         this.redis.thaw()
         iteration = await next_one
+        assert len(held) == 1
+        assert held[0] > thawed, "the outage counts for the pace"
         while made < 8:
             rank.report(iteration)
             iteration, made = await this.iteration(), made + 1

@@ -38,6 +38,21 @@ def test_the_last_seconds_of_work_count() -> None:
     assert pace.seconds == pytest.approx(0.05, rel=0.1)
 
 
+def test_the_time_of_an_outage_does_not_count() -> None:
+    """An engine that is far behind waits for the pool."""
+    pace = Pace()
+    pace.scheduled(0.0)
+    pace.returned(0.01, 8, 8, idle=False)
+    pace.held(60.0)
+    pace.returned(60.01, 8, 8, idle=False)
+    assert pace.seconds == pytest.approx(0.01)
+    pace.returned(60.02, 8, 8, idle=True)
+    pace.held(120.0)
+    pace.scheduled(180.0)
+    pace.returned(180.01, 8, 8, idle=True)
+    assert pace.seconds == pytest.approx(0.01)
+
+
 def test_what_was_in_flight_when_the_ranks_were_lost_does_not_count() -> None:
     pace = Pace()
     now = run(pace, 1.0, 0.01, 8, 8)

@@ -474,6 +474,8 @@ class EngineMaster:
                 self._record_step(event, actions, late)
             self._stepped()
             self._pace.returned(now, len(report.token_ids) - len(report.waiting), running, not self.core.in_flight)
+            if held_up:
+                self._pace.held(self._now)
             self._metrics.returned(report.number, self._now - now, stepped, now)
             del self._in_flight[report.number]
 

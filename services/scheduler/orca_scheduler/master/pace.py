@@ -38,6 +38,10 @@ class Pace:
             self._tokens = self._tokens * kept + tokens
         self._since = None if idle else now
 
+    def held(self, now: float) -> None:
+        """What came back last was held until now, as the pool was away: what follows was scheduled only now."""
+        self._since = None if self._since is None else now
+
     def lost(self) -> None:
         """Forgets the iterations in flight, which will not return."""
         self._since = None
