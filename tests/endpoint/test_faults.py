@@ -284,13 +284,43 @@ async def test_tokens_that_redis_lost(orca: World, redis: Redis) -> None:
     await until(lambda: orca.serving.app.delivery.incarnation != old)
     (listener,) = orca.serving.app.delivery._calls["rolled"]
     assert isinstance(listener, Call)
-    await until(lambda: listener._healing_until is not None)
+    await until(lambda: listener._healing > 0)
     await orca.engine.commit(request, 1, [11, 12])
     await orca.engine.commit(request, 3, [13])
     seen += await read(call, 1)
-    await until(lambda: listener._healing_until is None)  # what is lost later has its own time for healing
+    await until(lambda: listener._healing == 0)  # what is lost later has its own time for healing
     await orca.engine.commit(request, 4, [14], Reason.LENGTH)
     assert ids_of([*seen, *await collect(call)]) == [10, 11, 12, 13, 14]
+
+
+async def test_an_outage_leaves_tokens_their_time_for_healing(
+    orca: World, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis lost tokens, and is away for longer than a call waits for them: none could be made meanwhile."""
+    monkeypatch.setattr("orca_endpoint.calls.call.HEALING", 0.5)
+    call = orca.stub.Generate(generation(max_new_tokens=4, request_id="healing"))
+    request = await orca.engine.claim()
+    await orca.engine.commit(request, 0, [10, 11, 12])
+    seen = await read(call, 4)
+    pool, looks = orca.serving.app._pool, 0
+    attach = pool.attach
+
+    async def away(*args: Any, **names: Any) -> Attached | Refusal:
+        nonlocal looks
+        looks += 1
+        if looks == 2:
+            await asyncio.sleep(0.6)
+        answer = await attach(*args, **names)
+        if looks == 2:
+            await orca.engine.commit(request, 1, [11, 12])
+            await orca.engine.commit(request, 3, [13], Reason.LENGTH)
+        return answer
+
+    monkeypatch.setattr(pool, "attach", away)
+    await forget(redis, orca, "healing", 1)
+    await orca.pool.leave_endpoint(orca.serving.app.delivery.incarnation)  # so that its calls attach again
+    assert ids_of([*seen, *await collect(call)]) == [10, 11, 12, 13]
+    assert looks >= 3
 
 
 @pytest.mark.usefixtures("punctual")

@@ -138,14 +138,14 @@ MUTATIONS = [
         "healing is counted over the call",
         CALL,
         "pieces",
-        drop("_healing_until"),
+        drop("_healing"),
         f"{FAULTS}::test_tokens_that_redis_lost",
     ),
     Mutation(
         "healing has no bound",
         CALL,
         "_wait_for_healing",
-        never("now", "_healing_until"),
+        never("_healing", "HEALING"),
         f"{FAULTS}::test_tokens_that_stay_lost",
     ),
     Mutation(

@@ -30,7 +30,7 @@ from .refusals import busy_error, refusal_error
 from .span import RequestSpan
 from .transcript import Transcript
 
-HEALING = 8.0  # seconds that a call waits until tokens that Redis lost are made again
+HEALING = 8.0  # seconds that a call waits until tokens that Redis lost are made again; an outage meanwhile does not count
 HEALING_STEP = 0.3  # seconds between looks at them
 DEADLINE_NEAR = 0.05  # seconds: a call that its client ends so shortly before its deadline ends because of it
 TOGETHER = 256  # events that are shown in one piece: orca.proto's bound, and 0.5 ms of the loop at most
@@ -119,7 +119,7 @@ class Call:
         self._must_attach = True
         self._refused = False  # the pool holds no call of ours
         self.unknown = False  # the pool did not know the request
-        self._healing_until: float | None = None  # a moment of the loop's clock
+        self._healing = 0.0  # seconds that it has waited for tokens that Redis lost
         self._waiter: asyncio.Future[None] | None = None
         self._operation: asyncio.Future[Attached | Refusal | Busy] | None = None  # the last submit or attach
         self._loop = asyncio.get_running_loop()
@@ -259,7 +259,7 @@ class Call:
                 piece = []
             match transcript.next:
                 case "packet":
-                    self._healing_until = None
+                    self._healing = 0.0
                 case "attach":
                     self._must_attach = True
                 case "heal":
@@ -371,11 +371,9 @@ class Call:
 
     async def _wait_for_healing(self) -> None:
         """Waits some time for tokens that Redis lost; then the call attaches again. Raises DataLoss after `HEALING`."""
-        now = self._loop.time()
-        if self._healing_until is None:
-            self._healing_until = now + HEALING
-        if now > self._healing_until:
+        if self._healing >= HEALING:
             raise self._transcript.lost(self.unknown)
+        self._healing += HEALING_STEP
         await asyncio.sleep(HEALING_STEP)
         self._must_attach = True
 
