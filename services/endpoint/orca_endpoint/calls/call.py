@@ -30,7 +30,7 @@ from .refusals import busy_error, refusal_error
 from .span import RequestSpan
 from .transcript import Transcript
 
-HEALING = 8.0  # seconds that a call waits until tokens that Redis lost are made again; an outage meanwhile does not count
+HEALING = 8.0  # seconds that a call waits until tokens that Redis lost are made again, outages aside
 HEALING_STEP = 0.3  # seconds between looks at them
 DEADLINE_NEAR = 0.05  # seconds: a call that its client ends so shortly before its deadline ends because of it
 TOGETHER = 256  # events that are shown in one piece: orca.proto's bound, and 0.5 ms of the loop at most
