@@ -90,19 +90,20 @@ class Client:
         rollbacks: Callable[[], int],
         losses: Callable[[], int],
         trainings: Callable[[], int],
+        outages: Callable[[], float],
     ) -> None:
-        """rights: the tokens that each model makes of the request."""
+        """rights: the tokens that each model makes of the request. outages: seconds of them so far."""
         self.name, self.habit = name, habit
         self._rights = list(rights)  # of the models that may have made what was shown
         self._world, self._process, self._call, self._cancel, self._rollbacks = world, process, call, cancel, rollbacks
-        self._losses, self._trainings = losses, trainings
+        self._losses, self._trainings, self._outages = losses, trainings, outages
         self._random = random.Random(f"{name} {world.random.random()}")
         self.shown: list[int] = []
         self.iterations: list[int] = []
         self.end: str | None = None
         self._accepted = self._cancelled = False
         self._left_since: float | None = None  # when it broke its stream off; None: another call has answered since
-        self._absence = 0.0  # the longest time without a call
+        self._absence = 0.0  # the longest time without a call, outages not counted: no call could be there
         self._attempt = 0
         self._left_at: set[int] = set()
         self._began = 0.0
@@ -168,7 +169,7 @@ class Client:
                 self._failed(piece)
                 return
             if self._left_since is not None:
-                self._absence = max(self._absence, self._process.time() - self._left_since)
+                self._absence = max(self._absence, self._pool_time() - self._left_since)
                 self._left_since = None
             for event in piece:
                 self._take(event)
@@ -186,10 +187,14 @@ class Client:
             if due and self._accepted:
                 self._left_at.update(due)
                 if not habit.doubles:
-                    self._left_since = self._process.time()
+                    self._left_since = self._pool_time()
                     stream.hang_up()
                     await asyncio.sleep(habit.away)
                 return
+
+    def _pool_time(self) -> float:
+        """The time without outages."""
+        return self._process.time() - self._outages()
 
     def _take(self, event: Event) -> None:
         need, name, habit = self._world.need, self.name, self.habit

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from orca_pool.leases import DETACH_FLOOR_SECONDS
+
 from .oracle import MODELS
 from .processes import Process
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from .workers import Engine
 
 LAST = 25.0  # seconds
+OUTAGE = DETACH_FLOOR_SECONDS + 10.0  # seconds, once in some runs
 KINDS = (
     "endpoint dies",
     "scheduler dies",
@@ -92,7 +95,15 @@ class Faults:
                 world.after(at, self._doing(kind))
                 at += draw.expovariate(1 / 6.0)
         world.after(LAST, self._last)
+        self._plan_outage()
         self._plan_trainings()
+
+    def _plan_outage(self) -> None:
+        """In some runs Redis stands still once for longer than a dead endpoint's streams live on. Drawn apart, so that
+        other runs stay what they are."""
+        draw = random.Random(f"outage {self._simulation.seed}")
+        if "redis stands still" in self.kinds and draw.random() < 0.25:
+            self._world.after(draw.uniform(1.0, 20.0), partial(self._server.pause, OUTAGE))
 
     def _plan_trainings(self) -> None:
         """In some runs engines get other weights. Drawn apart, so that other runs stay what they are.

@@ -119,6 +119,8 @@ class Server:
         self.up, self.paused = True, False
         self.run_id = self.history = 1
         self.rollbacks = 0
+        self._outages = 0.0  # seconds of those that are over
+        self._away_since: float | None = None
         self.calm = False  # nothing keeps a living master from its lease
         self.operations: dict[int, Operation] = {}
         self.connections: set[Connection] = set()
@@ -153,9 +155,16 @@ class Server:
         if self.up and not self.paused:
             self.world.note("redis stands still", round(seconds, 3))
             self.paused = True
+            self._away_since = self.world.now if seconds > self.constants.lease else None
             self.world.after(seconds, self._go_on)
 
+    @property
+    def outages(self) -> float:
+        """Seconds so far in which it stood still, of the times that are longer than a lease."""
+        return self._outages + (0.0 if self._away_since is None else self.world.now - self._away_since)
+
     def _go_on(self) -> None:
+        self._outages, self._away_since = self.outages, None
         self.paused = False
         backlog, self._backlog = self._backlog, []
         for what in backlog:

@@ -169,6 +169,7 @@ class Simulation:
             lambda: self.server.rollbacks,
             lambda: self.faults.losses,
             lambda: self.faults.trainings,
+            lambda: self.server.outages,
         )
         self.clients.append(client)
         process.start(client.run)
