@@ -495,6 +495,8 @@ class Model:
                 endpoint.renewed = renewed(endpoint.renewed)
             self.schedulers = {name: renewed(at) for name, at in self.schedulers.items()}
             due = before
+            if outage and before:
+                self.expected = {weights: until + gap for weights, until in self.expected.items()}
         self._sweep(round(detach_floor * 1e6), due, outage)
         self.schedulers[scheduler] = self.now
         leases = {e: EngineState(g.owner, g.term, g.counter) for e, g in self.engines.items()}

@@ -533,6 +533,16 @@ async def weights_are_not_waited_for_for_ever(lab: Lab) -> None:
     assert (await lab.record("a"))["reason"] == Reason.MODEL_CHANGED
 
 
+@rule("expected, outage", "renew_scheduler", "call('ZINCRBY', EXPECTED, int(gap), weights)")
+async def an_outage_takes_nothing_from_the_time_in_which_weights_may_come_back(lab: Lab) -> None:
+    await expected(lab)
+    await lab.advance(60)
+    await lab.live(20, "e")
+    assert (await lab.record("a"))["state"] == "waiting"
+    await lab.live(20, "e")
+    assert (await lab.record("a"))["reason"] == Reason.MODEL_CHANGED
+
+
 @rule("expected, fenced", "expect", "not fenced(engine, owner, term) and ", "")
 async def an_old_master_expects_nothing(lab: Lab) -> None:
     await lab.lose("a", await of_two_weights(lab))

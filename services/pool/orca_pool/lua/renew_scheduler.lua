@@ -243,6 +243,9 @@ if gap > SWEEP_GAP then
       call('ZADD', processes, int(math.min(page[i + 1] + back, time)), page[i])
     end
   end
+  for _, weights in ipairs(outage and swept > 0 and call('ZRANGE', EXPECTED, 0, -1) or {}) do
+    call('ZINCRBY', EXPECTED, int(gap), weights) -- no engine could form meanwhile
+  end
 end
 sweep(time, floor, due, outage)
 call('ZADD', SCHEDULERS, int(time), scheduler)
