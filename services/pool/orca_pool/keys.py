@@ -8,9 +8,10 @@ tables into docs/pool.md, "Keys".
 | pool                  | hash       | schema; digest of the model that all services share, its   | the release        |
 |                       |            | max positions and vocabulary; slots of the largest engine, |                    |
 |                       |            | slots of a block, whether output is reserved; last numbers |                    |
-|                       |            | given; how far sweeps have come; whose keys and values     |                    |
-|                       |            | requests begin with. A service with another schema or      |                    |
-|                       |            | model refuses to start                                     |                    |
+|                       |            | given; how far sweeps have come; since when clients can    |                    |
+|                       |            | come back, after an outage; whose keys and values requests |                    |
+|                       |            | begin with. A service with another schema or model refuses |                    |
+|                       |            | to start                                                   |                    |
 | load                  | hash       | sums over what waits: new tokens, slots, bytes; by tenant  | the release        |
 |                       |            | (a host, where there are no keys) its slots, requests and  |                    |
 |                       |            | bytes that wait, and its requests that live                |                    |
