@@ -315,7 +315,8 @@ class Model:
 
     def _grace_end(self, r: Request) -> int:
         """The end of its detach grace, which begins anew after an outage."""
-        assert r.detach_at is not None and r.lives is not None
+        assert r.detach_at is not None
+        assert r.lives is not None
         return max(r.detach_at, self._back() + r.lives)
 
     def _back(self) -> int:

@@ -1057,7 +1057,12 @@ async def a_dead_endpoints_stream_is_not_made_again(lab: Lab) -> None:
 
 
 # -- sweeping
-@rule("sweep, deadline", "renew_scheduler", "overdue(deadline, detach_at, lives, time)\n    if reason", "nil\n    if reason")
+@rule(
+    "sweep, deadline",
+    "renew_scheduler",
+    "overdue(deadline, detach_at, lives, time)\n    if reason",
+    "nil\n    if reason",
+)
 async def a_request_ends_at_its_deadline(lab: Lab) -> None:
     await ready(lab)
     claim = await lab.claimed("a", 1, deadline_in=2.0)
@@ -1135,7 +1140,7 @@ async def what_came_due_in_a_gap_ends_at_the_next_look(lab: Lab) -> None:
 
 
 async def detached_over_an_outage(lab: Lab) -> None:
-    """Two requests have been detached for 2 s, one by its client and one by its endpoint's death, when Redis is away."""
+    """Two requests were detached, one by its client and one by its endpoint's death, when Redis goes away."""
     await ready(lab)
     await lab.submit("a", grace=60)
     await lab.endpoint("dead")
