@@ -99,11 +99,19 @@ class Faults:
         self._plan_trainings()
 
     def _plan_outage(self) -> None:
-        """In some runs Redis stands still once for longer than a dead endpoint's streams live on. Drawn apart, so that
-        other runs stay what they are."""
+        """In some runs Redis stands still once for longer than a dead endpoint's streams live on, perhaps just after
+        all endpoints have died. Drawn apart, so that other runs stay what they are."""
         draw = random.Random(f"outage {self._simulation.seed}")
         if "redis stands still" in self.kinds and draw.random() < 0.25:
-            self._world.after(draw.uniform(1.0, 20.0), partial(self._server.pause, OUTAGE))
+            at = draw.uniform(3.0, 20.0)
+            if "endpoint dies" in self.kinds:
+                self._world.after(at - 2.0, self._lose_endpoints)
+            self._world.after(at, partial(self._server.pause, OUTAGE))
+
+    def _lose_endpoints(self) -> None:
+        for endpoint in list(self._simulation.endpoints):
+            endpoint.process.kill()
+            self._world.after(3.0, partial(self._simulation.replace_endpoint, endpoint, dead=True))
 
     def _plan_trainings(self) -> None:
         """In some runs engines get other weights. Drawn apart, so that other runs stay what they are.

@@ -39,7 +39,7 @@ class Pace:
         self._since = None if idle else now
 
     def held(self, now: float) -> None:
-        """What came back last was held until now, as the pool was away: what follows was scheduled only now."""
+        """Notes that the batch which returned last was held until now, as the pool was away: none followed it."""
         self._since = None if self._since is None else now
 
     def lost(self) -> None:
