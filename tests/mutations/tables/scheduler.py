@@ -437,6 +437,13 @@ MUTATIONS = [
         f"{MASTER_TESTS}::test_the_core_waits_for_a_pool_that_is_far_behind",
     ),
     Mutation(
+        "an outage counts for the pace",
+        MASTER,
+        "_take_returned",
+        drop("_pace.held"),
+        f"{MASTER_TESTS}::test_the_core_waits_for_a_pool_that_is_far_behind",
+    ),
+    Mutation(
         "an iteration of a lost engine counts",
         MASTER,
         "_take_returned",
