@@ -29,6 +29,7 @@ from orca_lab.experiments import (
     point_of,
     sustained,
 )
+from orca_lab.real_claims import said
 from orca_lab.plan import Layout, Scaled, Slo, calibrated, headroom, judge, measured, on_machine
 from orca_lab.simulator import Result, Served
 from orca_lab.whatif import Outcome, Setting, settings_of
@@ -244,6 +245,34 @@ def test_results_by_name() -> None:
     assert [results.sustained("p", system) for system in ("orca(8)", "ft(1,1)")] == [3, 2]
     assert list(results.named("p ft", " 1.47 sustained, req/s")) == ["p ft(1,1) phi 1.47 sustained, req/s"]
     assert results.number(10, "p orca(8) sustained, req/s") == (3, 3, 3)
+
+
+def test_what_a_machine_says_of_the_papers_statements() -> None:
+    """Of its own numbers, without those that are simulated beside them."""
+    panels = [point("orca(8)", 1.0, 10.0)._replace(panel=name) for name in ("gpt2", "gpt2, simulated")]
+    ms = {"orca(32)": 9, "ft(32)": 10, "orca(128)": 12, "ft(128)": 10, "orca(7)": 1}
+    nine = Found(9, panels, {f"gpt2 {name}, ms/token": Number(value, 0, 0) for name, value in ms.items()})
+    rates = {"orca(1)": 1.0, "orca(8)": 4.5678, "ft(1,1)": 2.0, "ft(8,8)": 3.0}
+    numbers = {f"gpt2 {name} sustained, req/s": Number(rate, 0, 9) for name, rate in rates.items()}
+    numbers |= {f"gpt2, simulated {name} sustained, req/s": Number(99, 0, 0) for name in rates}
+    numbers |= {"gpt2 orca over ft": Number(3.456, 0, 0), "gpt2, simulated orca over ft": Number(3.21, 0, 0)}
+    ten, eleven = Found(10, panels, numbers), Found(11, panels, numbers)
+    real = {9: nine, 10: ten, 11: eleven}
+    for (where, statement), words in {
+        ("9a", "on 13B, Orca"): "Orca's engine takes 0.90 to 1.20 of the baseline's time",
+        ("10b", "that is 36.9 times"): "3.46 times at twice the unloaded latency; 3.21 simulated with the same "
+        "calibrations",
+        ("10", "a larger max_bs raises"): "orca(1) 1, orca(8) 4.57 req/s sustained",
+        ("10", "FasterTransformer's best settings"): "ft(1,1) 2, ft(8,8) 3 req/s sustained",
+        ("11", "FasterTransformer gains"): "ft(8,8) sustains 1.50 times ft(1,1)",
+        ("11", "Orca is better than ft(8,8)"): "orca(8) sustains 1.52 times ft(8,8)",
+        ("11", "orca(1) is a plain pipeline"): "orca(1) sustains 0.50 times ft(1,1)",
+        ("11", "another"): "not run",
+    }.items():
+        assert said(where, statement, real) == words
+        assert said(where, statement, {}) == "not run"
+    assert said("11", "FasterTransformer gains", {11: Found(11, panels, {})}) == "not run"
+    assert said("9a", "on 13B", {9: Found(9, panels, {})}) == "not run"
 
 
 def test_axes() -> None:
