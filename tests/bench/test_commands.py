@@ -29,6 +29,7 @@ def test_the_control_plane_s_benchmark(monkeypatch: pytest.MonkeyPatch, capsys: 
         assert any(re.match(line, said) for said in found), found
 
 
+ENGINE = "--max-batch-size 4 --kernels torch --quantize int8 --kv-dtype int8 --runs 5 --cases c --case a --case b"
 OPTIONS = ["--model", "m", "--dtype", "float32", "--device", "cpu", "--threads", "2"]
 
 
@@ -36,8 +37,7 @@ OPTIONS = ["--model", "m", "--dtype", "float32", "--device", "cpu", "--threads",
     ("line", "name", "handed"),
     [
         (
-            [*OPTIONS, *"--max-batch-size 4 --kernels torch --quantize int8 --kv-dtype int8".split()]
-            + "--runs 5 --cases c --case a --case b".split(),
+            [*OPTIONS, *ENGINE.split()],
             "engine",
             (EngineOptions("m", "float32", "cpu", 2, 4, "torch", "int8", "int8"), Path("c"), ["a", "b"], 5),
         ),

@@ -20,6 +20,7 @@ from orca_common.errors import (
     ErrorReason,
     Internal,
     NotFound,
+    OrcaError,
     ResourceExhausted,
     Unavailable,
 )
@@ -118,7 +119,7 @@ async def test_a_broken_promise_is_found(acts: list[Act], sentence: str) -> None
         (DataLoss("lost"), Lost),
     ],
 )
-async def test_ends_that_may_be_allowed_have_names(end: Exception, kind: type[Violation]) -> None:
+async def test_ends_that_may_be_allowed_have_names(end: OrcaError, kind: type[Violation]) -> None:
     with pytest.raises(Violation) as raised:
         await play(Act(2, end))
     assert type(raised.value) is kind

@@ -40,19 +40,28 @@ async def test_a_wait_belongs_to_one_disturbance(monkeypatch: pytest.MonkeyPatch
     assert second.pause == pytest.approx(0.3)
 
 
+def stand_still() -> None:
+    """The loop of the event that calls it does."""
+    time.sleep(0.02)
+
+
 async def test_how_late_this_program_itself_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the block ends in such a pause."""
     monkeypatch.setattr(late, "LOOK", 0.001)
     async with late.watched() as seen:
         await asyncio.sleep(0)
-        time.sleep(0.02)  # the loop stands still
+        stand_still()
     assert seen.seconds >= 0.015
 
 
 def test_what_is_asked_of_a_stack() -> None:
     """Half of the requests are greedy; of the others half have penalties and a bias. They fit the model."""
     made = [one.request for one in requests(7, 512, 1024, 40)]
-    assert [one.request for one in requests(7, 512, 1024, 40)] == made != [one.request for one in requests(8, 512, 1024, 40)]
+    assert (
+        [one.request for one in requests(7, 512, 1024, 40)]
+        == made
+        != [one.request for one in requests(8, 512, 1024, 40)]
+    )
     assert len(requests(7, 512, 1024)) == 24
     assert all(one.ignore_eos for one in made)
     for n, one in enumerate(made):

@@ -25,7 +25,7 @@ from orca_local.settings import ServeSettings
 from orca_scheduler.master.journal import Journal, path_of
 
 
-def settings_of(**given: Any) -> ServeSettings:
+def settings_of(**given: Any) -> Any:
     return ServeSettings.load(port=0, http_port=0, endpoints=1, schedulers=1, **given)
 
 
@@ -215,7 +215,7 @@ async def test_what_is_not_well_again_in_time(monkeypatch: pytest.MonkeyPatch) -
     await healed(target)
     assert troubles == []
     monkeypatch.setattr(rounds, "HEALED", 0.01)
-    with pytest.raises(Violation, match="^not all is well 0 s after the faults: engine-0 is away$"):
+    with pytest.raises(Violation, match=r"^not all is well 0 s after the faults: engine-0 is away$"):
         await healed(target)
 
 
@@ -228,7 +228,7 @@ async def test_what_is_left_at_the_end() -> None:
     target = cast(Any, SimpleNamespace(redis_url=None, leftovers=leftovers))
     await nothing_left(target)
     left += [f"part {n}" for n in range(12)]
-    with pytest.raises(Violation, match="^at the end: part 0; .*; part 9$"):
+    with pytest.raises(Violation, match=r"^at the end: part 0; .*; part 9$"):
         await nothing_left(target)
 
 

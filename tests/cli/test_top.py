@@ -89,7 +89,7 @@ def test_which_ports_are_looked_at(tmp_path: Path) -> None:
     (tmp_path / "processes.json").write_text(json.dumps(rows))
     assert ports(tmp_path, ()) == ["a"]
     assert ports(None, ("x", "y")) == ["x", "y"]
-    with pytest.raises(FailedPrecondition, match="^nothing runs in /nowhere$"):
+    with pytest.raises(FailedPrecondition, match=r"^nothing runs in /nowhere$"):
         ports(Path("/nowhere"), ())
 
 

@@ -216,7 +216,7 @@ DEFAULTS: dict[type[Settings], str] = {  # of an operator who sets nothing: a re
     SupervisorSettings: f"{SERVICE} dtype=auto device=auto kernels=auto cuda_graphs=True ranks=1",
     UiSettings: f"{SERVICE} client_certificates=True max_viewers=256",
     StackSettings: f"""{SHAPE} host=127.0.0.1 drain_seconds=30.0 engines=1 schedulers=1 endpoints=1 port=50051
-        http_port=8000 ui=True start_timeout=600.0""",
+        http_port=8000 ui=True start_timeout=600.0 roles=mixed""",
 }
 
 

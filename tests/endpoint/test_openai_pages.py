@@ -245,8 +245,8 @@ async def test_a_websocket_is_refused_without_a_line(http: httpx.AsyncClient, ca
 
 async def test_which_methods_each_path_has(http: httpx.AsyncClient) -> None:
     for allowed, paths in {
-        "OPTIONS, POST": "v1/completions v1/chat/completions v1/responses v1/messages v1/messages/count_tokens api/chat "
-        "api/generate api/show v1/load_lora_adapter v1/unload_lora_adapter tokenize detokenize",
+        "OPTIONS, POST": "v1/completions v1/chat/completions v1/responses v1/messages v1/messages/count_tokens "
+        "api/chat api/generate api/show v1/load_lora_adapter v1/unload_lora_adapter tokenize detokenize",
         "GET, OPTIONS": "v1/completions/a v1/chat/completions/a v1/responses/a",
         "GET, HEAD, OPTIONS": "api/tags api/ps api/version v1/models v1/models/a/b health version openapi.json docs "
         "tokenizer_info",

@@ -533,8 +533,8 @@ async def test_answers_are_as_the_door_describes_them(orca: World) -> None:
                 assert judge.is_valid(left) == (member in optional), (name, member)
                 assert not judge.is_valid(found | {member: [["wrong"]]}), (name, member)
 
-        async def ask(path: str, body: Any = None, way: str = "") -> Any:
-            """The answer of a path, and the name of its description."""
+        async def ask(path: str, body: Any = None, way: str = "") -> tuple[str, Any]:
+            """The name of an answer's description, and the answer."""
             answer = await http.request("GET" if body is None else "POST", path, json=body)
             assert answer.status_code == 200, answer.text
             described = document["paths"][way or path]["get" if body is None else "post"]["responses"]["200"]
