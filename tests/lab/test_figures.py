@@ -53,7 +53,7 @@ def served(seconds: Callable[[int], float]) -> System:
 
 def test_what_a_system_sustains() -> None:
     """Of 100 requests, those that end from the 11th to the 90th."""
-    every = served(lambda n: 100.0 if n in (0, 99) else 0.5 * n)
+    every = served(lambda n: 0.01 * n if n < 10 else 0.5 * n if n < 90 else 100.0 + n)
     assert sustained(every, ONE, Scale(queued=100), 1) == pytest.approx(2.0)
 
 
@@ -327,7 +327,7 @@ def test_measures_of_a_run() -> None:
 
 def test_the_headroom_of_a_layout() -> None:
     """The load may come that many times as fast, and not by a sixth part of the search's step more."""
-    load, slo = drawn(Lengths((20, 60), (5, 20)), POISSON, 1.0, 80, Seeds.of(2)), Slo(normalized=0.3, percentile=0.9)
+    load, slo = drawn(Lengths((20, 60), (5, 20)), POISSON, 1.0, 40, Seeds.of(2)), Slo(normalized=0.3, percentile=0.9)
     layout, cost = Layout(1, 1, 1, 4), Constant(0.1)
     room = headroom(layout, cost, 1000, load, slo)
     assert 1 < room < 8
