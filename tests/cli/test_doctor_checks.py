@@ -312,7 +312,7 @@ def test_which_pods_a_policy_covers() -> None:
 
 
 def test_settings_come_from_a_config_map_too() -> None:
-    """A container's own variables go before them; a number that is none is the default."""
+    """A container's own variables go before them; where a number is wrong the default counts."""
     source = [{"configMapRef": {"name": "shared"}}, {"secretRef": {"name": "hidden"}}]
     variables = [{"name": "ORCA_TP", "value": "4"}, {"name": "ORCA_KEY", "valueFrom": {}}]
     container = {"name": "scheduler", "envFrom": source, "env": variables}

@@ -1,4 +1,4 @@
-"""What `orca doctor` asks a cluster: a server here plays its API, and the pods in which programs run."""
+"""The questions of `orca doctor` to a cluster: a server here plays its API, and the pods in which programs run."""
 
 import json
 import time
@@ -47,7 +47,7 @@ class Api:
         self.things = [*of_lists(snapshot), *snapshot.pods]
         self.selectors = list[str]()
         self.reviews = list[dict[str, Any]]()
-        self.lines = dict[str, Any]()  # by pod: what its program was told
+        self.lines = dict[str, Any]()  # by pod: the line that its program has read
         self.commands = dict[str, list[str]]()
 
     async def answer(self, request: web.Request) -> web.StreamResponse:

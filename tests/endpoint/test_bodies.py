@@ -221,7 +221,7 @@ def test_a_chat_of_ollama() -> None:
 
 
 def test_bodies_are_as_the_door_describes_them() -> None:
-    """What is needed, that nothing else is taken, and that no member takes all values."""
+    """They need what it says, take nothing else, and no member takes all values."""
     document = described("m")
     needed: dict[str, dict[str, Any]] = {
         "CompletionRequest": {"prompt": "a"},

@@ -85,7 +85,7 @@ def test_a_point() -> None:
 
 
 def test_a_curve() -> None:
-    """Its rates are shares of what the first seed sustains; a run that was disturbed is told and is no point."""
+    """Its rates are shares of what the first seed sustains; a run that was disturbed is noted and is no point."""
     found, runs = Found(11), list[int]()
 
     def serve(workload: Workload) -> Result:
