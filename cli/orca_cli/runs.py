@@ -136,7 +136,7 @@ def last_lines(logs: Sequence[Path], count: int) -> list[tuple[str, str]]:
             when = _time(line) or when  # a line of another form belongs to the one before
             lines.append((when, path.stem, line))
     lines.sort(key=lambda line: line[0])
-    return [(name, line) for _, name, line in lines[-count:]]
+    return [(name, line) for _, name, line in lines[-count:]] if count else []
 
 
 def new_lines(logs: Sequence[Path]) -> Iterator[tuple[str, str]]:

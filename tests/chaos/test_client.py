@@ -1,17 +1,29 @@
 """The raw client resumes as the contract says, and finds each kind of broken promise."""
 
 import asyncio
+import hashlib
+import struct
 from collections.abc import Callable
 
 import pytest
 from client.scripted import FINISH, IDS, Act, Endpoint, Script
 
 from orca.v1 import orca_pb2 as pb
-from orca_chaos.client import Caller, Stream, Violation
+from orca_chaos.client import Caller, Lost, Poisoned, Stream, Violation
 from orca_chaos.load import Load
 from orca_chaos.oracle import Known
 from orca_chaos.rounds import first_of
-from orca_common.errors import Aborted, Cancelled, DataLoss, NotFound, ResourceExhausted, Unavailable
+from orca_common.errors import (
+    Aborted,
+    Cancelled,
+    DataLoss,
+    ErrorReason,
+    Internal,
+    NotFound,
+    OrcaError,
+    ResourceExhausted,
+    Unavailable,
+)
 
 REQUEST = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1]), max_new_tokens=len(IDS), ignore_eos=True)
 OTHER = [IDS[0], IDS[1] + 1, *IDS[2:]]
@@ -59,6 +71,8 @@ async def test_it_resumes_from_the_first_token_not_seen() -> None:
     assert [seen.request.from_index for seen in script.calls[2:]] == [3, 5]
     attempts = [seen.request.attempt for seen in script.calls]
     assert attempts == sorted(set(attempts))
+    seen = [struct.pack(f"<{count}I", *IDS[:count]) for count in (3, 5)]
+    assert [call.request.digest for call in script.calls[2:]] == [hashlib.sha1(one).digest() for one in seen]
 
 
 async def test_it_leaves_and_reads_tokens_again() -> None:
@@ -95,6 +109,20 @@ async def test_only_new_tokens_are_news() -> None:
 async def test_a_broken_promise_is_found(acts: list[Act], sentence: str) -> None:
     with pytest.raises(Violation, match=sentence):
         await play(*acts)
+
+
+@pytest.mark.parametrize(
+    ("end", "kind"),
+    [
+        (Internal("lost", reason=ErrorReason.ENGINES_LOST), Poisoned),
+        (Internal("lost"), Violation),
+        (DataLoss("lost"), Lost),
+    ],
+)
+async def test_ends_that_may_be_allowed_have_names(end: OrcaError, kind: type[Violation]) -> None:
+    with pytest.raises(Violation) as raised:
+        await play(Act(2, end))
+    assert type(raised.value) is kind
 
 
 async def test_a_load_that_cannot_begin_tells_why() -> None:

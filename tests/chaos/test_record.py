@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from orca_chaos.faults import OF_LINKS, OF_PROCESSES, Victim, plan
+from orca_chaos.faults import OF_LINKS, OF_PROCESSES, Fault, Kind, Victim, plan
 from orca_chaos.record import Record
 from orca_chaos.report import Report, Round, counted
 from orca_common.errors import FailedPrecondition, InvalidArgument
@@ -69,3 +69,31 @@ def test_the_report_counts_faults_and_leaves_out_what_this_program_was_late_for(
     assert "longest pause of rounds with several faults: 9.5 s" in said
     assert "without a pause: 1 round, as this program itself was late" in said
     assert "own time: not measured, because no fault was alone" in str(Report(rounds[3:]))
+
+
+def test_a_report_as_a_whole() -> None:
+    kill, stop = (Fault(0.5, kind, VICTIMS[0], seconds) for kind, seconds in ((Kind.KILL, 0.0), (Kind.STOP, 2.0)))
+    rounds = [
+        Round(1, (kill,), (True,), 1.26, 3.0, 0.0),
+        Round(2, (kill,), (True,), 1.5, 3.0, 0.5),
+        Round(3, (stop,), (True,), 1.0, 3.0, 0.0),
+        Round(4, (kill, stop), (True, False), 4.5, 6.0, 0.0),
+        Round(5, (stop,), (True,), 9.0, 9.0, 0.75),
+    ]
+    assert str(Report(rounds)).splitlines() == [
+        "5 rounds, 5 faults (1 found nothing to hit)",
+        "",
+        "| fault | times | alone | longest pause | beyond the fault's own time |",
+        "| --- | --- | --- | --- | --- |",
+        "| kill rank | 3 | 2 | 1.5 s | 1.5 s |",
+        "| stop rank | 2 | 1 | 1.0 s | 0.0 s |",
+        "",
+        "longest pause of one fault beyond its own time: 1.5 s (the aim is 3 s)",
+        "longest pause of rounds with several faults: 4.5 s",
+        "without a pause: 1 round, as this program itself was late by more than 0.5 s",
+    ]
+    assert [str(one) for one in rounds[3:]] == [
+        "longest pause 4.5 s, all well after 6.0 s",
+        "longest pause 9.0 s, all well after 9.0 s (not counted: this program itself was late by 0.8 s)",
+    ]
+    assert str(Report(rounds[:1])).startswith("1 round, 1 fault\n")

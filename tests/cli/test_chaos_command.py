@@ -1,15 +1,22 @@
 """What `orca chaos` refuses before it starts anything."""
 
 import asyncio
+import io
 import os
 import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
+from orca_chaos.client import Violation
+from orca_chaos.local_target import victims_of
+from orca_cli import chaos as command
 from orca_cli.chaos import Plan, on_this_machine
 from orca_cli.main import _run, app
 from orca_cli.settings_command import redis_url_of
@@ -58,6 +65,51 @@ def test_the_plan_of_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["chaos", "--seed", "2", "--rounds", "3", "--first", "4", "--streams", "5", "--only", "rank"]
     assert CliRunner().invoke(app, words).exit_code == 0
     assert plans == [Plan(seed=2, rounds=3, first=4, streams=5, only=("rank",))]
+
+
+@pytest.mark.parametrize("given", [True, False])
+async def test_a_stack_under_chaos(given: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each kind it has enough processes to miss one, unless the command says otherwise. After a violation its logs
+    stay, and the command names the seed."""
+    seen = list[Any]()
+
+    @asynccontextmanager
+    async def target(settings: Any, folder: Path, say: Callable[[str], None]) -> AsyncIterator[str]:
+        seen.extend((settings, folder))
+        say("started")
+        yield "target"
+
+    async def run(where: Any, **asked: Any) -> str:
+        seen.append(asked)
+        if len(seen) > 3:
+            return "all is well"
+        raise Violation("round 3: a token came twice")
+
+    monkeypatch.setattr(command, "local_target", target)
+    monkeypatch.setattr(command, "run", run)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    shown = io.StringIO()
+    console = Console(file=shown, width=60)
+    folder = ["--run-dir", str(tmp_path / "mine")] if given else []
+    arguments = [*folder, "--pp", "1", "--http-port", "8001"]
+    with pytest.raises(typer.Exit) as ended:
+        await on_this_machine(PLAN, arguments, console)
+    settings, kept, asked = seen
+    assert ended.value.exit_code == 1
+    names = ("endpoints", "schedulers", "engines", "pp", "max_batch_size", "port", "http_port")
+    assert [settings.model_dump()[name] for name in names] == [2, 2, 2, 1, 6, 0, 8001]
+    assert (kept.is_dir(), kept.parent, kept.name == "mine") == (True, tmp_path, given)
+    assert (asked["seed"], asked["rounds"], asked["first"], asked["streams"]) == (1, 1, 1, 1)
+    assert asked["chosen"](victims_of(settings)[0])
+    assert shown.getvalue().splitlines() == [
+        "started",
+        "VIOLATION in round 3: a token came twice",
+        "run it again: orca chaos --seed 1 with the same options",
+        f"logs and journals: {kept}",
+    ]
+    await on_this_machine(PLAN, arguments, console)
+    assert shown.getvalue().endswith("\nall is well\n")
+    assert seen[4].exists() == given, "a folder of its own goes"
 
 
 def test_a_redis_comes_from_the_flag_or_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:

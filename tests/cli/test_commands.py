@@ -9,19 +9,24 @@ import shlex
 import subprocess
 import sys
 import threading
+import time
 import tomllib
 from contextlib import suppress
 from importlib.metadata import requires
+from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TextIO, cast
+from unittest.mock import ANY
 
 import pytest
 from packaging.requirements import Requirement
 from rich.console import Console
 from typer.testing import CliRunner
 
-from orca_cli import looking, serving
+from orca_cli import looking, runs, serving
 from orca_cli.bench import load_table
+from orca_cli.chaos import Plan
 from orca_cli.generate import addresses_here
 from orca_cli.looking import EngineSight, Look
 from orca_cli.main import app
@@ -31,6 +36,7 @@ from orca_cli.settings import quiet_grpc
 from orca_cli.settings_command import KINDS, settings_of
 from orca_cli.stdout import Lossy
 from orca_cli.top import View, engine_table
+from orca_cli.topology import shape, size, span
 from orca_client import __version__
 from orca_common.environment import VERBOSITY, child_environment
 from orca_common.errors import FailedPrecondition
@@ -221,6 +227,77 @@ def test_a_command_that_can_be_pasted_elsewhere(tmp_path: Path, monkeypatch: pyt
     assert said == f"{tmp_path}/bin/orca generate 'def main('"
 
 
+# -- what commands hand on
+
+HANDED: list[tuple[str, str, tuple[Any, ...]]] = [  # a command, who carries it out, and with what
+    ("wait", "orca_cli.waiting.wait_for", ("orca", None, None, 600.0, 30.0)),
+    (
+        "wait --release r -n ns --context c --timeout 5 --patience 6",
+        "orca_cli.waiting.wait_for",
+        ("r", "ns", "c", 5.0, 6.0),
+    ),
+    ("doctor", "orca_cli.doctor.command.check_cluster", (None, None, None, None)),
+    (
+        "doctor --release r -n ns --context c --redis-url redis://a:1",
+        "orca_cli.doctor.command.check_cluster",
+        ("r", "ns", "c", "redis://a:1"),
+    ),
+    ("chaos --pp 1", "orca_cli.chaos.on_this_machine", (Plan(1, 20, 1, 12, ()), ["--pp", "1"], ANY)),
+    (
+        "chaos --release r -n ns --address a:1 --address b:1 --redis-url redis://c:1 --only rank --record f",
+        "orca_cli.chaos.on_a_cluster",
+        (Plan(1, 20, 1, 12, ("rank",), Path("f")), "r", "ns", ["a:1", "b:1"], "redis://c:1", ANY),
+    ),
+    ("top --status a:1 --status b:1", "orca_cli.top.run", (None, ["a:1", "b:1"], 1.0)),
+    ("top --status a:1 --interval 3", "orca_cli.top.run", (None, ["a:1"], 3.0)),
+    ("demo", "orca_cli.serving.demo", (None,)),
+    ("demo --kill", "orca_cli.serving.demo_of_kills", (None,)),
+]
+
+
+@pytest.mark.parametrize(("line", "name", "arguments"), HANDED, ids=[line for line, *_ in HANDED])
+def test_options_are_handed_on(
+    line: str, name: str, arguments: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = list[tuple[Any, ...]]()
+
+    async def later(*given: Any) -> list[Any]:
+        calls.append(given)
+        return []
+
+    monkeypatch.setattr(name, (lambda *given: calls.append(given)) if name.endswith("top.run") else later)
+    done = CliRunner().invoke(app, line.split())
+    assert (done.exit_code, calls) == (0, [arguments]), done.output
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "needed"),
+    [
+        ("endpoint", "orca_endpoint.app", "--model m"),
+        ("scheduler", "orca_scheduler.app", "--workers a:1"),
+        ("worker", "orca_worker.pod.supervisor", "--model m"),
+        ("ui", "orca_ui.app", "--scheduler-status a:1 --endpoint-url http://a"),
+    ],
+)
+def test_a_service_gets_its_settings(name: str, module: str, needed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of its own class, by its arguments, in its own module."""
+    calls = list[Any]()
+    monkeypatch.setattr(f"{module}.main", calls.append)
+    assert CliRunner().invoke(app, [name, *needed.split(), "--drain-seconds", "7"]).exit_code == 0
+    (settings,) = calls
+    assert (type(settings), settings.drain_seconds) == (settings_of(name), 7.0)
+
+
+def test_logs_are_chosen_and_cut(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(state))
+    done = CliRunner().invoke(app, ["logs", "endpoint", "-n", "1", "--json"])
+    (line,) = done.stdout.splitlines()
+    assert json.loads(line)["event"] == "internal error"
+    assert CliRunner().invoke(app, ["logs", "-n", "0"]).stdout == ""
+    done = CliRunner().invoke(app, ["journal", str(state), "--follow", "--last", "3"])
+    assert (done.exit_code, "--last" in done.output) == (2, True)
+
+
 # -- what is refused, and how
 
 
@@ -271,6 +348,15 @@ def test_the_table_of_a_load() -> None:
     assert head.split()[:5] == ["load", "requests", "errors", "requests/s", "tokens/s"]
     assert first.split() == ["b4_8_8,", "run", "1", "4", "0", "2.5", "-", "-", "-", "-"]
     assert second.startswith("2 a second")
+    members = ("output_tokens_per_s", "first_token_ms_p50", "gap_ms_p50", "normalized_latency_ms_p50")
+    numbers = dict(zip(members, (5, 6.5, 7, 8), strict=True))
+    whole = load_table([{"rate": 1.0, "requests": 3, "errors": 1, "requests_per_s": 0.25, **numbers}])
+    assert [list(column.cells) for column in whole.columns] == [
+        [cell] for cell in ("1 a second", "3", "1", "0.25", "5", "6.5", "7", "8")
+    ]
+    assert [column.header for column in whole.columns][-3:] == [
+        *("first token, ms", "between tokens, ms", "a token of all, ms"),
+    ]
 
 
 @pytest.mark.parametrize("width", [100, 110, 200])
@@ -394,6 +480,46 @@ def test_logs(state: Path) -> None:
         assert [path.stem for path in logs_of(run, role)] == ["supervisor-0"]
 
 
+def test_lines_that_are_written_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the end of a log on: a torn line when it is whole, and a log that was begun anew from its beginning."""
+    log = tmp_path / "endpoint-0.log"
+    log.write_text("before\n")
+
+    def appended(text: str) -> None:
+        with log.open("a") as file:
+            file.write(text)
+
+    steps = iter(("a\nb", "c\n", None))
+
+    def wait(seconds: float) -> None:
+        text = next(steps)
+        appended(text) if text is not None else log.write_text("d\n")
+
+    monkeypatch.setattr(runs, "time", SimpleNamespace(sleep=wait))
+    assert list(islice(runs.new_lines([log]), 3)) == [("endpoint-0", line) for line in ("a", "bc", "d")]
+
+
+def test_the_last_lines(state: Path) -> None:
+    (run,) = (state / "orca/runs").iterdir()
+    found = runs.last_lines(logs_of(run, None), 3)
+    assert [name for name, _ in found] == ["scheduler-0", "endpoint-0", "endpoint-0"]
+    assert '"event": "internal error"' in found[-1][1]
+
+
+def test_ages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "_started", lambda pid: time.clock_gettime(time.CLOCK_BOOTTIME) - pid - 0.5)
+    assert [runs._age(pid) for pid in (0, 119, 120, 7199, 7200)] == ["0 s", "119 s", "2 min", "119 min", "2 h"]
+    assert runs._age(None) == ""
+
+
+def test_sizes_and_ranges() -> None:
+    assert [size(count) for count in (0, 1023, 1536, 3 << 20, 5 << 30, 1 << 50)] == [
+        *("0 B", "1023 B", "1.5 KiB", "3.0 MiB", "5.0 GiB", "1024.0 TiB"),
+    ]
+    assert [span(range(3, end)) for end in (3, 4, 6)] == ["-", "3", "3 to 5"]
+    assert shape((2, 3)) == "(2, 3)"
+
+
 def test_the_last_run(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(state))
     (run,) = (state / "orca/runs").iterdir()
@@ -430,19 +556,31 @@ def test_status_of_services_elsewhere() -> None:
 
     class Answers(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            told: dict[str, Any] = {"requests": []} if self.path == "/requests" else state_told
+            told: dict[str, Any] = {"requests": requests} if self.path == "/requests" else state_told
             self.send_response(200)
             self.end_headers()
-            self.wfile.write(b"" if self.path == "/metrics" else json.dumps(told).encode())
+            self.wfile.write(metrics.encode() if self.path == "/metrics" else json.dumps(told).encode())
 
         def log_message(self, format: str, *args: object) -> None: ...
 
+    requests = [{"submitted": 5.0}, {"submitted": 4.0}]
+    metrics = (
+        "orca_num_requests_waiting 2\norca_queue_oldest_age_seconds 1.5\nother 7\n"
+        'orca_slots{engine="engine-0",state="free"} 6\norca_slots{engine="engine-0",state="reserved"} 10\n'
+        'orca_num_requests_running{engine="engine-0"} 3\norca_recoveries_total{engine="engine-0",cause="x"} 1\n'
+    )
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         address = f"127.0.0.1:{server.server_port}"
         state_told = {"reason": None, "engines": {"engine-0": None}}
         lines, ready = looking.state_of([address])
-        assert (lines[:2], ready) == ([f"{address}: ready", "engine-0: ready"], True)
+        load = "load: 2 waiting (the oldest for 1.5 s), 3 running, 10 of 16 slots, 0 tokens/s, 1 recovery"
+        assert (lines, ready) == ([f"{address}: ready", "engine-0: ready", load], True)
+        both = looking.look([address, address])
+        assert [one["submitted"] for one in both.requests] == [4.0, 4.0, 5.0, 5.0]
+        assert both.value("orca_slots", "engine-0") == 32
+        assert both.most("orca_num_requests_waiting") == 2, "all see the same queue"
+        assert (both.silent, len(both.schedulers), "other" in both.values) == ((), 2, False)
         state_told = {"reason": None, "engines": {"engine-0": "a pod is missing"}}
         lines, ready = looking.state_of([address, "127.0.0.1:1"])
         assert not ready

@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 from cli.installation import GPUS, REDIS, edited, healthy
 
+from orca_cli.doctor.engines import disruptions
 from orca_cli.doctor.examine import CHECKS, examine
-from orca_cli.doctor.finding import Finding, Level, as_json, report
-from orca_cli.doctor.objects import at, component_of, name_of, quantity
+from orca_cli.doctor.finding import Finding, Level, as_json, counted, listing, report
+from orca_cli.doctor.network import collector, is_named
+from orca_cli.doctor.objects import Release, at, component_of, name_of, quantity
 from orca_cli.doctor.snapshot import Attempt, Inside, Right, Snapshot, Unknown
+from orca_cli.doctor.wiring import covers
 from orca_common.errors import FailedPrecondition
 
 Path = tuple[str | int, ...]
@@ -58,6 +61,12 @@ def test_no_release() -> None:
     [finding] = examine(replace(snapshot, release=replace(snapshot.release, objects=())))
     assert finding.level is Level.FAULT
     assert "namespace serving holds no workload of a release orca" in finding.found
+    unread = {"Service": "Service: 403", "StatefulSet": "StatefulSet: 403"}
+    [finding] = examine(replace(snapshot, release=replace(snapshot.release, objects=(), unread=unread)))
+    assert (finding.level, finding.found) == (Level.FAULT, "StatefulSet: 403")
+    others = tuple(thing for thing in snapshot.release.objects if component_of(thing) != "worker")
+    [finding] = found(replace(snapshot, release=replace(snapshot.release, objects=others)), "engines")
+    assert (finding.level, finding.found) == (Level.FAULT, "the release has no workers")
 
 
 # -- faults of the objects: one field of one object is other than the chart has it
@@ -114,6 +123,9 @@ EDITS = [
     Edit("settings", "ORCA_HOME of the worker: there is no", WORKER, env("ORCA_HOME"), "/opt", Level.WARNING),
     Edit("settings", "adds ORCA_* variables for Services to the worker", WORKER, (*SPEC, "enableServiceLinks")),
     Edit("same", "ORCA_REDIS_URL of endpoint and scheduler differ", SCHEDULER, env("ORCA_REDIS_URL"), "redis://b/0"),
+    Edit("same", "ORCA_POOL of endpoint and scheduler differ", SCHEDULER, env("ORCA_POOL"), "other"),
+    Edit("same", "ORCA_REDIS_REPLICAS of endpoint and", ENDPOINT, env("ORCA_REDIS_REPLICAS"), "1"),
+    Edit("same", "looks for Redis in its own pod", ENDPOINT, env("ORCA_REDIS_URL")),
     Edit("grace", "worker: killed after 5 s", WORKER, (*SPEC, "terminationGracePeriodSeconds"), 5),
     Edit(
         "grace",
@@ -156,6 +168,7 @@ EDITS = [
     ),
     Edit("volume", "has no volume claim", REDIS_SET, ("spec", "volumeClaimTemplates")),
     Edit("volume", "started with appendonly no", REDIS_SET, (*CONTAINER, "args"), ["--appendonly", "no"]),
+    Edit("volume", "started with appendfsync no", REDIS_SET, (*CONTAINER, "args"), ["--appendfsync", "no"]),
     Edit("tags", "endpoint 9", ENDPOINT, (*CONTAINER, "image"), "registry:5000/orca-endpoint:9", Level.WARNING),
     Edit(
         "granted",
@@ -188,6 +201,14 @@ EDITS = [
         "PodDisruptionBudget orca-worker",
         ("spec", "maxUnavailable"),
         "25%",
+        Level.WARNING,
+    ),
+    Edit(
+        "budgets",
+        "allows 4 disruptions, an engine has 2",
+        "PodDisruptionBudget orca-worker",
+        ("spec", "maxUnavailable"),
+        None,
         Level.WARNING,
     ),
     Edit(
@@ -241,6 +262,69 @@ def test_percentages_of_a_budget_are_rounded_up() -> None:
         lambda thing: thing["kind"] == "PodDisruptionBudget" and name_of(thing) == "orca-worker",
     )
     assert {finding.level for finding in found(rounded, "budgets")} == {Level.OK}
+
+
+def test_what_a_budget_of_least_pods_lets_go() -> None:
+    given = [{"minAvailable": 1}, {"minAvailable": "50%"}, {"minAvailable": "40%"}, {}, {"maxUnavailable": "20%"}]
+    assert [disruptions({"spec": spec}, 6) for spec in given] == [5, 3, 3, 6, 2]
+
+
+@pytest.mark.parametrize(
+    ("size", "limit", "level", "says"),
+    [
+        (None, None, Level.WARNING, "/dev/shm of the workers has no bound"),
+        ("512Mi", None, Level.WARNING, "/dev/shm of the workers has 512 MiB"),
+        ("1Gi", None, Level.OK, "/dev/shm of the workers has 1024 MiB"),
+        ("2Gi", "2Gi", Level.FAULT, "/dev/shm of the workers has 2048 MiB, not less than the limit of memory"),
+        ("2Gi", "3Gi", Level.OK, "/dev/shm of the workers has 2048 MiB"),
+    ],
+)
+def test_the_memory_that_ranks_of_a_pod_share(size: str | None, limit: str | None, level: Level, says: str) -> None:
+    def share(workers: dict[str, Any]) -> None:
+        spec = workers["spec"]["template"]["spec"]
+        (volume,) = [one["emptyDir"] for one in spec["volumes"] if one.get("emptyDir", {}).get("medium") == "Memory"]
+        volume.pop("sizeLimit", None)
+        volume |= {} if size is None else {"sizeLimit": size}
+        limits = spec["containers"][0].setdefault("resources", {}).setdefault("limits", {})
+        limits.pop("memory", None)
+        limits |= {} if limit is None else {"memory": limit}
+
+    snapshot = edited(healthy(), share, lambda thing: f"{thing['kind']} {name_of(thing)}" == WORKER)
+    [finding] = found(snapshot, "shm")
+    assert (finding.level, finding.found) == (level, says)
+
+
+def test_which_pods_a_policy_covers() -> None:
+    def of(operator: str, *values: str) -> dict[str, Any]:
+        return {"matchExpressions": [{"key": "a", "operator": operator, "values": [*values]}]}
+
+    labels: list[dict[str, str]] = [{"a": "b"}, {"a": "c"}, {}]
+    covered = {
+        "In": [True, False, False],
+        "NotIn": [False, True, True],
+        "Exists": [True, True, False],
+        "DoesNotExist": [False, False, True],
+    }
+    for operator, wanted in covered.items():
+        assert [covers(of(operator, "b"), one) for one in labels] == wanted, operator
+    assert [covers({"matchLabels": {"a": "b"}}, one) for one in labels] == [True, False, False]
+    assert [covers({}, one) for one in labels] == [True] * 3
+
+
+def test_settings_come_from_a_config_map_too() -> None:
+    """A container's own variables go before them; where a number is wrong the default counts."""
+    source = [{"configMapRef": {"name": "shared"}}, {"secretRef": {"name": "hidden"}}]
+    variables = [{"name": "ORCA_TP", "value": "4"}, {"name": "ORCA_KEY", "valueFrom": {}}]
+    container = {"name": "scheduler", "envFrom": source, "env": variables}
+    labels = {"labels": {"app.kubernetes.io/component": "scheduler"}}
+    spec = {"template": {"metadata": labels, "spec": {"containers": [{"name": "proxy"}, container]}}}
+    workload = {"kind": "Deployment", "metadata": labels, "spec": spec}
+    data = {"ORCA_TP": "2", "ORCA_PP": "3", "ORCA_GPUS_PER_POD": "many"}
+    release = Release("orca", "a", (workload, {"kind": "ConfigMap", "metadata": {"name": "shared"}, "data": data}))
+    assert release.settings("scheduler") == data | {"ORCA_TP": "4", "ORCA_KEY": None}
+    assert (release.number("scheduler", "ORCA_GPUS_PER_POD", 7), release.ranks_per_pod) == (7, 4)
+    assert release.pods_per_engine == 3
+    assert release.settings("worker") == {}
 
 
 # -- faults of the pods
@@ -391,6 +475,31 @@ def test_clocks_of_pods() -> None:
     [finding] = found(replace(healthy(), inside=seen), "pod-clocks")
     assert finding.level is Level.WARNING
     assert finding.found == "the clock in orca-endpoint-1 is 2.2 s ahead of that in orca-endpoint-0"
+    [finding] = found(replace(healthy(), inside=(inside(ahead=0.1), inside(ahead=1.1))), "pod-clocks")
+    assert (finding.level, finding.found) == (Level.OK, "2 pods agree to 1.0 s")
+    [finding] = found(replace(healthy(), inside=seen[:1]), "pod-clocks")
+    assert finding.level is Level.UNCHECKED
+
+
+def test_which_services_have_a_name_now() -> None:
+    """One without an address of its own has those of its Ready pods, or of all where it says so."""
+    labels = {"a": "b"}
+    pod: dict[str, Any] = {"metadata": {"labels": labels}, "status": {"podIP": "10.0.0.1"}}
+    headless: dict[str, Any] = {"spec": {"clusterIP": "None", "selector": labels}}
+    assert is_named({"spec": {"clusterIP": "10.0.0.9"}}, ())
+    assert [is_named(headless, pods) for pods in ((), (pod,))] == [False, False]
+    ready = pod | {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+    assert is_named(headless, (ready,))
+    headless["spec"]["publishNotReadyAddresses"] = True
+    assert is_named(headless, (pod,))
+    assert not is_named(headless, (pod | {"metadata": {"labels": {"a": "c"}}},))
+
+
+def test_the_collector_has_a_port() -> None:
+    assert [question.port for question in collector("worker", "http://c.x:9") + collector("worker", "http://c.x")] == [
+        *(9, 4317),
+    ]
+    assert collector("worker", None) == []
 
 
 def test_everything_is_asked() -> None:
@@ -482,6 +591,22 @@ def test_quantities() -> None:
 def test_what_is_no_quantity() -> None:
     with pytest.raises(FailedPrecondition, match="2GB is no quantity"):
         quantity("2GB")
+
+
+def test_a_report_as_a_whole() -> None:
+    findings = [
+        Finding("pods", Level.OK, f"all Ready: {listing('abcdef')}"),
+        Finding("redis", Level.FAULT, "the pool's Redis is away", "start it"),
+        Finding("dns", Level.UNCHECKED, f"{counted(1, 'pod')} of {counted(2, 'pod')}"),
+    ]
+    assert report(findings, 40).splitlines() == [
+        "ok           pods   all Ready: a, b, c,",
+        "                    d and 2 more",
+        "fault        redis  the pool's Redis is",
+        "                    away; start it",
+        "not checked  dns    1 pod of 2 pods",
+        "1 ok, 1 fault, 1 not checked",
+    ]
 
 
 def test_the_report_fits_80_columns() -> None:

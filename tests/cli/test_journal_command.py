@@ -2,7 +2,9 @@
 
 import json
 import random
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from scheduler.life_script import SCRIPT, fresh_lifecycle
@@ -11,8 +13,20 @@ from typer.testing import CliRunner
 
 from orca_cli import journal as command
 from orca_cli.main import app
-from orca_scheduler.core.core import Arrived
-from orca_scheduler.master.journal import Journal, path_of
+from orca_scheduler.core.core import (
+    Arrived,
+    BeginHere,
+    Cancelled,
+    Drain,
+    GiveBack,
+    HandedOver,
+    HandOver,
+    LetGo,
+    Measured,
+    Pull,
+    Pulled,
+)
+from orca_scheduler.master.journal import Heading, Journal, parse, path_of
 
 
 def write(folder: Path, world: World, engine: str = "engine-0", term: int = 1) -> Path:
@@ -50,7 +64,14 @@ def small_world() -> World:
 
 def test_one_line_an_event(tmp_path: Path) -> None:
     write(tmp_path, small_world())
-    lines = [line[14:] for line in shown(str(tmp_path))]
+    written = shown(str(tmp_path))
+    (path,) = tmp_path.iterdir()
+    heading = parse(path.read_bytes().splitlines()[0])
+    assert isinstance(heading, Heading)
+    at = datetime.fromtimestamp(heading.wall / 1e9).strftime("%H:%M:%S.%f")[:12]
+    assert written[0].startswith(f"{at}  a journal begins: term 1, 0 requests, {{'max_bs': 2,")
+    assert written[-1][:14] == " " * 14, "it does not say when"
+    lines = [line[14:] for line in written]
     assert lines[1:6] == [
         "EngineReady (n_slots 64, iteration 1)",
         "claimed: r1, r2",
@@ -61,6 +82,27 @@ def test_one_line_an_event(tmp_path: Path) -> None:
         "iteration 2 returned, 1 tokens -> commit 1 tokens, ends: r1 LENGTH",
     ]
     assert lines[-1] == "iteration 1 computed: stage 0 rank 0 2.50 ms"
+
+
+WORDS: list[tuple[Any, str]] = [
+    (Cancelled(1.0, (1, 9)), "ended elsewhere: r1, claim 9"),
+    (HandOver((HandedOver(2, 0, 5),)), "handed over: r2"),
+    (Pull(1, 1, 0, 64, (), ()), "pull 64 positions of r1"),
+    (Pulled(1.0, 1, True), "pulled: r1"),
+    (Pulled(1.0, 1, False), "pulled in vain: r1"),
+    (LetGo(1.0, (1, 2)), "let go: r1, r2"),
+    (BeginHere((2,), True), "begin here: r2"),
+    (GiveBack(((1, False), (2, True))), "give back: r1, r2"),
+    (Measured(1.0, 40), "Measured (positions 40)"),
+    (Drain(1.0), "Drain"),
+    (Cancelled(1.0, tuple(range(10, 20))), "ended elsewhere: " + "".join(f"claim {n}, " for n in range(10, 18))),
+]
+
+
+@pytest.mark.parametrize(("value", "said"), WORDS, ids=[said[:20] for _, said in WORDS])
+def test_the_words_of_an_event(value: Any, said: str) -> None:
+    found = command.value_words(value, {1: "r1", 2: "r2"})
+    assert found == said + "and 2 more" * said.endswith(", ")
 
 
 def test_json_passes_the_lines(tmp_path: Path) -> None:

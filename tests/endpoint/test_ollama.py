@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import httpx2 as httpx
 import pytest
@@ -225,14 +226,19 @@ async def test_without_a_prompt(orca: World, http: httpx.AsyncClient) -> None:
 
 async def test_what_is_served(http: httpx.AsyncClient) -> None:
     (card,) = (await http.get("/api/tags")).json()["models"]
-    assert (card["name"], card["model"], card["details"]["family"]) == ("tiny", "tiny", "gpt2")
+    details = {"family": "gpt2", "families": ["gpt2"]}
+    assert card == {"name": "tiny", "model": "tiny", "modified_at": ANY, "digest": ANY, "details": details}
     assert int(card["digest"], 16)
+    assert card["modified_at"].endswith("Z")
     (running,) = (await http.get("/api/ps")).json()["models"]
     assert running == card | {"context_length": 1024, "expires_at": "2999-12-31T23:59:59Z"}
     for name in ({"model": "tiny"}, {"name": "tiny:latest", "verbose": True}):
         shown = (await http.post("/api/show", json=name)).json()
-        assert shown["capabilities"] == ["completion", "tools"]
-        assert shown["model_info"]["gpt2.context_length"] == 1024
+        about = {"general.architecture": "gpt2", "gpt2.context_length": 1024, "gpt2.vocab_size": 512}
+        assert shown == {
+            **{"modified_at": card["modified_at"], "details": details},
+            **{"model_info": about, "capabilities": ["completion", "tools"]},
+        }
     assert (await http.get("/api/version")).json() == {"version": VERSION}
     for path, part in (("/api/embed", "no model here makes embeddings"), ("/api/pull", "models are the operator's")):
         refused = await http.post(path, json={"model": "tiny"})
@@ -366,7 +372,8 @@ async def test_several_models(redis_url: str, model: Path) -> None:
         world(redis_url, model, other_models="other") as orca,
         httpx.AsyncClient(base_url=orca.serving.http, timeout=PATIENCE) as http,
     ):
-        assert [one["name"] for one in (await http.get("/api/tags")).json()["models"]] == ["tiny", "other"]
+        _, other = (await http.get("/api/tags")).json()["models"]
+        assert other == {"name": "other", "model": "other", "modified_at": ANY, "details": {}}
         assert [one["name"] for one in (await http.get("/api/ps")).json()["models"]] == ["tiny"]
         for path, body in (("chat", {"messages": [USER]}), ("generate", {"prompt": "a"}), ("generate", {})):
             refused = await http.post(f"/api/{path}", json=body)

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, get_type_hints
+from unittest.mock import ANY
 
 import httpx2 as httpx
 import pytest
-from endpoint.harness import World, serving, until, world
+from endpoint.harness import POSITIONS, VOCABULARY, World, serving, until, world
 from openai.types import chat
 from openai.types.chat import ChatCompletionStreamOptionsParam
 from openai.types.responses import response_create_params
@@ -130,6 +131,9 @@ def test_the_version_is_that_of_the_package() -> None:
 async def test_pages(orca: World, http: httpx.AsyncClient) -> None:
     assert (await http.get("/health")).json() == {"status": "ok"}
     assert (await http.get("/version")).json() == {"version": VERSION}
+    card = {"id": "tiny", "object": "model", "created": ANY, "owned_by": "orca"}
+    card |= {"max_model_len": POSITIONS, "vocab_size": VOCABULARY, "chat_template": False}
+    assert (await http.get("/v1/models")).json() == {"object": "list", "data": [card]}
     document = (await http.get("/openapi.json")).json()
     assert set(document["paths"]) == set(PATHS)
     for name, fields in {
@@ -158,6 +162,24 @@ async def test_pages(orca: World, http: httpx.AsyncClient) -> None:
     for part in ("http://", "https://", "src=", "<script"):
         assert part not in page.text.replace(orca.serving.http, ""), "nothing is loaded from elsewhere"
     assert "repetition_penalty" in page.text
+    assert "<h1>Orca serves <code>tiny</code></h1>" in page.text
+    assert f"<pre>curl {orca.serving.http}/v1/chat/completions -H" in page.text
+    for path, methods in PATHS.items():
+        for method, way in methods.items():
+            row = f"<tr><td><code>{method.upper()} {path}</code></td><td>{way['summary']}</td></tr>"
+            assert row.replace("'", "&#x27;") in page.text, path
+    tables = page.text.split("<h2>Fields of <code>POST ")[1:]
+    for table, (path, fields) in zip(
+        tables,
+        (
+            *(("/v1/chat/completions", CHAT_FIELDS), ("/v1/responses", RESPONSE_FIELDS)),
+            *(("/v1/messages", MESSAGE_FIELDS), ("/api/chat", CHAT), ("/v1/completions", FIELDS)),
+        ),
+        strict=True,
+    ):
+        assert table.startswith(f"{path}</code></h2>")
+        rows = re.findall(r"<tr><td><code>(\w+)</code></td><td>(\w+)</td><td>.", table)
+        assert rows == [(field.name, field.support) for field in fields], path
     root = await http.get("/")
     assert (root.status_code, root.headers["location"]) == (307, "/docs")
 
@@ -221,6 +243,19 @@ async def test_a_websocket_is_refused_without_a_line(http: httpx.AsyncClient, ca
     assert not [line for line in caplog.messages if "pgrade" in line or "WebSocket" in line]
 
 
+async def test_which_methods_each_path_has(http: httpx.AsyncClient) -> None:
+    for allowed, paths in {
+        "OPTIONS, POST": "v1/completions v1/chat/completions v1/responses v1/messages v1/messages/count_tokens "
+        "api/chat api/generate api/show v1/load_lora_adapter v1/unload_lora_adapter tokenize detokenize",
+        "GET, OPTIONS": "v1/completions/a v1/chat/completions/a v1/responses/a",
+        "GET, HEAD, OPTIONS": "api/tags api/ps api/version v1/models v1/models/a/b health version openapi.json docs "
+        "tokenizer_info",
+    }.items():
+        for path in paths.split():
+            answer = await http.options(f"/{path}")
+            assert (path, answer.status_code, answer.headers["allow"]) == (path, 204, allowed)
+
+
 async def test_methods(http: httpx.AsyncClient) -> None:
     for path, allowed in {
         "/v1/completions": "OPTIONS, POST",
@@ -268,13 +303,18 @@ async def test_labels_go_to_the_span(orca: World, http: httpx.AsyncClient) -> No
     telemetry.enabled, telemetry.tracer = True, provider.get_tracer("test")
     body = {"prompt": "a", "max_tokens": 1, "user": "u-1", "metadata": {"team": "search"}}
     async with orca.background(lambda record: [10]):
-        await http.post("/v1/completions", json=body, headers={"X-Request-Id": "mine"})
+        answer = await http.post("/v1/completions", json=body, headers={"X-Request-Id": "mine"})
     await orca.serving.quiet()
     (span,) = [span for span in exporter.get_finished_spans() if span.name == "orca.request"]
     assert span.attributes is not None
     found = {name: span.attributes[name] for name in ("orca.user", "orca.metadata.team")}
     assert found == {"orca.user": "u-1", "orca.metadata.team": "search"}
     assert span.attributes["http.request.header.x-request-id"] == ("mine",)
+    name = answer.json()["id"]
+    await http.get(f"/v1/completions/{name}?from=0", headers={"X-Request-Id": "again"})
+    await orca.serving.quiet()
+    (span,) = [span for span in exporter.get_finished_spans() if span.name == "orca.resume"]
+    assert (span.attributes or {})["http.request.header.x-request-id"] == ("again",)
 
 
 async def test_the_place_in_the_queue(orca: World, http: httpx.AsyncClient) -> None:

@@ -75,6 +75,7 @@ async def test_a_text(orca: World, client: AsyncOpenAI) -> None:
         **{"model": "tiny", "input": "Bern?", "instructions": "be brief", "metadata": {"a": "b"}},
         **{"max_output_tokens": len(ids), "include": ["message.output_text.logprobs"], "top_logprobs": 2},
     }
+    began = int(time.time())
     async with orca.background(script):
         answer = await client.responses.create(**asked)
         stream = await client.responses.create(**asked, stream=True)
@@ -85,6 +86,8 @@ async def test_a_text(orca: World, client: AsyncOpenAI) -> None:
     assert {*REQUIRED.split()} <= answer.model_dump().keys()
     assert (answer.output_text, answer.status, answer.instructions) == ("holds 東京", "incomplete", "be brief")
     assert answer.tool_choice == "auto"
+    assert answer.id.startswith("resp_")
+    assert began <= answer.created_at <= (answer.completed_at or time.time())
     assert answer.incomplete_details is not None
     assert answer.incomplete_details.reason == "max_output_tokens"
     assert answer.usage is not None
@@ -450,6 +453,8 @@ async def test_what_is_refused(orca: World) -> None:
         for case, (query, param) in QUERIES.items():
             answer = await http.get(f"/v1/responses/resp_a{query}")
             assert (case, answer.status_code, answer.json()["error"]["param"]) == (case, 400, param)
+        other = await http.get("/v1/responses/resp_a?model=other")
+        assert (other.status_code, other.json()["error"]["param"]) == (404, "model")
 
 
 async def test_what_clients_give_back(orca: World) -> None:

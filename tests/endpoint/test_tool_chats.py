@@ -1,11 +1,14 @@
 """Chats with tools over HTTP and gRPC: by the template, held to a grammar, answered as OpenAI's client reads it."""
 
+import asyncio
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import grpc
 import httpx2 as httpx
+import jsonschema
 import pytest
 from endpoint.harness import World, collect, detail_of, field_of, make_tool_model, serving, until, world
 from endpoint.test_chat import Recorder, encode
@@ -503,6 +506,101 @@ async def test_the_tokens_of_a_chat(orca: World) -> None:
         assert refused.json()["error"]["param"] == "add_generation_prompt"
         info = (await http.get("/tokenizer_info")).json()
     assert info["chat_template"] == TEMPLATES["hermes"]
+
+
+async def test_answers_are_as_the_door_describes_them(orca: World) -> None:
+    """By /openapi.json: each answer has the members that are needed, and no others but those that its API adds."""
+    ids = [*encode(orca, 'Hm <tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>'), 0]
+    asked = {"messages": [USER], "tools": TOOLS, "max_tokens": 200}
+    tool = {"name": "time", "input_schema": SCHEMA}
+
+    async def answering() -> None:
+        while True:
+            request = await orca.engine.claim()
+            await orca.engine.commit(request, 0, ids, Reason.EOS)
+
+    async with httpx.AsyncClient(base_url=orca.serving.http, timeout=PATIENCE) as http:
+        document = (await http.get("/openapi.json")).json()
+
+        def check(name: str, found: Any, optional: Collection[str] = (), more: Collection[str] = ()) -> None:
+            """optional: members that are not always there. more: members that are not described."""
+            schema = document["components"]["schemas"][name]
+            judge = jsonschema.Draft202012Validator({**schema, "components": document["components"]})
+            judge.validate(found)
+            assert set(found) - schema["properties"].keys() == set(more), name
+            for member in schema["properties"]:
+                left = {other: value for other, value in found.items() if other != member}
+                assert judge.is_valid(left) == (member in optional), (name, member)
+                assert not judge.is_valid(found | {member: [["wrong"]]}), (name, member)
+
+        async def ask(path: str, body: Any = None, way: str = "") -> tuple[str, Any]:
+            """The name of an answer's description, and the answer."""
+            answer = await http.request("GET" if body is None else "POST", path, json=body)
+            assert answer.status_code == 200, answer.text
+            described = document["paths"][way or path]["get" if body is None else "post"]["responses"]["200"]
+            (content,) = {one["schema"]["$ref"].rpartition("/")[2] for one in described["content"].values()}
+            return content, answer.json()
+
+        engine = asyncio.create_task(answering())
+        try:
+            scored = {"logprobs": True, "top_logprobs": 1}
+            completion = await ask("/v1/completions", {"prompt": "a", "max_tokens": 200, "logprobs": 1})
+            chat = await ask("/v1/chat/completions", asked | scored)
+            streamed = await http.post("/v1/chat/completions", json=asked | scored | {"stream": True})
+            flat = [{"type": "function", **one["function"]} for one in TOOLS]
+            response = await ask("/v1/responses", {"input": "Bern?", "tools": flat})
+            prompt = {"messages": [USER], "tools": [tool]}
+            message = await ask("/v1/messages", prompt | {"max_tokens": 200})
+            lines = {"messages": [USER], "tools": TOOLS, "stream": False, **scored}
+            by_ollama = await ask("/api/chat", lines), await ask("/api/generate", {"prompt": "a", "stream": False})
+        finally:
+            engine.cancel()
+        (choice,) = completion[1]["choices"]
+        (answered,) = chat[1]["choices"]
+        check(*completion, {"usage"})
+        check("Choice", choice)
+        check("Logprobs", choice["logprobs"])
+        check("Usage", completion[1]["usage"])
+        check(*chat, {"usage"})
+        check("ChatChoice", answered)
+        check("Message", answered["message"], {"tool_calls"})
+        check("ChatLogprobs", answered["logprobs"])
+        check("ChatToken", answered["logprobs"]["content"][0])
+        chunks = [json.loads(line[6:]) for line in streamed.text.split("\n\n") if line.startswith("data: {")]
+        for chunk in chunks:
+            check("ChatChunk", chunk, {"usage"})
+            check("ChatDelta", chunk["choices"][0])
+        delta = next(chunk["choices"][0]["delta"] for chunk in chunks if "tool_calls" in chunk["choices"][0]["delta"])
+        check("Delta", delta, {"role", "content", "tool_calls"})
+        check("CallDelta", delta["tool_calls"][0], {"id", "type"})
+        said, call = response[1]["output"]
+        check(*response, more=response[1].keys() - document["components"]["schemas"]["Response"]["properties"])
+        check("OutputMessage", said)
+        check("FunctionCall", call)
+        check("ResponseUsage", response[1]["usage"], more={"input_tokens_details", "output_tokens_details"})
+        check(*message)
+        counts = {"prompt_eval_count", "eval_count", "total_duration", "load_duration"}
+        for one in by_ollama:
+            check(*one, counts | {"done_reason", "logprobs", "prompt_eval_duration", "eval_duration"})
+        check(*await ask("/v1/messages/count_tokens", prompt))
+        of_card = {"max_model_len", "vocab_size", "chat_template", "parent"}
+        check(*await ask("/v1/models"))
+        check(*await ask("/v1/models/tiny", way="/v1/models/{model}"), of_card)
+        check(*await ask("/api/tags"))
+        check(*await ask("/api/ps"))
+        check(*await ask("/api/show", {"model": "tiny"}), more={"modified_at"})
+        for path in ("/api/version", "/version", "/health"):
+            check(*await ask(path))
+        check(*await ask("/tokenize", {"prompt": "a", "return_token_strs": True}))
+        check(*await ask("/detokenize", {"tokens": [5]}))
+        for path in ("/v1/chat/completions", "/v1/messages", "/api/chat"):
+            shape = document["paths"][path]["post"]["responses"]["default"]["$ref"].rpartition("/")[2]
+            ref = document["components"]["responses"][shape]["content"]["application/json"]["schema"]["$ref"]
+            refused = (await http.post(path, json={"nothing": 1})).json()
+            check(ref.rpartition("/")[2], refused)
+            inner = document["components"]["schemas"][shape]["properties"]["error"]
+            if path != "/api/chat":
+                assert set(inner["required"]) == set(inner["properties"]) == set(refused["error"]), path
 
 
 async def test_a_schema_that_is_too_much_is_left_out_whole(orca: World, client: AsyncOpenAI) -> None:
