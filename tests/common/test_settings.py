@@ -200,34 +200,6 @@ def test_the_names_of_all_services_are_known() -> None:
     assert {name for kind in KINDS for name in kind.model_fields} == KNOWN
 
 
-SERVICE = "host=127.0.0.1 drain_seconds=30.0 log_level=INFO trace_share=1.0"
-POOL = "redis_url=redis://127.0.0.1:6379/0 pool=default retention=300.0 retain_requests=100000 retain_bytes=1073741824"
-SHAPE = "tp=1 pp=1 dtype=auto device=auto kernels=auto"
-DEFAULTS: dict[type[Settings], str] = {  # of an operator who sets nothing: a release changes one with a word about it
-    EndpointSettings: f"""{SERVICE} {POOL} client_certificates=True max_waiting=4096 max_waiting_bytes=1073741824
-        order=arrival aging=60.0 max_calls=4096 max_prompt_bytes=1048576 max_stop_strings=16 max_stop_bytes=256
-        max_stop_token_ids=64 max_detach_grace=3600.0 max_prompts=2048 pool_patience=10.0 comment_seconds=10.0
-        call_buffer=1024 max_connections=4096 max_peer_connections=1024 max_peer_calls=2048 max_open_calls=16384
-        max_streams=256 max_header_bytes=65536 max_body_bytes=268435456 header_seconds=10.0 connection_idle=300.0
-        body_seconds=30.0 write_timeout=30.0 connection_age=300.0""",
-    SchedulerSettings: f"""{SERVICE} {POOL} worker_port=50050 tp=1 pp=1 max_batch_size=32 block_size=16 policy=auto
-        roles=mixed finish_seconds=300.0 min_engines=1 scale_queue_seconds=10.0 scale_up_seconds=60.0
-        scale_down_seconds=300.0""",
-    SupervisorSettings: f"{SERVICE} dtype=auto device=auto kernels=auto cuda_graphs=True ranks=1",
-    UiSettings: f"{SERVICE} client_certificates=True max_viewers=256",
-    StackSettings: f"""{SHAPE} host=127.0.0.1 drain_seconds=30.0 engines=1 schedulers=1 endpoints=1 port=50051
-        http_port=8000 ui=True start_timeout=600.0 roles=mixed""",
-}
-
-
-@pytest.mark.parametrize("kind", DEFAULTS, ids=lambda kind: kind.__name__)
-def test_the_defaults(kind: type[Settings]) -> None:
-    """All others are nothing: not given, empty, false, or 0."""
-    given = {name: field.default for name, field in kind.model_fields.items() if not field.is_required()}
-    found = {name: str(value) for name, value in given.items() if value not in (None, "", 0)}
-    assert found == dict(one.split("=", 1) for one in DEFAULTS[kind].split())
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_setting_has_its_meaning(kind: type[Settings]) -> None:
     assert [name for name, field in kind.model_fields.items() if not field.description] == []
