@@ -19,7 +19,7 @@ def child_environment(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def own_pod() -> str | None:
-    """The name of the pod that this process is of, where its manifest tells it as ORCA_OWN_POD."""
+    """The name of this process's own pod, where the pod's manifest gives it as ORCA_OWN_POD."""
     return os.environ.get(f"{PREFIX}OWN_POD")
 
 

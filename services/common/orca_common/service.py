@@ -309,7 +309,7 @@ def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 def _unretrieved(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Logs an error that no task takes; but that of a lookup, which uvloop leaves to itself where a connection is
-    cancelled (findings/uvloop-cancelled-lookup.sh). Who connects has said why it gave up."""
+    """Logs an error that no task takes, except a lookup's. uvloop goes on with the lookup of a connection that was
+    cancelled (findings/uvloop-cancelled-lookup.sh), and its caller has said why it gave up."""
     if not isinstance(context.get("exception"), socket.gaierror):
         loop.default_exception_handler(context)

@@ -60,7 +60,7 @@ class Copies:
         return map(self.__getitem__, range(self.n))
 
     def __getitem__(self, k: int, /) -> Sample:
-        return Sample(generation(self.common, k), self.names)
+        return Sample(generation(self.common, k) if self.n > 1 else self.common, self.names)
 
     def clear(self) -> None:
         """Releases the messages."""
