@@ -117,7 +117,7 @@ async def test_another_scheduler_decides(tmp_path: Path) -> None:
 
 
 async def test_an_outage_begins_every_count_again(tmp_path: Path) -> None:
-    """The age of the queue tells of the outage: engines are added when it is still old after their time to come up."""
+    """The queue is as old as the outage: engines are added when it is still old after their time to come up."""
     up, clock = 0.5, asyncio.get_running_loop().time
     async with world(tmp_path, Bounds(1, 3, 5.0, up, 1000.0, 0.0)) as this:
         await until(lambda: this.wanted() == (1, 2))

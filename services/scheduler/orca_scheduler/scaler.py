@@ -74,7 +74,7 @@ class Scaler:
         if not self._scheduler.first or size is None or not size.pods:
             self._scaling = None
             return
-        if queue is None:  # the pool is away. After that the queue's age tells of the outage: every count begins again
+        if queue is None:  # the pool is away. After that the queue is as old as the outage: counts begin again
             self._scaling = self._scaling and Scaling(self._bounds)
             return
         scaling = self._scaling or Scaling(self._bounds)
