@@ -63,21 +63,23 @@ class Network:
         return await proxy.start()
 
     async def _before_process(self, link: Link, address: str) -> str:
+        ports = await asyncio.to_thread(listening)
         proxy = ControlProxy(
             link,
             address,
             sent={"Form": partial(self._formation, link.destination)},
             answered={"Watch": partial(self._table, link)},
         )
-        await proxy.follow(await asyncio.to_thread(listening))
+        await proxy.follow(ports)
         self._control.append(proxy)
         return proxy.address
 
     async def _follow(self) -> None:
         """Lets proxies listen while the processes behind them do."""
         while True:
+            known = self._control.copy()  # a look says nothing of a process that has begun to listen since
             ports = await asyncio.to_thread(listening)
-            for proxy in self._control:
+            for proxy in known:
                 await proxy.follow(ports)
             await asyncio.sleep(FOLLOW)
 

@@ -143,6 +143,10 @@ class Resumption:
                 return 0.0
             raise error
         except OrcaError as ending:
+            if isinstance(ending, Unavailable) and (self._body is None or self.accepted is not None):
+                shown = self._from_index + len(self.tokens)
+                goes_on = f"resume({self.request_id!r}, {shown}) takes the request up while it lives"
+                ending.args = (f"{ending}; {goes_on}, and a longer resume_timeout waits for longer",)
             self.error = ending
             self._tell_end()
             raise

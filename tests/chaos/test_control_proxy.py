@@ -1,7 +1,9 @@
 """The proxy of the control plane, in front of a real gRPC server: bytes, statuses and metadata pass, faults do harm."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
+from itertools import count
 from typing import Any
 
 import grpc
@@ -16,6 +18,7 @@ from orca.v1.worker_pb2_grpc import (
     add_ControllerServicer_to_server,
     add_SupervisorServicer_to_server,
 )
+from orca_chaos import network
 from orca_chaos.links import Direction, Link
 from orca_chaos.network import Network
 
@@ -171,3 +174,31 @@ async def test_a_proxy_listens_only_while_its_process_does(world: World) -> None
     async with asyncio.timeout(10):
         while not await refused():
             await asyncio.sleep(0.01)
+
+
+async def test_a_look_that_began_before_a_proxy_was_made_says_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process may have begun to listen since. The proxy would end for a moment, and its calls with it."""
+    first, next_one, over = threading.Event(), threading.Event(), [threading.Event(), threading.Event()]
+    listening, looks = network.listening, count(1)
+
+    def look() -> frozenset[int]:
+        ports, n = listening(), next(looks)
+        if n == 1:
+            first.set()
+            over[0].wait(60)
+        elif n == 4:  # the two before were of the proxies
+            next_one.set()
+            over[1].wait(60)
+        return ports
+
+    monkeypatch.setattr(network, "listening", look)
+    world = World()
+    assert await asyncio.to_thread(first.wait, 60)
+    await world.start()
+    over[0].set()
+    try:
+        assert await asyncio.to_thread(next_one.wait, 60)
+        assert (await world.stub.Hello(pb.HelloRequest(engine="e"), timeout=10)).pid == 1
+    finally:
+        over[1].set()
+        await world.stop()

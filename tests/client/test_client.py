@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+import re
 import socket
 import struct
 from collections import Counter
@@ -258,11 +259,12 @@ async def test_refusals(stage: Stage, face: Face, connect: Connect, refusal: err
 
 
 async def test_resume_timeout(stage: Stage, face: Face, connect: Connect) -> None:
-    """The client tries again with growing pauses until the bound, and then raises the last error."""
+    """The client tries again with growing pauses until the bound. Then it says how to go on."""
     script = Script(Act(upto=2, end=AWAY), *[Act(accept=False, end=AWAY)] * 100)
     stream = connect((await stage.endpoint(script)).address, resume_timeout=0.6).generate("x", max_new_tokens=6)
     await take(face, stream, 3)
-    with pytest.raises(Unavailable, match="the request pool is away"):
+    goes_on = re.escape(f"resume('{stream.request_id}', 2)")
+    with pytest.raises(Unavailable, match=f"the request pool is away; {goes_on} .* resume_timeout"):
         await face.next(stream)
     assert 1 < len(script.calls) <= 7
 

@@ -12,7 +12,7 @@ PAGES = [
     ROOT / "examples/README.md",  # last: its last block kills processes of the stack
 ]
 RUNNABLE = {"bash", "python"}
-SHOWN = {"", "json", "markdown", "text", "yaml"}  # for reading
+SHOWN = {"", "js", "json", "markdown", "text", "yaml"}  # for reading
 BLOCK = re.compile(
     r"(?:^<!-- (?P<tag>run|not run): (?P<word>[^\n]+?) -->\n)?^```(?P<language>\w*)[^\n]*\n(?P<code>.*?)^```$",
     re.DOTALL | re.MULTILINE,

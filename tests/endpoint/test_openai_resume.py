@@ -1,11 +1,13 @@
 """A completion's stream is taken up at another endpoint, or after a break, without a hole and without a repetition."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
 import pytest
-from endpoint.harness import World, serving, until
+from endpoint.harness import World, serving, until, world
+from servers import redis_server
 
 from orca_pool.records import Reason
 
@@ -86,6 +88,21 @@ async def test_after_the_client_lost_its_connection(orca: World, http: httpx.Asy
     async with http.stream("GET", f"/v1/completions/{first['id']}?from=1") as answer:
         rest = await Events(answer).rest()
     assert text_of(rest) == orca.serving.app.endpoint.spell(11)
+
+
+async def test_in_an_outage_a_browser_is_asked_to_come_again(model: Path) -> None:
+    """Its EventSource comes back after a stream that has ended, and never after a 503."""
+    with redis_server() as server:
+        async with (
+            world(server.url, model, pool_patience=0.1) as own,
+            httpx.AsyncClient(base_url=own.serving.http, timeout=60) as http,
+        ):
+            server.freeze()
+            answers = [await http.get("/v1/completions/a", headers=h) for h in ({}, {"Last-Event-ID": "1"})]
+            server.thaw()
+    assert [answer.status_code for answer in answers] == [503, 200]
+    assert answers[1].headers["content-type"].startswith("text/event-stream")
+    assert answers[1].text == "retry: 1000\n\n"
 
 
 async def test_an_end_that_was_seen_does_not_come_again(orca: World, http: httpx.AsyncClient) -> None:

@@ -22,6 +22,8 @@ from orca_scheduler.lifecycle.events import (
     Orphaned,
     PodAway,
     PodSeen,
+    PoolAway,
+    PoolBack,
     RankAllocated,
     RankFormed,
     RankLeaving,
@@ -126,11 +128,13 @@ REPLACED: tuple[LifeEvent, ...] = (  # the pods are of an old revision, and made
     *greeting(2.1, 2, EMPTY)[:2],
     LeaseLost(3.0, "another scheduler took the engine"),
 )
-UNFINISHED: tuple[LifeEvent, ...] = (  # a pod is lost before the engine has finished with its old model
+UNFINISHED: tuple[LifeEvent, ...] = (  # a pod is lost after an outage, before the engine has finished
     Opened(0.0, FORMED.epoch, (7,), True),
     *greeting(0.1, 1, FORMED),
     Recorded(0.1, 1, 40),
     CandidateChanged(0.2, PODS, replace=True, other_model=True),
+    PoolAway(0.3),
+    PoolBack(0.9),
     CandidateChanged(1.0, ("pod-0:7000", ""), "orca-worker-1 does not exist yet", replace=True),
     Rested(1.1, 1),
     LeaseLost(3.0, "another scheduler took the engine"),

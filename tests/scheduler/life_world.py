@@ -51,6 +51,8 @@ from orca_scheduler.lifecycle.events import (
     Orphaned,
     PodAway,
     PodSeen,
+    PoolAway,
+    PoolBack,
     RankAllocated,
     RankFormed,
     RankLeaving,
@@ -991,6 +993,12 @@ class LifeWorld:
 
     def pool_away(self, pick: int) -> None:
         self.books.away = not self.books.away
+        self._outage_told()
+
+    def _outage_told(self) -> None:
+        """By the term's renewals, which begin when its books are read."""
+        if self.term.opened:
+            self.term.post(PoolAway(self.now) if self.books.away else PoolBack(self.now))
 
     def cancels(self, pick: int) -> None:
         """A claim ends elsewhere. The master hears of it."""
@@ -1159,6 +1167,7 @@ class LifeWorld:
         """The faults end: the engine runs, and every request ends."""
         self.sound = False
         self.books.away, self.books.agrees = False, True
+        self._outage_told()
         self.room = 16 if self.room < self.shape.block_size else self.room
         for number, address in enumerate(self.term.dialed if self.term.open is not None else ()):
             if self.pods[address].away:

@@ -16,7 +16,7 @@ from orca_pool.pool import Pool
 from orca_pool.records import NO_LOAD, Attached, CommittedToken, EngineInfo, Reason
 from orca_pool.wire import pack_tokens
 from orca_scheduler.core.core import Room
-from orca_scheduler.lifecycle.events import Claimed, Opened
+from orca_scheduler.lifecycle.events import Claimed, Opened, PoolAway, PoolBack
 from orca_scheduler.master.adapters import EngineAdapters
 from orca_scheduler.master.ledger import Ledger, News
 
@@ -62,8 +62,8 @@ class Gated(Pool):
 class Books:
     """The ledger of an engine that has claimed one request, and has no room for more."""
 
-    def __init__(self, pool: Gated, ledger: Ledger, claim: int) -> None:
-        self.pool, self.ledger, self.claim, self.made = pool, ledger, claim, 0
+    def __init__(self, pool: Gated, ledger: Ledger, claim: int, news: asyncio.Queue[News]) -> None:
+        self.pool, self.ledger, self.claim, self.made, self.news = pool, ledger, claim, 0, news
 
     def iterate(self, end: Reason | None = None) -> None:
         """The request gets a token, and perhaps its end."""
@@ -101,7 +101,7 @@ async def books(server: RedisServer) -> AsyncIterator[Books]:
         room[0] = Room(0, 0)
         ledger.admitted()
         try:
-            yield Books(pool, ledger, claimed.claims[0])
+            yield Books(pool, ledger, claimed.claims[0], news)
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
@@ -111,6 +111,20 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
         while not condition():
             await asyncio.sleep(0.01)
+
+
+async def test_an_outage_is_told_once(server: RedisServer) -> None:
+    async with books(server) as this:
+        server.freeze()
+        try:
+            assert isinstance(await asyncio.wait_for(this.news.get(), 60), PoolAway)
+            for _ in range(2):  # for longer than the next renewal waits
+                with pytest.raises(Unavailable):
+                    await this.committed()
+        finally:
+            server.thaw()
+        assert isinstance(await asyncio.wait_for(this.news.get(), 60), PoolBack)
+        assert this.news.empty()
 
 
 async def test_a_give_back_comes_after_the_tokens(server: RedisServer) -> None:

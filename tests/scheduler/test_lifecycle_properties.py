@@ -109,6 +109,8 @@ EVERYWHERE = {  # what may happen in which states
     "Leave": ALIVE,
     "CandidateChanged": ALIVE,
     "Orphaned": ALIVE - {"Opening"},
+    "PoolAway": ALIVE - {"Opening"},
+    "PoolBack": ALIVE - {"Opening"},
     "Wake": ALIVE,
     "Suspected": TALKING,
     "PodSeen": TALKING,

@@ -27,9 +27,11 @@ class Scheduler:
     """A scheduler's knowledge, as the test says it."""
 
     def __init__(self) -> None:
-        self.first, self.seen = True, (0, 0.0)
+        self.first, self.asked = True, 0
+        self.seen: tuple[int, float] | None = (0, 0.0)  # None: the pool is away
 
     def queue(self) -> tuple[int, float] | None:
+        self.asked += 1
         return self.seen
 
 
@@ -112,6 +114,21 @@ async def test_another_scheduler_decides(tmp_path: Path) -> None:
         assert not this.watched.server.asked("patch statefulsets/scale")
         this.scheduler.first = True
         await until(lambda: this.size == (4, 2, 2))
+
+
+async def test_an_outage_begins_every_count_again(tmp_path: Path) -> None:
+    """The queue is as old as the outage: engines are added when it is still old after their time to come up."""
+    up, clock = 0.5, asyncio.get_running_loop().time
+    async with world(tmp_path, Bounds(1, 3, 5.0, up, 1000.0, 0.0)) as this:
+        await until(lambda: this.wanted() == (1, 2))
+        since = clock()
+        await until(lambda: clock() > since + up)
+        this.scheduler.seen, asked = None, this.scheduler.asked
+        await until(lambda: this.scheduler.asked > asked)
+        assert this.wanted() == (1, 2)
+        this.scheduler.seen, back = (3, 600.0), clock()
+        await until(lambda: this.size == (4, 2, 2))
+        assert clock() - back >= up
 
 
 @pytest.mark.parametrize(("pods", "whole"), [(1, 4), (3, 4), (5, 4), (8, 6)])

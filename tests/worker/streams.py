@@ -117,6 +117,12 @@ def behind(stream: Stream) -> Iterator[None]:
         CURRENT.stream = None
 
 
+# Held by the thread that is behind a stream. Below a dispatch mode torch makes the object of an operation when it is
+# first called. Where two threads do so at once, it frees the one that the other thread still uses: an AttributeError,
+# or a crash. (A real rank has a process of its own.)
+ALONE = threading.Lock()
+
+
 class Put(TorchDispatchMode):
     """Puts operations into the stream. Their results are there at once, with numbers that mean nothing yet."""
 
@@ -261,7 +267,7 @@ class StreamedStage(Stage):
         )
 
     def launch(self, *args: Any, **kwargs: Any) -> Launched:
-        with behind(self.stream):
+        with ALONE, behind(self.stream):
             return super().launch(*args, **kwargs)
 
 

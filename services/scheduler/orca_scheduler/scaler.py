@@ -74,8 +74,9 @@ class Scaler:
         if not self._scheduler.first or size is None or not size.pods:
             self._scaling = None
             return
-        if queue is None:
-            return  # the pool is away
+        if queue is None:  # the pool is away. After that the queue is as old as the outage: counts begin again
+            self._scaling = self._scaling and Scaling(self._bounds)
+            return
         scaling = self._scaling or Scaling(self._bounds)
         uses = await self._pool.engine_uses()
         names = {number: engine_name(number) for number in range(size.engines)}

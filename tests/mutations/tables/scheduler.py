@@ -560,6 +560,8 @@ MUTATIONS = [
     Mutation("a greeting keeps claims without a bound", LIFECYCLE, "_greeting_bounds", never("unadmitted"), STORIES),
     Mutation("a retired engine keeps its claims", LIFECYCLE, "_close", lacks("_give_back"), STORIES),
     Mutation("a verdict outlives its life", LIFECYCLE, "_next_life", drop("verdict_at"), STORIES),
+    Mutation("an engine finishes while the pool is away", LIFECYCLE, "_counted", always("away_since"), STORIES),
+    Mutation("an outage counts for an engine that finishes", LIFECYCLE, "step", drop("finish_by"), STORIES),
     # The scheduler.
     Mutation(
         "holes between looks do not count",

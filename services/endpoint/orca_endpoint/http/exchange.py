@@ -27,6 +27,7 @@ TIMEOUT_HEADER, COMMENTS_HEADER, IDS_HEADER = "X-Request-Timeout", "X-Stream-Com
 EVENT_ID = "Last-Event-ID"  # which a browser's EventSource sends
 EVENTS = "text/event-stream; charset=utf-8"  # the kind of a stream of server-sent events
 COMMENT = b": waiting\n\n"  # in them: clients read over it
+AGAIN = b"retry: 1000\n\n"  # in them: when a client is to come again, in ms; as long as Retry-After of a 503
 DEADLINE_SLACK = 2.0  # seconds
 LONGEST = 1e9  # seconds that a client may ask for: three decades, which the messages can hold
 
@@ -116,6 +117,13 @@ class Answer:
             await self.end()
         else:
             await self.whole(refused(error))
+
+    async def ask_again(self, error: OrcaError) -> None:
+        """Answers an EventSource by a stream without events. It comes again after one, and never after a 503."""
+        note_error(error)
+        await self.start_stream({}, failed_event)
+        await self.write(AGAIN)
+        await self.end()
 
 
 @asynccontextmanager

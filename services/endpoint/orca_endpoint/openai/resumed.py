@@ -10,7 +10,7 @@ from collections.abc import Callable
 from starlette.requests import Request
 
 from orca.v1.orca_pb2 import ResumeRequest
-from orca_common.errors import DataLoss, InvalidArgument, NotFound
+from orca_common.errors import DataLoss, InvalidArgument, NotFound, Unavailable
 
 from ..calls.call import Call
 from ..calls.endpoint import Endpoint
@@ -33,6 +33,14 @@ class Resumed(Exchange):
         self._endpoint, self._chunks = endpoint, chunks
 
     async def _serve(self, request: Request, answer: Answer) -> None:
+        try:
+            await self._resume(request, answer)
+        except Unavailable as error:
+            if answer.started or EVENT_ID not in request.headers:
+                raise
+            await answer.ask_again(error)
+
+    async def _resume(self, request: Request, answer: Answer) -> None:
         endpoint, deadline = self._endpoint, deadline_of(request)
         silence = silence_of(request, endpoint.settings.comment_seconds)
         field, seen, include_usage = asked_in(request)

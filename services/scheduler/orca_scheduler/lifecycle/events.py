@@ -286,6 +286,20 @@ class Orphaned:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolAway:
+    """The pool does not answer. Until PoolBack, the time in which an engine is to finish stands still."""
+
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class PoolBack:
+    """The pool answers again."""
+
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
     """The scheduler is leaving."""
 
@@ -332,6 +346,8 @@ LifeEvent = (
     | Claimed
     | Gone
     | Orphaned
+    | PoolAway
+    | PoolBack
     | Leave
     | LeaseLost
     | Wake

@@ -71,6 +71,8 @@ from .events import (
     Orphaned,
     PodAway,
     PodSeen,
+    PoolAway,
+    PoolBack,
     RankAllocated,
     RankFormed,
     RankLeaving,
@@ -250,6 +252,7 @@ class Lifecycle:
     )
     leaving: bool = False  # the scheduler is leaving
     finish_by: float | None = None  # when pods are replaced by those of another model, whatever still runs
+    away_since: float | None = None  # when the pool was found not to answer; None: it does
     backoff: float = timers.REFORM
     refusal: str | None = None  # why the last attempt to form failed
     unreached_since: float | None = (
@@ -267,7 +270,7 @@ class Lifecycle:
             case Greeting() as greeting:
                 moments = [self.verdict_at, *(moment for moment, _ in self._greeting_bounds(greeting))]
                 return min((moment for moment in moments if moment is not None), default=None)
-            case Running() if self.finish_by is not None:
+            case Running() if self.finish_by is not None and self.away_since is None:
                 return self.finish_by if self.verdict_at is None else min(self.finish_by, self.verdict_at)
             case Forming() | Recording() | Running() | Draining():
                 return self.verdict_at
@@ -334,6 +337,14 @@ class Lifecycle:
                 return []
             case Orphaned(_, claims):
                 return [GiveBack(tuple((claim, False) for claim in claims))]
+            case PoolAway(now):
+                self.away_since = self._counted(now)
+                return []
+            case PoolBack(now):
+                if self.finish_by is not None:
+                    self.finish_by += now - self._counted(now)
+                self.away_since = None
+                return []
             case Leave():
                 self.leaving = True
                 return self._wanted_no_more(event.now, "the scheduler is leaving")
@@ -599,7 +610,8 @@ class Lifecycle:
         if isinstance(self.state, Replacing):
             self.state.until = None
             return [ReplacePods(self.life)]
-        if isinstance(self.state, Running) and self.finish_by is not None and now >= self.finish_by:
+        finishes_by = self.finish_by if isinstance(self.state, Running) and self.away_since is None else None
+        if finishes_by is not None and now >= finishes_by:
             return self._finished(
                 now, f"it has had {self.finish_seconds:g} s to finish what it began with the old model"
             )
@@ -761,18 +773,23 @@ class Lifecycle:
         """
         if self.replace and self.other_model:
             if self.finish_by is None and (self.formed or self.unadmitted):
-                self.finish_by = now + self.finish_seconds
+                self.finish_by = self._counted(now) + self.finish_seconds
             return []
-        left, self.finish_by = 0.0 if self.finish_by is None else self.finish_by - now, None
+        left, self.finish_by = 0.0 if self.finish_by is None else self.finish_by - self._counted(now), None
         return [Expect(left)] if changed and left > 0 else []
 
     def _replaces(self, now: float) -> bool:
         """Whether the pods are made anew before anything else. An engine that lacks a pod cannot finish."""
-        finishes = self.finish_by is not None and now < self.finish_by and self.pods is not None and all(self.pods)
+        has_time = self.finish_by is not None and self._counted(now) < self.finish_by
+        finishes = has_time and self.pods is not None and all(self.pods)
         return self.replace and not finishes
 
+    def _counted(self, now: float) -> float:
+        """The moment for the time in which the engine is to finish: it stands still while the pool is away."""
+        return now if self.away_since is None else self.away_since
+
     def _finished(self, now: float, why: str) -> list[LifeAction]:
-        self.finish_by = now
+        self.finish_by = self._counted(now)
         return self._drain(now, f"its pods are of an old revision, and {why}")
 
     def _replace(self, now: float) -> list[LifeAction]:

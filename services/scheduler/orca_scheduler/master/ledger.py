@@ -19,7 +19,7 @@ from orca_pool.records import Claimed as PoolClaim
 from orca_pool.retry import RETRY_SECONDS, reached
 
 from ..core.core import Room
-from ..lifecycle.events import Claimed, LeaseLost, Opened, Orphaned
+from ..lifecycle.events import Claimed, LeaseLost, Opened, Orphaned, PoolAway, PoolBack
 from .output import Outputs, new_tokens
 
 T = TypeVar("T")
@@ -59,7 +59,7 @@ class EndedElsewhere:
         self.claims = claims
 
 
-News = Opened | Claimed | Orphaned | LeaseLost | CaughtUp | EndedElsewhere | HandedOn | Unneeded
+News = Opened | Claimed | Orphaned | LeaseLost | PoolAway | PoolBack | CaughtUp | EndedElsewhere | HandedOn | Unneeded
 
 
 class Ledger:
@@ -302,14 +302,21 @@ class Ledger:
 
     async def _renewing(self) -> None:
         """Keeps the lease, reserves iteration numbers ahead, and reconciles what is held with the pool's books."""
+        away = False
         while True:
             before, have, generation = set(self.outputs.held), self._last_claim, self._pool.generation
             ahead = self.iteration + RESERVE
             try:
                 renewed = await self._renew(reserve=ahead if ahead - self._reserved > RESERVE // 2 else None)
             except Unavailable:
+                if not away:
+                    away = True
+                    self._post(PoolAway(self._now))
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
+            if away:
+                away = False
+                self._post(PoolBack(self._now))
             if renewed.claims is not None:
                 self._reconcile(renewed.claims, before, have)
                 if set(renewed.claims.values()) <= self.outputs.held.keys() | self._orphans.keys():  # else look again
