@@ -55,6 +55,7 @@ class Release:
 
     def __init__(self, cluster: Cluster, values: Values, name: str = "orca") -> None:
         self.cluster, self.name, self.values = cluster, name, IMAGES | dict(values)
+        self._before = 1  # the revision that the last upgrade began with
         self.pods_per_engine = int(str(values.get("engine.pp", 2))) * 2 // int(str(values.get("engine.gpusPerPod", 2)))
 
     # -- helm
@@ -69,21 +70,29 @@ class Release:
 
     async def upgrade(self, values: Values, *, wait: bool = True) -> None:
         """`helm upgrade` to these values besides those of the installation."""
+        self._before = (await self._state())["version"]
         await self.cluster.helm("upgrade", self.name, *self._chart(values), *_waiting(wait))
 
     async def change(self, values: Values, flag: str) -> None:
         """`helm upgrade --wait` to these values, and to those of before by the flag: --reuse-values or its like."""
+        self._before = (await self._state())["version"]
         sets = [word for path, value in values.items() for word in ("--set", f"{path}={value}")]
         await self.cluster.helm("upgrade", self.name, str(CHART), flag, *sets, *_waiting(True))
 
     async def rollback(self) -> None:
-        """`helm rollback` to the revision before, without waiting for it."""
-        await self.cluster.helm("rollback", self.name)
+        """`helm rollback` to the revision before the last upgrade, without waiting for it.
+
+        By its number: an upgrade that never began has made no revision, and Helm would go to an older one.
+        """
+        await self.cluster.helm("rollback", self.name, str(self._before))
 
     async def deployed(self) -> bool:
         """Whether Helm has done its last revision well: not so when it was ended amid a change, which bars the next."""
-        said = json.loads(await self.cluster.helm("status", self.name, "--output", "json"))
-        return said["info"]["status"] == "deployed"
+        return (await self._state())["info"]["status"] == "deployed"
+
+    async def _state(self) -> Any:
+        """The last revision, as `helm status` tells it."""
+        return json.loads(await self.cluster.helm("status", self.name, "--output", "json"))
 
     async def uninstall(self) -> str:
         """`helm uninstall --wait`. Returns what helm says, when all pods are gone."""

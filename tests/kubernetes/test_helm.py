@@ -93,6 +93,24 @@ async def test_a_rollback_after_a_scale(chart: Chart) -> None:
     assert await chart.replicas() == 1
 
 
+async def test_an_upgrade_that_is_refused_makes_no_revision(chart: Chart) -> None:
+    """So a rollback without a number leaves the revision that is deployed for the one before it."""
+
+    async def now() -> tuple[int, object]:
+        said = json.loads(await chart.helm("status", chart.name, "--output", "json"))
+        return said["version"], said["config"].get("endpoint")
+
+    await chart.run("install")
+    await chart.run("upgrade", endpoint__settings__max_waiting="10")
+    with pytest.raises(Failed, match="engine"):
+        await chart.run("upgrade", engine__cuont="2")
+    assert await now() == (2, {"settings": {"max_waiting": 10}})
+    await chart.helm("rollback", chart.name)
+    assert await now() == (3, None)
+    await chart.helm("rollback", chart.name, "2")
+    assert await now() == (4, {"settings": {"max_waiting": 10}})
+
+
 async def test_the_number_of_an_autoscaler_stays(chart: Chart) -> None:
     await chart.run("install", engine__count="2")
     await chart.run("upgrade", engine__autoscale__enabled="true")

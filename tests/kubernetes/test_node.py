@@ -5,16 +5,19 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
+from cluster import until
 from pauses import Pauses
 from processes import inside, named
 from traffic import Under
 
+from orca_pool.keys import Keys
 from release import LABELS, Release
 
 FROZEN = 60.0  # seconds without an API server: longer than a node's lease and a watch's bookmarks
+OUTAGE = 64.0  # seconds without Redis and DNS: longer than two detach graces
 
 
 async def test_a_node_is_drained(orca: Release, traffic: Under, pauses: Pauses) -> None:
@@ -76,3 +79,38 @@ async def test_a_rank_is_killed_while_the_api_server_is_away(orca: Release, traf
                 await orca.formed_again(before, 60)
             await orca.healed()
         pauses(seen)
+
+
+async def test_redis_and_dns_are_away(orca: Release, traffic: Under, pauses: Pauses) -> None:
+    """Just after all endpoints were declared dead, and for longer than a detach grace, which begins anew after it.
+
+    So it came about on a node that stood still: streams ended CANCELLED though their clients waited.
+    """
+    dns = named("coredns")
+    endpoints = [inside(pod.container, 1) for pod in await orca.pods("endpoint")]
+    if not dns or None in endpoints:
+        pytest.skip("the processes of DNS or of the endpoints cannot be seen here")
+    redis = f"{orca.name}-redis"
+    key = f"{Keys(f'{orca.cluster.namespace}.{orca.name}').prefix}endpoints"
+
+    async def living() -> str | None:
+        said = await orca.redis("zcard", key)
+        return None if said.strip() == "0" else f"{said.strip()} endpoints live"
+
+    async with traffic(orca) as load:
+        title = f"both endpoints declared dead, then Redis and DNS away for {OUTAGE:.0f} s"
+        async with load.disturbed(title) as seen:
+            with ExitStack() as without_dns:
+                with ExitStack() as without_endpoints:
+                    for process in filter(None, endpoints):
+                        without_endpoints.enter_context(frozen(process, OUTAGE))
+                    await until(living)
+                    for process in dns:
+                        without_dns.enter_context(frozen(process, OUTAGE))
+                    await orca.cluster.kubectl("scale", "statefulset", redis, "--replicas=0")
+                    await orca.cluster.kubectl("wait", "--for=delete", f"pod/{redis}-0", "--timeout=120s")
+                await asyncio.sleep(OUTAGE)  # this long is what is tested
+            await orca.cluster.kubectl("scale", "statefulset", redis, "--replicas=1")
+            await orca.healed()
+        pauses(seen)
+    assert load.finished >= 20
