@@ -70,5 +70,8 @@ async def test_it_waits_for_an_endpoint(stage: Stage) -> None:
     await called.wait()
     server.close()
     await server.wait_closed()
-    await stage.endpoint(Script(), port=port)
+    script = Script()
+    await stage.endpoint(script, port=port)
     assert (await waiting)[:2] == (0, " w0 w1 w2 w3 w4 w5!\n")
+    (call,) = script.calls
+    assert (call.request.text, call.request.max_new_tokens) == ("Once upon a time", 16), "where nothing is given"

@@ -7,15 +7,18 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import astuple
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 from typer.testing import CliRunner, Result
 
 from orca_cli.main import app
-from orca_cli.timeline import drawing
-from orca_lab.timeline import Life, Run, drawable, read_run, shares
+from orca_cli.timeline import drawing, life_table, plane_table, share_table
+from orca_lab.timeline import Iteration, Life, Member, Run, Times, drawable, letters, percentile, read_run, shares
 from orca_scheduler.core.selection import Stop
 
 WIDE = {"COLUMNS": "160", "NO_COLOR": "1"}
@@ -173,6 +176,131 @@ def test_a_timeline_of_many_long_names_fits_any_terminal(tmp_path: Path, columns
     assert len(lines[0]) == columns, "and it fills the terminal"
     named = [line.strip() for line in lines if " a-request" in line]
     assert named == ["A a-request-with-a-long-name-1", "B a-request-with-a-long-name-2"], "a line each"
+
+
+def shown_table(table: Table) -> tuple[str, list[list[str]]]:
+    """The title, and the cells of all rows with the head's."""
+    shown = io.StringIO()
+    Console(width=120, file=shown).print(table)
+    title, *lines = shown.getvalue().splitlines()
+    rows = [line.strip("│┃").replace("┃", "│").split("│") for line in lines if line[:1] in "│┃"]
+    return title.strip(), [[cell.strip() for cell in row] for row in rows]
+
+
+def three_stages() -> Life:
+    """Four iterations of 100 ms on three stages of two ranks. The control message's way grows from one to the next."""
+    found = Life(5, 1000 * MS, 2, 3, 3, 0)
+    for n in range(4):
+        iteration = Iteration(n + 1, (Member(1, "increment", 1),))
+        for stage, late in enumerate((0, n + 1, 3 * n + 4)):
+            for rank in range(2):
+                came, done = 1000 + 100 * n + late, 10 * stage + 12
+                moments = [(came + ms) * MS for ms in (0, 1, done - 10, done, done + 1 + rank)]
+                sizes = 30 + rank if stage else 40, 10 * stage + rank
+                iteration.times[stage, rank] = Times(stage, rank, *moments, *sizes, stage * 5 * MS)
+        found.iterations.append(iteration)
+    return found
+
+
+def test_the_tables_of_a_timeline() -> None:
+    assert shown_table(plane_table(three_stages())) == (
+        "planes, 4 iterations",
+        [
+            ["", "mean of an iteration", "p50", "p99"],
+            ["control, all ranks", "202 bytes", "", ""],
+            ["data, all ranks", "63 bytes", "", ""],
+            ["control hop 0 to 1", "", "2.00 ms", "4.00 ms"],
+            ["control hop 1 to 2", "", "5.00 ms", "9.00 ms"],
+            ["control 0 to 2", "", "7.00 ms", "13.00 ms"],
+        ],
+    )
+    # From 1026 to 1346 ms. A rank of stage 0 is busy for 12 or 13 ms of each of three iterations, and so on.
+    assert shown_table(share_table(three_stages())) == (
+        "shares of 0.32 s, since the pipeline had filled",
+        [
+            ["stage", "busy", "waiting for upstream", "waiting for scheduler", "no work"],
+            ["0", "11.7%", "0.0%", "57.2%", "31.1%"],
+            ["1", "16.4%", "4.7%", "60.0%", "18.9%"],
+            ["2", "24.5%", "9.4%", "66.1%", "0.0%"],
+        ],
+    )
+    alone = Life(1, 0, 1, 1, 1, 0, [Iteration(1, (), {(0, 0): Times(0, 0, 1, 2, 3, 4, 5, 60, 70, 0)})])
+    assert shown_table(plane_table(alone)) == (
+        "planes, 1 iterations",
+        [["", "mean of an iteration"], ["control, all ranks", "60 bytes"], ["data, all ranks", "70 bytes"]],
+    )
+
+
+def test_the_table_of_lives() -> None:
+    lives = [Life(n, (1000 + n) * 1000 * MS, 1, 1, 1, 0) for n in range(12)]
+    lives[9].lost, lives[10].iterations = "rank 1 ended", three_stages().iterations
+    title, [head, *rows] = shown_table(life_table(Run("engine-0", lives, {})))
+    assert "12 lives of engine-0, the last 10: one for each formation and" in title
+    assert head == ["epoch", "from", "iterations", "how it ended"]
+    ends = {9: "rank 1 ended", 11: "the last"}
+    assert rows == [
+        [
+            str(n),
+            datetime.fromtimestamp(1000 + n).strftime("%H:%M:%S"),
+            "4" if n == 10 else "0",
+            ends.get(n, "another master took it over"),
+        ]
+        for n in range(2, 12)
+    ]
+    title, rows = shown_table(life_table(Run("engine-1", lives[:10], {})))
+    assert title.startswith("10 lives of engine-1: one for each")
+    assert len(rows) == 1 + 10
+
+
+def test_letters_and_percentiles() -> None:
+    assert letters([7, 3, 3, 9]) == {3: "A", 7: "B", 9: "C"}
+    many = letters(range(27 * 26))
+    assert [many[n] for n in (25, 26, 27, 51, 52, 701)] == ["Z", "AA", "AB", "AZ", "BA", "ZZ"]
+    assert [percentile([4, 1, 3, 2], p) for p in (0.0, 0.25, 0.26, 0.5, 0.75, 0.76, 1.0)] == [1, 1, 2, 2, 3, 4, 4]
+    assert percentile([5], 0.99) == 5
+
+
+def test_what_is_drawn_of_a_run(tmp_path: Path) -> None:
+    """To the column, with its colours and its legend; names of requests to the twelfth, and how many more there are."""
+    found = life(tmp_path)
+
+    def drawn(of: Life, count: int, columns: int) -> list[str]:
+        shown = io.StringIO()
+        Console(width=100, file=shown).print(drawing(Run("engine-0", [of], {1: "first"}), of, count, columns))
+        return [line.rstrip() for line in shown.getvalue().splitlines()]
+
+    legend = [
+        "        A block: the stage ran one iteration of the requests with these letters; the same batch has",
+        "        the same colour. ·: it ran nothing.",
+    ]
+    assert drawn(found, 24, 51) == [
+        "stage 0  A  ▏······· A ▏················· B  ▏·····",
+        "stage 1 ······ A ▏······· A  ▏················ B  ▏",
+        *("        86.0 ms, iterations 1 to 3", "        requests:", "          A first", "          B 2"),
+        *legend,
+    ]
+    assert drawn(found, 2, 30)[:3] == [
+        "stage 0 A ▏············ B ▏···",
+        "stage 1 ····A ▏············B ▏",
+        "        63.0 ms, iterations 2 to 3",
+    ]
+    assert drawn(found, 24, 5)[0] == "stage 0 A▏···A ▏·······B ▏··", "twenty columns at least"
+    lines = [
+        part for part in drawing(Run("engine-0", [found], {}), found, 24, 51).renderables if isinstance(part, Text)
+    ]
+    styles = [[str(span.style) for span in line.spans if "white" in str(span.style)] for line in lines]
+    assert styles == [["white on dark_blue", "white on dark_blue", "white on dark_green"]] * 2
+    members = tuple(Member(claim, "increment", 1) for claim in range(14))
+    moments = [Times(0, 0, at, at, at + 2 * MS, at + 9 * MS, at + 10 * MS, 1, 1, 0) for at in (0, 1000 * MS)]
+    late = Life(1, 0, 1, 1, 1, 0, [Iteration(n, members, {(0, 0): at}) for n, at in enumerate(moments, 3)])
+    assert drawn(late, 24, 48) == [
+        "stage 0              ABCDEFGHIJKLMN            ▏",
+        "        8.0 ms, iterations 4 to 4; 2 would be too small to see",
+        "        requests:",
+        *(f"          {letter} {'first' if n == 1 else n}" for n, letter in enumerate("ABCDEFGHIJKL")),
+        "          and 2 more",
+        *legend,
+    ]
 
 
 def test_a_pause_is_drawn_as_long_as_it_was(tmp_path: Path) -> None:

@@ -59,3 +59,17 @@ async def test_an_adapter_that_is_unloaded_while_its_request_is_read(
             claimed = PoolRequest.FromString((await orca.engine.claim()).record)
             assert claimed.sampling.adapter == adapter
             asked.cancel()
+
+
+async def test_an_endpoint_that_starts_knows_the_adapters_at_once(
+    redis_url: str, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of its settings are in the pool, and it has those that operators have loaded, though it names none."""
+    monkeypatch.setattr("orca_endpoint.calls.adapters.LOOK", 3600.0)
+    async with world(redis_url, model, adapters="own=/x") as orca:
+        assert [entry.name for entry in (await orca.pool.adapters()).entries.values()] == ["own"]
+    async with world(redis_url, model, operators="*") as orca:
+        await orca.pool.load_adapter("legal", "/x")
+        await orca.engine.load_adapters()
+        async with serving(redis_url, orca.name, model) as other:
+            assert list(other.app.endpoint.adapters.ids) == ["legal"]

@@ -292,6 +292,12 @@ CASES: dict[str, tuple[Any, int, str | None, str]] = {
     "metadata": ({"prompt": "a", "metadata": {"a": 5}}, 400, "metadata.a", "a string"),
     "much metadata": ({"prompt": "a", "metadata": {str(n): "" for n in range(17)}}, 400, "metadata", "at most 16"),
     "long metadata": ({"prompt": "a", "metadata": {"a": "x" * 513}}, 400, "metadata.a", "513 characters; at most 512"),
+    "a long name of metadata": (
+        {"prompt": "a", "metadata": {"x" * 65: ""}},
+        400,
+        "metadata",
+        "has a name of 65 characters; at most 64 are allowed",
+    ),
     "detach_grace": ({"prompt": "a", "detach_grace": -1}, 400, "detach_grace", "from 0 on"),
     "long detach_grace": ({"prompt": "a", "detach_grace": 3601}, 400, "detach_grace", "at most 3600 s"),
     "stream_options alone": ({"prompt": "a", "stream_options": {}}, 400, "stream_options", "only with stream"),

@@ -24,6 +24,7 @@ def increment(start: int) -> Work:
 
 def test_a_standstill_counts_from_the_last_progress() -> None:
     progress = Progress(Durations(), stages=1)
+    assert progress.latest == 0
     assert progress.stuck(1000.0, since=0.0) is None  # nothing is in flight
     progress.sent(1, increment(5), 1000.0)
     assert progress.stuck(1030.0, since=0.0) is None
@@ -36,7 +37,7 @@ def test_a_standstill_counts_from_the_last_progress() -> None:
     progress.sent(4, increment(8), 2010.0)
     assert progress.stuck(2249.0, since=0.0) is None
     assert progress.stuck(2251.0, since=0.0) == 251.0  # ten times 25 s
-    assert progress.oldest == 3
+    assert (progress.oldest, progress.latest) == (3, 4)
     progress.returned(2100.0)
     assert progress.oldest == 4
     assert progress.stuck(2251.0, since=0.0) is None

@@ -82,6 +82,18 @@ async def test_a_wrong_report_is_a_verdict(case: str) -> None:
         assert sentence in rank.verdicts[0]
 
 
+async def test_a_rank_is_believed_however_many_iterations_it_has_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers are too high above the last iteration that was sent, not above the one that the rank began with."""
+    monkeypatch.setattr("orca_scheduler.ranks.rank.UNDER_WAY", 0)
+    rank = Rank()
+    async with bench(rank) as this:
+        await this.submit("r", [1, 2], 2)
+        rank.report(await this.iteration(), 9)
+        rank.report(await this.iteration(), 8)
+        assert await this.finished("r") == [9, 8]
+        assert rank.verdicts == []
+
+
 async def test_nothing_behind_a_wrong_report_is_believed() -> None:
     """The batch that ran beside it came back first then, which ended the scheduler's process."""
     rank = Rank()

@@ -14,7 +14,8 @@ import urllib.request
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import grpc
 import psutil
@@ -29,11 +30,11 @@ from orca.v1 import worker_pb2_grpc
 from orca_common.protocol import PROTOCOL
 from orca_local.pod import ServiceProcess
 from orca_worker.machine import DRIVER
-from orca_worker.pod.supervisor import RankProcess
+from orca_worker.pod.supervisor import RankProcess, Supervisor
 from orca_worker.processes.beginning import POD, Begun, begin, pair
 from orca_worker.processes.forks import Forked, ForkServer, ForkServerLost
 from orca_worker.processes.process import why_ended
-from orca_worker.settings import RankSettings
+from orca_worker.settings import RankSettings, SupervisorSettings
 
 OPTIONS = [("grpc.initial_reconnect_backoff_ms", 50), ("grpc.max_reconnect_backoff_ms", 200)]
 
@@ -229,6 +230,22 @@ async def test_fence_kills_that_process_and_no_other(tmp_path: Path) -> None:
         (successor,) = await pod.running()
         assert (await pod.hello(successor)).pid == successor.pid
         assert not (await pod.stub.Fence(pb.FenceRequest(local_rank=0, pid=rank.pid, verdict="late"))).killed
+
+
+async def test_the_log_says_which_rank_was_fenced_and_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    supervisor: Any = Supervisor(SupervisorSettings(model=str(make_timed(tmp_path)), ranks=2), cast("Any", None))
+    ended, signals = asyncio.get_running_loop().create_future(), list[int]()
+    ended.set_result(-signal.SIGKILL)
+    supervisor._ranks[1].process = SimpleNamespace(pid=4711, ended=ended, send_signal=signals.append)
+    try:
+        request = pb.FenceRequest(local_rank=1, pid=4711, verdict="it is silent")
+        assert (await supervisor.Fence(request, None)).killed
+    finally:
+        supervisor.close()
+    assert signals == [signal.SIGKILL]
+    [said] = [vars(record) for record in caplog.records if record.name == "orca_worker.pod.supervisor"]
+    names = ("levelname", "msg", "args", "rank", "rank_pid")
+    assert [said[name] for name in names] == ["ERROR", "rank fenced: %s", ("it is silent",), 1, 4711]
 
 
 @pytest.mark.parametrize("frozen", [False, True])

@@ -71,6 +71,7 @@ def rewrite(folder: Path, way: str) -> None:
 @pytest.mark.parametrize(("family", "way"), covering(list(FAMILIES), ("other", "equal", "head alone"), strength=1))
 def test_tokens_equal_transformers(tmp_path: Path, family: str, way: str, caplog: pytest.LogCaptureFixture) -> None:
     folder = make(tmp_path, family)
+    about = {"model": str(folder), "head": names_of(folder)[1]}
     rewrite(folder, way)
     caplog.set_level(logging.WARNING, LOG)
     engine = TinyEngine(make_stage(folder, 576, 5), 576, 5, seed=1)
@@ -80,8 +81,8 @@ def test_tokens_equal_transformers(tmp_path: Path, family: str, way: str, caplog
     for request in requests:
         assert request.made == reference.greedy(request.prompt, request.new_tokens)
     assert len({tuple(request.made) for request in requests}) > 3
-    assert [r.getMessage() for r in caplog.records if r.name == LOG][:1] == (
-        ["the files have another head than config.json ties"] if way == "other" else []
+    assert [(r.getMessage(), {name: vars(r)[name] for name in about}) for r in caplog.records if r.name == LOG][:1] == (
+        [("the files have another head than config.json ties", about)] if way == "other" else []
     )
 
 
