@@ -1,4 +1,4 @@
-"""What commands of `orca lab` hand on: what they are given, and what holds where they are given nothing."""
+"""Options that commands of `orca lab` hand on: those that they are given, and those that hold otherwise."""
 
 from collections.abc import Callable, MutableMapping
 from dataclasses import replace

@@ -13,7 +13,7 @@ from .turns import Turns
 T = TypeVar("T")
 
 # Bytes up to which an input is handled on the event loop; a larger one goes to a thread.
-BODY_IN_LOOP = 1 << 16  # of a message that is parsed (5 ms at most)
+BODY_IN_LOOP = 1 << 14  # of a message that is parsed (1.5 ms: a chat of as many short messages as go in)
 TEXT_IN_LOOP = 2048  # of a text that is tokenized (about 0.5 ms)
 
 
