@@ -143,10 +143,9 @@ class Resumption:
                 return 0.0
             raise error
         except OrcaError as ending:
-            if isinstance(ending, Unavailable) and (self._body is None or self.accepted is not None):
-                shown = self._from_index + len(self.tokens)
-                goes_on = f"resume({self.request_id!r}, {shown}) takes the request up while it lives"
-                ending.args = (f"{ending}; {goes_on}, and a longer resume_timeout waits for longer",)
+            if isinstance(ending, Unavailable) and self.accepted is not None:
+                goes_on = f"resume({self.request_id!r}, {self._from_index + len(self.tokens)})"
+                ending.add_note(f"{goes_on} takes the request up while it lives; a longer resume_timeout waits longer")
             self.error = ending
             self._tell_end()
             raise

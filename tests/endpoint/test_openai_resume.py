@@ -98,11 +98,13 @@ async def test_in_an_outage_a_browser_is_asked_to_come_again(model: Path) -> Non
             httpx.AsyncClient(base_url=own.serving.http, timeout=60) as http,
         ):
             server.freeze()
-            answers = [await http.get("/v1/completions/a", headers=h) for h in ({}, {"Last-Event-ID": "1"})]
-            server.thaw()
+            try:
+                answers = [await http.get("/v1/completions/a", headers=h) for h in ({}, {"Last-Event-ID": "1"})]
+            finally:
+                server.thaw()
     assert [answer.status_code for answer in answers] == [503, 200]
     assert answers[1].headers["content-type"].startswith("text/event-stream")
-    assert answers[1].text == "retry: 1000\n\n"
+    assert answers[1].text == "id: 1\nretry: 1000\n\n"
 
 
 async def test_an_end_that_was_seen_does_not_come_again(orca: World, http: httpx.AsyncClient) -> None:

@@ -155,10 +155,8 @@ def test_the_loss_of_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
     assert float(loss.detach()) == pytest.approx(-sum(float(torch.log1p(-one)) for one in wrong) / (2 * 9))
 
 
-def test_a_step_takes_the_mean_of_its_losses(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The rate rises to the highest, and falls along a cosine to a fiftieth. Vectors do not decay."""
+def test_the_learning_rate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """It rises to the highest, and falls along a cosine to a fiftieth. Vectors do not decay."""
     model, seen, made = small(), list[Any](), list[Any]()
     scheduler = torch.optim.lr_scheduler.LambdaLR
 

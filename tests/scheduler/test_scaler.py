@@ -10,8 +10,9 @@ from metrics import Scrape
 from scheduler.discovery.api_server import refuses
 from scheduler.discovery.manifests import pod, statefulset
 from scheduler.discovery.test_statefulset import ENGINE_0, Watched, until, watched
-from servers import redis_server
+from servers import RedisServer, redis_server
 
+from orca_common.errors import Unavailable
 from orca_common.metrics import Metrics
 from orca_common.service import cancel
 from orca_pool.pool import Pool
@@ -27,19 +28,17 @@ class Scheduler:
     """A scheduler's knowledge, as the test says it."""
 
     def __init__(self) -> None:
-        self.first, self.asked = True, 0
-        self.seen: tuple[int, float] | None = (0, 0.0)  # None: the pool is away
+        self.first, self.seen = True, (0, 0.0)
 
     def queue(self) -> tuple[int, float] | None:
-        self.asked += 1
         return self.seen
 
 
 class World:
     """A scaler at work."""
 
-    def __init__(self, pool: Pool, watched: Watched, bounds: Bounds) -> None:
-        self.pool, self.watched = pool, watched
+    def __init__(self, redis: RedisServer, pool: Pool, watched: Watched, bounds: Bounds) -> None:
+        self.redis, self.pool, self.watched = redis, pool, watched
         self.scheduler, self._metrics = Scheduler(), Metrics("scheduler")
         self.scaler = Scaler(pool, watched.discovery, self.scheduler, bounds, 2, self._metrics)
         self._terms: dict[str, int] = {}
@@ -75,7 +74,7 @@ async def world(folder: Path, bounds: Bounds = BOUNDS) -> AsyncIterator[World]:
     with redis_server() as redis:
         async with Pool(redis.url, "scaler", patience=2) as pool, watched(folder, scales=True) as this:
             await until(lambda: this.addresses == ENGINE_0)
-            made = World(pool, this, bounds)
+            made = World(redis, pool, this, bounds)
             await made.engine("engine-0", IDLE)
             running = asyncio.create_task(made.scaler.run())
             try:
@@ -123,9 +122,10 @@ async def test_an_outage_begins_every_count_again(tmp_path: Path) -> None:
         await until(lambda: this.wanted() == (1, 2))
         since = clock()
         await until(lambda: clock() > since + up)
-        this.scheduler.seen, asked = None, this.scheduler.asked
-        await until(lambda: this.scheduler.asked > asked)
-        assert this.wanted() == (1, 2)
+        this.redis.freeze()
+        with pytest.raises(Unavailable):
+            await this.pool.engine_uses()
+        this.redis.thaw()
         this.scheduler.seen, back = (3, 600.0), clock()
         await until(lambda: this.size == (4, 2, 2))
         assert clock() - back >= up

@@ -45,6 +45,7 @@ class Scaler:
         self._pool, self._scaled, self._scheduler = pool, scaled, scheduler
         self._bounds, self._pods_per_engine = bounds, pods_per_engine
         self._scaling: Scaling | None = None  # None: another scheduler decides
+        self._generation = pool.generation
         self._wanted = 0  # engines, as it decided last
         self._said: Wish | None = None  # the wish that the log has told last
         self._trouble = ""  # the same
@@ -74,11 +75,12 @@ class Scaler:
         if not self._scheduler.first or size is None or not size.pods:
             self._scaling = None
             return
-        if queue is None:  # the pool is away. After that the queue is as old as the outage: counts begin again
-            self._scaling = self._scaling and Scaling(self._bounds)
-            return
-        scaling = self._scaling or Scaling(self._bounds)
+        if queue is None:
+            return  # the pool is away
         uses = await self._pool.engine_uses()
+        scaling, generation = self._scaling, self._pool.generation
+        if scaling is None or generation != self._generation:  # after an outage the queue is as old as it was long
+            scaling, self._generation = Scaling(self._bounds), generation
         names = {number: engine_name(number) for number in range(size.engines)}
         loads = {number: load_of(uses[name]) for number, name in names.items() if name in uses}
         wish = scaling.step(Seen(self._loop.time(), size.engines, size.beginning, *queue, loads))

@@ -27,7 +27,7 @@ TIMEOUT_HEADER, COMMENTS_HEADER, IDS_HEADER = "X-Request-Timeout", "X-Stream-Com
 EVENT_ID = "Last-Event-ID"  # which a browser's EventSource sends
 EVENTS = "text/event-stream; charset=utf-8"  # the kind of a stream of server-sent events
 COMMENT = b": waiting\n\n"  # in them: clients read over it
-AGAIN = b"retry: 1000\n\n"  # in them: when a client is to come again, in ms; as long as Retry-After of a 503
+AGAIN = 1000  # ms after which a client of a stream is to come again; as long as Retry-After of a 503
 DEADLINE_SLACK = 2.0  # seconds
 LONGEST = 1e9  # seconds that a client may ask for: three decades, which the messages can hold
 
@@ -118,11 +118,14 @@ class Answer:
         else:
             await self.whole(refused(error))
 
-    async def ask_again(self, error: OrcaError) -> None:
-        """Answers an EventSource by a stream without events. It comes again after one, and never after a 503."""
+    async def ask_again(self, error: OrcaError, event: str) -> None:
+        """Answers an EventSource by a stream without events. It comes again after one, and never after a 503.
+
+        event: the id of the last one that it has seen. By WHATWG's letter it would forget it at the blank line.
+        """
         note_error(error)
         await self.start_stream({}, failed_event)
-        await self.write(AGAIN)
+        await self.write(f"id: {event}\nretry: {AGAIN}\n\n".encode())
         await self.end()
 
 

@@ -36,9 +36,10 @@ class Resumed(Exchange):
         try:
             await self._resume(request, answer)
         except Unavailable as error:
-            if answer.started or EVENT_ID not in request.headers:
+            event = request.headers.get(EVENT_ID)
+            if answer.started or event is None:
                 raise
-            await answer.ask_again(error)
+            await answer.ask_again(error, event)
 
     async def _resume(self, request: Request, answer: Answer) -> None:
         endpoint, deadline = self._endpoint, deadline_of(request)
