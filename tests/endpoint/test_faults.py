@@ -167,7 +167,7 @@ async def test_what_is_read_of_an_old_incarnation_does_not_count(orca: World, mo
 async def test_the_stream_of_an_old_incarnation_is_left_at_once(
     server: RedisServer, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing comes on it any more. A read that waited there for its whole time was a pause."""
+    """Nothing comes on it any more. A read that waited there for its whole time was half a second of a pause."""
     monkeypatch.setattr("orca_endpoint.calls.delivery.READ_WAIT", 3600)
     async with world(server.url, model) as own:
         delivery = own.serving.app.delivery

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 STREAM_SECONDS = 0.1  # between two lines of a stream of the status port
-SELDOM_SECONDS = 1.0  # the same of one that no person reads
+SELDOM_SECONDS = 0.5  # the same of one that no person reads
 MOST_STREAMS = 8  # at a time; each has a thread
 POLL_SECONDS = 10.0  # between looks of the status port's thread at whether it is to end: `close` wakes it
 ALIVE_SECONDS = 2.0  # between two turns of a pulse that is only asked whether the loop is alive

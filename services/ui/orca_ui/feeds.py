@@ -15,7 +15,7 @@ from .picture import Picture
 
 log = logging.getLogger(__name__)
 
-SILENT_SECONDS = 3.0  # without a line, of which one comes in a second at least; then the scheduler counts as away
+SILENT_SECONDS = 2.0  # without a line, of which two come in a second at least; then the scheduler counts as away
 RETRY_SECONDS = 0.3
 LOOK_UP_SECONDS = 5.0  # between looks at what addresses a name has
 QUIET_SECONDS = 5.0  # after the last browser has left, until feeds are followed for failures alone

@@ -23,7 +23,7 @@ from orca_pool.retry import RETRY_SECONDS, reached
 log = logging.getLogger(__name__)
 
 UNREADY = 2.0  # seconds without an answer of the pool after which the endpoint is not ready
-READ_WAIT = 2.0  # seconds that a read waits: an idle endpoint asks little more than its renewals
+READ_WAIT = 0.5  # seconds that a read waits
 # Seconds that a detach is tried. After that the old registration is swept, which detaches the call.
 DETACH_PATIENCE = 60.0
 # Detaches that are sent at the same time. An outage leaves thousands behind, and calls must find a turn beside them.
