@@ -262,7 +262,7 @@ async def test_resume_timeout(stage: Stage, face: Face, connect: Connect) -> Non
     script = Script(Act(upto=2, end=AWAY), *[Act(accept=False, end=AWAY)] * 100)
     stream = connect((await stage.endpoint(script)).address, resume_timeout=0.6).generate("x", max_new_tokens=6)
     await take(face, stream, 3)
-    with pytest.raises(Unavailable, match=r"the request pool is away$") as given_up:
+    with pytest.raises(Unavailable, match="the request pool is away") as given_up:
         await face.next(stream)
     goes_on = f"resume('{stream.request_id}', 2) takes the request up while it lives"
     assert given_up.value.__notes__ == [f"{goes_on}; a longer resume_timeout waits longer"]
