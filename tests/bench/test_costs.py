@@ -17,9 +17,11 @@ from orca_bench.measures import Answer
 from orca_bench.perplexity import report
 from orca_bench.stack import between, cost, rounds
 from orca_bench.start import Rest, Start
+from orca_common.checkpoint import read_checkpoint
 from orca_common.errors import Unavailable
 from orca_lab.timeline import Iteration, Life, Run, Times
-from orca_local.settings import ServeSettings
+from orca_local.stack import DEMO_MODEL
+from orca_local.timed_model import make_timed_model
 
 MS = 1_000_000
 ROW = {
@@ -82,7 +84,7 @@ async def test_each_batch_has_a_stack_of_its_own(
     seen = list[Any]()
 
     class Stack:
-        def __init__(self, settings: ServeSettings, run_dir: Path, say: Any) -> None:
+        def __init__(self, settings: Any, run_dir: Path, say: Any) -> None:
             say("a step")
             values = settings.model_dump()
             names = ("policy", "max_batch_size", "slots", "port", "http_port")
@@ -127,6 +129,15 @@ async def test_each_batch_has_a_stack_of_its_own(
     if not fails:
         assert capsys.readouterr().out.splitlines() == [SHOWN, SHOWN.replace("batch   8", "batch  16")]
         assert [row["batch"] for row in json.loads(out.read_text())] == [8, 16]
+
+
+def test_a_timed_model_has_positions_for_all_slots(tmp_path: Path) -> None:
+    """And the demo model's vocabulary, whose tokens a door can write."""
+    model = read_checkpoint(make_timed_model(tmp_path / "model", 0.25))
+    assert (model.model_type, model.max_positions, model.config["seconds"]) == ("orca_timed", control_plane.SLOTS, 0.25)
+    assert model.vocab_size == read_checkpoint(DEMO_MODEL).vocab_size
+    assert model.tokenizer_file is not None
+    assert model.tokenizer_file.read_bytes() == (DEMO_MODEL / "tokenizer.json").read_bytes()
 
 
 def test_the_line_of_a_batch(capsys: pytest.CaptureFixture[str]) -> None:
