@@ -1,4 +1,4 @@
-"""What commands of `orca lab` hand on: what they are given, and what holds where they are given nothing."""
+"""The options of `orca lab`: each reaches what carries the command out, and so does what holds without it."""
 
 from collections.abc import Callable, MutableMapping
 from dataclasses import replace
