@@ -1,4 +1,4 @@
-"""The costs that benches of stacks print: of known times, so that each number is known."""
+"""The costs that benches of stacks print, of times that are known."""
 
 import json
 import os

@@ -5,6 +5,7 @@ import multiprocessing
 import random
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from checkpoints import make_gpt2
@@ -12,7 +13,7 @@ from reference import Known, Reference
 
 from orca.v1 import worker_pb2
 from orca_bench.cases import Request, dump, fixed
-from orca_bench.engine import Engine, EngineOptions, Run, Step, Timed, lines, warm_up
+from orca_bench.engine import Engine, EngineOptions, Run, Step, Timed, form, lines, warm_up
 from orca_bench.floors import case_floor, iteration_work
 from orca_bench.ranks import Control, Ranks
 from orca_bench.schedule import Shape, shapes, slots_for
@@ -115,6 +116,40 @@ def test_the_numbers_of_a_run() -> None:
     assert Run(fixed(1, 9, 1), 0.1, steps[:1], []).full_decode_ms is None
 
 
+def test_the_line_of_a_run(model: Path) -> None:
+    options = options_of(model, 8)
+    engine = Engine(options, options.checkpoint(), 64)
+    steps = [
+        Step(Shape((9, 9, 9), ()), 0.25),
+        Step(Shape((), (10, 10, 10)), 0.003),
+        Step(Shape((), (11, 11, 11)), 0.005),
+    ]
+    line = engine.line("a", Run(fixed(3, 9, 4), 0.5, steps, []), 3)
+    assert 10 < line.pop("resident_MB") < 10_000
+    assert line.pop("isa")
+    assert line == {
+        **{"engine": "orca", "case": "a", "run": 3, "seconds": 0.5, "requests": 3, "output_tokens": 12},
+        **{"output_tokens_per_s": 24.0, "iterations": 3, "iteration_ms": 4.0, "initiation_s": 0.25},
+        **{"max_batch_size": 8, "dtype": "float32", "quantize": None, "kv_dtype": None, "threads": 1, "device": "cpu"},
+    }
+
+
+def test_options_of_an_engine(model: Path) -> None:
+    plain = options_of(model, 8)
+    with pytest.raises(InvalidArgument, match=r"^dtype: is int8; there are float32, bfloat16"):
+        replace(plain, dtype="int8")
+    with pytest.raises(InvalidArgument, match=r"^quantize: is int3; there are int8, int4"):
+        replace(plain, quantize="int3")
+    assert replace(plain, dtype="auto").dtype in ("float32", "bfloat16")
+    assert replace(plain, threads=0).compute.threads >= 1
+    assert (plain.compute.threads, plain.compute.kernels) == (1, "auto")
+    checkpoint = plain.checkpoint()
+    assert plain.block_size_of(checkpoint) == 16
+    assert replace(plain, attention=By.TORCH).block_size_of(checkpoint) == 96
+    with pytest.raises(FailedPrecondition, match=r"^slots: 64 are needed; the memory holds 48$"):
+        form(SimpleNamespace(form=lambda *given: SimpleNamespace(slots=48)), 64)  # pyright: ignore[reportArgumentType]
+
+
 def test_lines_of_a_file_of_cases(model: Path, tmp_path: Path) -> None:
     path = tmp_path / "cases.json"
     path.write_text(dump({"a": [Request([1, 2, 3], 4), Request([4], 2)], "b": [Request([5], 1)]}))
@@ -159,4 +194,6 @@ def test_a_family_without_known_work_has_no_floor(model: Path) -> None:
 @pytest.mark.parametrize(("slots", "batch"), [(16, 32), (64, 32), (96, 1), (1_536, 32)])
 def test_the_warm_up_uses_the_memory(model: Path, slots: int, batch: int) -> None:
     case = warm_up(slots, batch, read_checkpoint(model))
+    assert len(case) == min(batch, slots // 16)
+    assert {one.output for one in case} == {8}
     assert 0.9 * slots <= slots_for(case, batch) <= slots

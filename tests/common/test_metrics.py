@@ -26,6 +26,24 @@ def test_the_table_names_each_metric_once_and_bounds_its_labels() -> None:
         assert all(row.labels.values()), "a label has known values, or a sentence says how many there are"
 
 
+def test_buckets_are_those_of_the_conventions() -> None:
+    """OpenTelemetry's for servers of generative models (gen-ai-metrics), from which dashboards read quantiles. What an
+    iteration takes and computes has buckets of its own."""
+    of = {row.name: row.buckets for row in TABLE if row.buckets}
+    assert of["orca_e2e_request_latency_seconds"] == of["orca_request_queue_time_seconds"]
+    assert of["orca_e2e_request_latency_seconds"] == tuple(round(0.01 * 2**n, 2) for n in range(14))
+    first = "0.001 0.005 0.01 0.02 0.04 0.06 0.08 0.1 0.25 0.5 0.75 1.0 2.5 5.0 7.5 10.0"
+    token = "0.01 0.025 0.05 0.075 0.1 0.15 0.2 0.3 0.4 0.5 0.75 1.0 2.5"
+    assert " ".join(map(str, of["orca_time_to_first_token_seconds"])) == first
+    assert " ".join(map(str, of["orca_normalized_latency_seconds"])) == token
+    assert " ".join(map(str, of["orca_inter_token_latency_seconds"])) == f"0.001 0.0025 0.005 {token}"
+    assert of["orca_batch_size"] == tuple(2**n for n in range(10))
+    assert of["orca_iteration_positions"] == tuple(2**n for n in range(14))
+    assert of["orca_iteration_seconds"] == of["orca_commit_seconds"]
+    steps = [digit * 10**power for power in range(-5, 0) for digit in (1, 2.5, 5)]
+    assert of["orca_iteration_seconds"] == pytest.approx((*steps[2:], 1.0))
+
+
 def test_a_histogram_counts_in_the_bucket_whose_bound_it_does_not_pass() -> None:
     metrics = Metrics("endpoint")
     latency = metrics.histogram("orca_time_to_first_token_seconds")

@@ -1,4 +1,4 @@
-"""Options that commands of `orca lab` hand on: those that they are given, and those that hold otherwise."""
+"""The options of `orca lab`: each reaches what carries the command out, and so does what holds without it."""
 
 from collections.abc import Callable, MutableMapping
 from dataclasses import replace

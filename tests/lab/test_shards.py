@@ -3,10 +3,12 @@
 import json
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from rich.table import Table
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -165,6 +167,64 @@ def test_a_floor_is_shown_beside_its_time(capsys: pytest.CaptureFixture[str]) ->
     assert "5.00" in shown
     assert "4.00 to 7.00" in shown
     assert "80%" in shown
+
+
+def rows_of(table: Table, capsys: pytest.CaptureFixture[str]) -> tuple[str, list[list[str]]]:
+    """The title of a table, and its rows below the head."""
+    shards.Console(width=150).print(table)
+    title, *lines = capsys.readouterr().out.splitlines()
+    rows = [line.strip("│").split("│") for line in lines if line.startswith("│")]
+    return title.strip(), [[cell.strip() for cell in row] for row in rows]
+
+
+def test_the_table_of_what_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    last = Row(
+        Place(2, 3, 2),
+        Case(INITIATION, 8, 20),
+        2_500_000,
+        10**6,
+        1_250_000,
+        [0.004, 0.006],
+        [0.001, 0.003],
+        Work(1, 1),
+        0.003,
+    )
+    plain = replace(last, place=SINGLE, case=Case(INCREMENT, 1, 8), floor=None)
+    title, rows = rows_of(shards.measured_table("a title", [last, plain]), capsys)
+    assert title == "a title"
+    assert rows == [
+        ["3 of 3", "0.003 GB", "initiation", "8", "20", "5.00", "4.00 to 6.00", "2.00", "3.00", "60%", "1.25 MB"],
+        ["1 of 1", "0.003 GB", "increment", "1", "8", "5.00", "4.00 to 6.00", "2.00", "-", "-", "1.25 MB"],
+    ]
+
+
+def test_the_table_of_floors(capsys: pytest.CaptureFixture[str]) -> None:
+    """GPT-3 13B's last stage of two: half of the layers, and the head."""
+    shape, place, case = SHAPES["gpt3-13b"], Place(1, 2, 1), Case(INCREMENT, 32, 299)
+    title, [row] = rows_of(shards.floor_table("floors", shape, "bfloat16", [place], [case]), capsys)
+    needed, weights = (
+        shards.work_of(shape, place, "bfloat16", case),
+        shards.share_of(shape, place, "bfloat16").weight_bytes,
+    )
+    assert title == "floors"
+    assert 12e9 < weights < 14e9
+    assert row == [
+        *("2 of 2", f"{weights / 1e9:.3f} GB", "increment", "32", "299"),
+        *(f"{needed.bytes / 1e9:.2f} GB", f"{needed.flop / 1e12:.2f}"),
+        *(f"{needed.bytes / rate * 1e3:.2f}" for rate in (3.35e12, 4.8e12)),
+    ]
+
+
+def test_which_ranks_and_cases_are_timed() -> None:
+    assert places(8, 1) == [Place(8, 1, 0)]
+    assert places(8, 2) == [Place(8, 2, 0), Place(8, 2, 1)]
+    assert places(4, 5) == [Place(4, 5, 0), Place(4, 5, 1), Place(4, 5, 4)]
+    assert shards.cases([1, 2], [5, 9]) == [
+        Case(phase, batch, prompt) for prompt in (5, 9) for batch in (1, 2) for phase in (INITIATION, INCREMENT)
+    ]
+    assert [Case(INCREMENT, 3, prompt).slots for prompt in (14, 15, 16)] == [48, 48, 96]
+    assert Case(INITIATION, 2, 7).requests == [(0, 7), (0, 7)]
+    assert Case(INCREMENT, 2, 7).requests == [(7, 1), (7, 1)]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from orca_common.errors import FailedPrecondition
 from orca_lab import simulator
 from orca_lab.cost import Constant, load_of
 from orca_lab.record import Recorder
-from orca_lab.simulator import Delays, Engine, Ran, Result, Simulation, simulate
+from orca_lab.simulator import Delays, Engine, Ran, Result, Served, Simulation, simulate
 from orca_lab.timeline import read_run
 from orca_lab.workload import AT_ONCE, PAPER, POISSON, Asked, Lengths, Seeds, Workload, drawn
 from orca_scheduler.core.core import Core, HandOver, Member, Pull, ScheduleBatch
@@ -185,6 +185,53 @@ def test_a_growing_backlog_can_be_given_up() -> None:
     result = Simulation([Engine(Constant(1.0), 640, 4)]).run(workload, lambda now, waiting: waiting > 50)
     assert result.stopped
     assert len(result.requests) < 60
+
+
+def test_a_backlog_is_looked_at_when_requests_come() -> None:
+    """Two run at a time. Those that came together are looked at together, before any of them is claimed."""
+    looks = list[tuple[float, int]]()
+
+    def look(now: float, waiting: int) -> bool:
+        looks.append((now, waiting))
+        return len(looks) == 4
+
+    workload = [Asked(at, 4, 2) for at in (0.0, 0.0, 0.25, 0.5, 0.5, 0.5, 8.5)]
+    result = Simulation([Engine(Constant(1.0), 64, 1)], Delays(ahead=False)).run(workload, look)
+    assert looks == [(0.0, 2), (0.25, 2), (0.5, 5), (8.5, 2)]
+    assert result.stopped
+    assert [one.ended for one in result.requests] == [2.0, 4.0, 6.0, 8.0]
+    assert (result.seconds, result.iterations, result.rows, result.mean_batch) == (8.0, 9, 9, 1.0)
+
+
+def test_the_measures_of_a_request_and_of_a_result() -> None:
+    served = [Served(Asked(1.0, 9, 4), began=1.5, first=2.0, ended=3.0 + n) for n in range(25)]
+    assert (served[0].latency, served[0].normalized, served[0].first_token) == (2.0, 0.5, 1.0)
+    result = Result(served, 30.0, 4, 10, [[1.0]])
+    assert result.warm == served[2:]
+    assert result.mean_batch == 2.5
+    assert replace(result, iterations=0).mean_batch == 0.0
+    assert not result.stopped
+
+
+def test_a_block_is_the_least_that_memory_holds() -> None:
+    assert Engine(Constant(1.0), 127, 1).memory_slots == 112
+    assert Engine(Constant(1.0), 127, 1, block_size=10).memory_slots == 120
+
+
+def test_pulls_wait_for_each_other() -> None:
+    """An engine pulls for one request at a time: the second one's bytes begin when the first one's have come."""
+    cost = Constant(0.5, pull=0.01)
+    engines = [Engine(cost, 64, 2, block_size=4, role=role) for role in (Role.PREFILL, Role.DECODE)]
+    delays = Delays(claim=0.125, commit=0.25, ahead=False, pull=0.5)
+    result = Simulation(engines, delays, tokens=True).run([Asked(0.0, 5, 2), Asked(0.0, 5, 2)])
+    first = 0.125 + 0.5 + 0.25
+    pulled = first + 0.125 + 0.5 + 8 * 0.01
+    assert [one.came for one in result.requests] == [
+        pytest.approx([first, pulled + 0.75]),
+        pytest.approx([first, pulled + 0.58 + 0.75]),
+    ]
+    assert [one.engine for one in result.requests] == [1, 1]
+    assert (result.iterations, result.rows) == (3, 4)
 
 
 def test_what_never_fits_is_refused() -> None:
