@@ -39,7 +39,7 @@ class Door:
 
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch) -> list[Planned]:
-    """What is sent at its moments, without waiting for them."""
+    """The calls that would be sent at their moments, without waiting for them."""
     found: list[Planned] = []
 
     async def open_loop(door: Door, load: Sequence[Planned]) -> list[Answer]:
