@@ -208,8 +208,8 @@ def three_stages() -> Life:
             for rank in range(2):
                 came, done = 1000 + 100 * n + late, 10 * stage + 12
                 moments = [(came + ms) * MS for ms in (0, 1, done - 10, done, done + 1 + rank)]
-                sizes = 30 + rank if stage else 40, 10 * stage + rank
-                iteration.times[stage, rank] = Times(stage, rank, *moments, *sizes, stage * 5 * MS)
+                sizes = [30 + rank if stage else 40, 10 * stage + rank]
+                iteration.times[stage, rank] = Times._make([stage, rank, *moments, *sizes, stage * 5 * MS])
         found.iterations.append(iteration)
     return found
 

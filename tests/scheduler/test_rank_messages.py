@@ -78,8 +78,8 @@ class Listening:
             send=lambda raw: self.sent.append(pb.ControlMessage.FromString(raw)), waits=False
         )
 
-    def hears(self, report: pb.Report | bytes) -> list[Any]:
-        """What follows from a message."""
+    def receives(self, report: pb.Report | bytes) -> list[Any]:
+        """Returns the events that follow from a message."""
         self.told.clear()
         self.rank._heard(report if isinstance(report, bytes) else report.SerializeToString())
         return self.told
@@ -152,20 +152,23 @@ async def test_each_kind_of_report() -> None:
     this = Listening()
     this.clock.now = 60.0
     times = [pb.StageTimes(iteration=n, sent=n) for n in (4, 6)]
-    assert this.hears(pb.Report(times=pb.Times(stages=times))) == [("timed", 3, 4, times[0]), ("timed", 3, 6, times[1])]
+    assert this.receives(pb.Report(times=pb.Times(stages=times))) == [
+        ("timed", 3, 4, times[0]),
+        ("timed", 3, 6, times[1]),
+    ]
     assert (this.rank.last_heard, this.rank.last_iteration) == (60.0, 6)
     report = pb.IterationReport(number=5, token_ids=[9], times=times[0])
-    assert this.hears(pb.Report(iteration=report)) == [("returned", 3, report)]
+    assert this.receives(pb.Report(iteration=report)) == [("returned", 3, report)]
     [(call, *given)] = this.clock.soon  # the next batch does not wait for the times
     this.told.clear()
     call(*given)
     assert this.told == [("timed", 3, 5, times[0])]
     assert this.rank.last_iteration == 6, "it goes up alone"
-    assert this.hears(pb.Report(pulled=pb.Pulled(number=8))) == [("pulled", 3, pb.Pulled(number=8))]
+    assert this.receives(pb.Report(pulled=pb.Pulled(number=8))) == [("pulled", 3, pb.Pulled(number=8))]
     held = pb.AdaptersHeld(number=2)
-    assert this.hears(pb.Report(adapters=held)) == [("held", 3, held)]
-    assert this.hears(pb.Report(leaving=pb.Leaving())) == [RankLeaving(60.0, 2, 3, 6)]
-    assert this.hears(pb.Report(heartbeat=pb.Heartbeat(number=4, iteration=7))) == [("answered",)]
+    assert this.receives(pb.Report(adapters=held)) == [("held", 3, held)]
+    assert this.receives(pb.Report(leaving=pb.Leaving())) == [RankLeaving(60.0, 2, 3, 6)]
+    assert this.receives(pb.Report(heartbeat=pb.Heartbeat(number=4, iteration=7))) == [("answered",)]
     assert (this.rank.answered, this.rank.last_iteration) == (4, 7)
 
 
@@ -176,7 +179,7 @@ async def test_which_errors_of_iterations_count() -> None:
     await this.rank.form(8, Formation(1, 1, 0, 0, 16, False, False), "", [])
 
     def error(epoch: int, lost: bool, text: str = "no data") -> list[Any]:
-        return this.hears(pb.Report(iteration=pb.IterationReport(epoch=epoch, number=4, error=text, peer_lost=lost)))
+        return this.receives(pb.Report(iteration=pb.IterationReport(epoch=epoch, number=4, error=text, peer_lost=lost)))
 
     assert error(7, True) == []
     assert error(8, True) == [suspected(Kind.PEER_LOST, "lost a neighbour: no data")]
@@ -192,18 +195,18 @@ async def test_an_iteration_of_the_future(began: int) -> None:
     this = Listening(latest=100)
     this.rank._began = began
     most = max(100, began) + UNDER_WAY
-    assert this.hears(pb.Report(heartbeat=pb.Heartbeat(number=1, iteration=most))) == [("answered",)]
-    assert this.hears(pb.Report(heartbeat=pb.Heartbeat(number=2, iteration=most + 1))) == [
+    assert this.receives(pb.Report(heartbeat=pb.Heartbeat(number=1, iteration=most))) == [("answered",)]
+    assert this.receives(pb.Report(heartbeat=pb.Heartbeat(number=2, iteration=most + 1))) == [
         suspected(Kind.FAILED, f"failed: it reported iteration {most + 1}, which it was never sent", most)
     ]
     this.clock.now = 70.0
-    assert this.hears(pb.Report(heartbeat=pb.Heartbeat(number=3, iteration=1))) == [], "it is believed no more"
+    assert this.receives(pb.Report(heartbeat=pb.Heartbeat(number=3, iteration=1))) == [], "it is believed no more"
     assert (this.rank.answered, this.rank.last_heard) == (1, 70.0), "and it lives"
 
 
 async def test_bytes_that_are_no_report() -> None:
     this = Listening()
-    assert this.hears(b"\xff\xff\xff") == [suspected(Kind.FAILED, "failed: it reported 3 bytes that are no report")]
+    assert this.receives(b"\xff\xff\xff") == [suspected(Kind.FAILED, "failed: it reported 3 bytes that are no report")]
 
 
 async def test_heartbeats() -> None:
@@ -382,7 +385,7 @@ async def test_a_pull_has_ended_when_it_has_on_all_ranks(monkeypatch: pytest.Mon
 
 
 async def test_all_are_asked_after_a_complaint(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the lifecycle is told when all have answered, once."""
+    """And the lifecycle learns when all have answered, once."""
     async with engine(monkeypatch) as this:
         ranks = this.ranks._ranks
         ranks[2].answered = 5
