@@ -124,11 +124,11 @@ def test_the_line_of_a_run(model: Path) -> None:
         Step(Shape((), (10, 10, 10)), 0.003),
         Step(Shape((), (11, 11, 11)), 0.005),
     ]
-    line = engine.line("a", Run(fixed(3, 9, 4), 0.5, steps, []), 3)
+    line = engine.line("a", Run(fixed(4, 9, 3), 0.5, steps, []), 3)
     assert 10 < line.pop("resident_MB") < 10_000
     assert line.pop("isa")
     assert line == {
-        **{"engine": "orca", "case": "a", "run": 3, "seconds": 0.5, "requests": 3, "output_tokens": 12},
+        **{"engine": "orca", "case": "a", "run": 3, "seconds": 0.5, "requests": 4, "output_tokens": 12},
         **{"output_tokens_per_s": 24.0, "iterations": 3, "iteration_ms": 4.0, "initiation_s": 0.25},
         **{"max_batch_size": 8, "dtype": "float32", "quantize": None, "kv_dtype": None, "threads": 1, "device": "cpu"},
     }

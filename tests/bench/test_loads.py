@@ -39,7 +39,7 @@ class Door:
 
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch) -> list[Planned]:
-    """The calls that would be sent at their moments, without waiting for them."""
+    """The requests that are sent at their moments, without the waits."""
     found: list[Planned] = []
 
     async def open_loop(door: Door, load: Sequence[Planned]) -> list[Answer]:

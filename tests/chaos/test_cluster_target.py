@@ -169,6 +169,7 @@ async def test_why_a_release_is_not_well(tmp_path: Path, monkeypatch: pytest.Mon
     async with released(tmp_path, monkeypatch) as (server, target, _):
         assert await target.ailing() is None
         server.put("pods", pod("worker", "other-worker-0", release="other", ready="False"))
+        server.put("pods", pod("jaeger", "jaeger-0", ready="False"))
         assert await target.ailing() is None
         server.put("pods", pod("worker", "worker-1", ready="False"))
         assert await target.ailing() == "worker-1 is not Ready"

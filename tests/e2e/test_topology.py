@@ -18,7 +18,19 @@ from typer.testing import CliRunner, Result
 
 from orca_cli.main import app
 from orca_cli.timeline import drawing, life_table, plane_table, share_table
-from orca_lab.timeline import Iteration, Life, Member, Run, Times, drawable, letters, percentile, read_run, shares
+from orca_lab.timeline import (
+    Iteration,
+    Life,
+    Member,
+    Run,
+    Times,
+    blocks,
+    drawable,
+    letters,
+    percentile,
+    read_run,
+    shares,
+)
 from orca_scheduler.core.selection import Stop
 
 WIDE = {"COLUMNS": "160", "NO_COLOR": "1"}
@@ -195,13 +207,9 @@ def three_stages() -> Life:
         for stage, late in enumerate((0, n + 1, 3 * n + 4)):
             for rank in range(2):
                 came, done = 1000 + 100 * n + late, 10 * stage + 12
-                received, taken, started, computed, sent = (
-                    (came + ms) * MS for ms in (0, 1, done - 10, done, done + 1 + rank)
-                )
-                sizes = 30 + rank if stage else 40, 10 * stage + rank
-                iteration.times[stage, rank] = Times(
-                    stage, rank, received, taken, started, computed, sent, *sizes, stage * 5 * MS
-                )
+                moments = [(came + ms) * MS for ms in (0, 1, done - 10, done, done + 1 + rank)]
+                sizes = [30 + rank if stage else 40, 10 * stage + rank]
+                iteration.times[stage, rank] = Times._make([stage, rank, *moments, *sizes, stage * 5 * MS])
         found.iterations.append(iteration)
     return found
 
@@ -304,6 +312,38 @@ def test_what_is_drawn_of_a_run(tmp_path: Path) -> None:
         *(f"          {letter} {'first' if n == 1 else n}" for n, letter in enumerate("ABCDEFGHIJKL")),
         "          and 2 more",
         *legend,
+    ]
+
+
+def two_stages(*moments: tuple[int, int, int, int]) -> Life:
+    """When each iteration began and ended on either stage, in ms."""
+    found = Life(1, 0, 1, 2, 2, 0)
+    for n, at in enumerate(moments, 1):
+        times = {(s, 0): Times(s, 0, 0, 0, at[2 * s] * MS, 0, at[2 * s + 1] * MS, 0, 0, 0) for s in range(2)}
+        found.iterations.append(Iteration(n, (Member(n, "increment", 1),), times))
+    return found
+
+
+def test_blocks_have_columns_of_their_own() -> None:
+    """At least one, behind those before them, as long as there are some."""
+    found = two_stages((0, 1, 90, 99), (1, 2, 99, 120), (2, 30, 130, 140), (98, 99, 150, 160), (101, 102, 170, 180))
+    columns = [
+        [(one.first, one.last, one.iteration.number) for one in blocks(found, stage, 0, 100 * MS, 10)]
+        for stage in (0, 1)
+    ]
+    assert columns == [[(0, 1, 1), (1, 2, 2), (2, 3, 3)], [(9, 10, 1)]]
+    assert [one.iteration.number for one in blocks(found, 0, 2 * MS, 100 * MS, 10)] == [2, 3]
+
+
+def test_what_ran_before_the_first_that_is_drawn_is_left_out() -> None:
+    """The last stage still runs the iteration before, while the first one begins what is drawn."""
+    found = two_stages((1000, 1010, 1012, 1030), (1011, 1020, 1031, 1040))
+    shown = io.StringIO()
+    Console(width=100, file=shown).print(drawing(Run("engine-0", [found], {}), found, 1, 37))
+    assert [line.rstrip() for line in shown.getvalue().splitlines()[:3]] == [
+        "stage 0    A    ▏" + 20 * "·",
+        "stage 1 " + 20 * "·" + "   A    ▏",
+        "        29.0 ms, iterations 2 to 2",
     ]
 
 

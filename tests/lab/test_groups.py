@@ -1,4 +1,4 @@
-"""The printed times of process groups, by ranks whose times are known. `make distributed` runs real ones."""
+"""The lines about process groups, by ranks whose times are known. `make distributed` runs real ones."""
 
 import json
 import signal

@@ -293,7 +293,7 @@ def test_the_curves_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         return [1.0, 2.0]
 
     monkeypatch.setattr(real, "curve", curve)
-    monkeypatch.setattr(real, "fits", lambda layout, batch: batch < 8)
+    monkeypatch.setattr(real, "fits", lambda layout, batch: batch == 4)
     monkeypatch.setattr(real.Calibration, "of", lambda recording, ways, about: replace(CALIBRATION, about=about))
     monkeypatch.setattr(real, "time", SimpleNamespace(monotonic=iter([0.0, 7.4, 10.0, 20.0, 30.0, 32.6]).__next__))
     found, scale = Found(10), Scale()

@@ -203,8 +203,17 @@ def test_a_backlog_is_looked_at_when_requests_come() -> None:
     assert (result.seconds, result.iterations, result.rows, result.mean_batch) == (8.0, 9, 9, 1.0)
 
 
+def test_requests_that_were_handed_over_are_backlog() -> None:
+    """Four have their first token after a second. One of them decodes, and one waits at its engine."""
+    engines = [Engine(Constant(1.0), 64, size, role=role) for size, role in ((4, Role.PREFILL), (1, Role.DECODE))]
+    looks = list[tuple[float, int]]()
+    workload = [*[Asked(0.0, 4, 9)] * 4, Asked(3.5, 4, 1)]
+    Simulation(engines, Delays(ahead=False)).run(workload, lambda *look: bool(looks.append(look)))
+    assert looks == [(0.0, 4), (3.5, 1 + 3)]
+
+
 def test_the_measures_of_a_request_and_of_a_result() -> None:
-    served = [Served(Asked(1.0, 9, 4), began=1.5, first=2.0, ended=3.0 + n) for n in range(25)]
+    served = [Served(Asked(1.0, 9, 4), began=1.5, first=2.0, ended=3.0 + n) for n in range(21)]
     assert (served[0].latency, served[0].normalized, served[0].first_token) == (2.0, 0.5, 1.0)
     result = Result(served, 30.0, 4, 10, [[1.0]])
     assert result.warm == served[2:]
