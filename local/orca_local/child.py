@@ -254,16 +254,23 @@ def said(line: str) -> str:
 
 def place_of_socket(folder: Path) -> Path:
     """The path of a Unix socket in a folder or, where that is too long for the system, in one of this user's own in the
-    folder for temporary files. Raises FailedPrecondition where another user has that."""
-    if len(os.fsencode(str(folder / "socket"))) <= LONGEST_SOCKET_PATH:
+    folder for temporary files. Raises FailedPrecondition where another user has that, or it is too long itself."""
+    if _fits(folder / "socket"):
         return folder / "socket"
     name = hashlib.sha256(os.fsencode(str(folder))).hexdigest()[:16]
     short = Path(tempfile.gettempdir()) / f"orca-{os.getuid()}-{name}"
+    if not _fits(short / "socket"):
+        raise FailedPrecondition(f"run_dir: {folder} is too long for a Unix socket, and so is {short}, by TMPDIR")
     short.mkdir(mode=0o700, exist_ok=True)
     found = short.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) != 0o700:
         raise FailedPrecondition(f"run_dir: {folder} is too long for a Unix socket, and {short} is another user's")
     return short / "socket"
+
+
+def _fits(path: Path) -> bool:
+    """Whether the system takes the path of a Unix socket."""
+    return len(os.fsencode(str(path))) <= LONGEST_SOCKET_PATH
 
 
 class RedisChild(Child):

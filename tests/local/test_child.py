@@ -42,7 +42,8 @@ async def test_an_earlier_process_is_not_quoted(tmp_path: Path) -> None:
 
 def test_a_folder_with_too_long_a_path_for_a_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The socket is in a folder of this user alone, and in the same one again; one that others may enter is refused."""
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", ".")  # as short as can be: pytest's own folder may be nearly too long
     folder = tmp_path / ("x" * LONGEST_SOCKET_PATH)
     found = place_of_socket(folder)
     assert len(str(found)) <= LONGEST_SOCKET_PATH
@@ -56,3 +57,6 @@ def test_a_folder_with_too_long_a_path_for_a_socket(tmp_path: Path, monkeypatch:
     room = LONGEST_SOCKET_PATH - len("/tmp//socket")
     for size, within in ((room, True), (room + 1, False)):
         assert (place_of_socket(Path("/tmp", "x" * size)).parent == Path("/tmp", "x" * size)) == within
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    with pytest.raises(FailedPrecondition, match=r"is too long for a Unix socket, and so is .*, by TMPDIR"):
+        place_of_socket(folder)
