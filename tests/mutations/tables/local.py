@@ -1,6 +1,6 @@
 """`orca serve`: its processes, its Redis, its start."""
 
-from mutations.changes import always, drop, instead, passes, sets
+from mutations.changes import always, drop, instead, never, passes, sets
 from mutations.mutation import Mutation
 
 LOCAL = "local/orca_local"
@@ -52,7 +52,14 @@ MUTATIONS = [
         "too long a socket's path has no sentence",
         f"{LOCAL}/child.py",
         "place_of_socket",
-        always("LONGEST_SOCKET_PATH"),
+        always("folder"),
+        "tests/local/test_child.py::test_a_folder_with_too_long_a_path_for_a_socket",
+    ),
+    Mutation(
+        "a TMPDIR that is too long for a socket has no sentence",
+        f"{LOCAL}/child.py",
+        "place_of_socket",
+        never("short"),
         "tests/local/test_child.py::test_a_folder_with_too_long_a_path_for_a_socket",
     ),
     Mutation(
