@@ -66,12 +66,11 @@ class BaseClient(ABC, Generic[S]):
         Unavailable when no endpoint has answered this client at all for this many seconds; as Unreachable when none
         could even be reached. fail_fast: do not wait for that where the cause is sure: nothing listens, the name does
         not resolve, a certificate is not trusted. It suits a person at a terminal; endpoints may be about to start.
-        resume_timeout: the same, once one has answered: seconds without an open call since the last token. The
-        error then has a note that says how to take the request up; math.inf waits for ever. retry_when_full:
-        wait while the queue is full, as long as the request's timeout allows, instead of raising
-        ResourceExhausted. keepalive: check a connection after this many seconds of silence; a frozen endpoint
-        is noticed after one and a half times this. tracer: of OpenTelemetry; each request then has a span,
-        whose context goes with its calls.
+        resume_timeout: the same, once one has answered: seconds without an open call since the last token. The error
+        then has a note that says how to take the request up; math.inf waits for ever. retry_when_full: wait while the
+        queue is full, as long as the request's timeout allows, instead of raising ResourceExhausted. keepalive: check a
+        connection after this many seconds of silence; a frozen endpoint is noticed after one and a half times this.
+        tracer: of OpenTelemetry; each request then has a span, whose context goes with its calls.
         """
         targets = targets_of(addresses)
         self._rng = random.Random()

@@ -27,8 +27,8 @@ def test_the_table_names_each_metric_once_and_bounds_its_labels() -> None:
 
 
 def test_buckets_are_those_of_the_conventions() -> None:
-    """OpenTelemetry's for servers of generative models (gen-ai-metrics), from which dashboards read quantiles. What an
-    iteration takes and computes has buckets of its own."""
+    """Dashboards read quantiles from OpenTelemetry's buckets for servers of generative models (gen-ai-metrics).
+    Iterations have buckets of their own."""
     of = {row.name: row.buckets for row in TABLE if row.buckets}
     assert of["orca_e2e_request_latency_seconds"] == of["orca_request_queue_time_seconds"]
     assert of["orca_e2e_request_latency_seconds"] == tuple(round(0.01 * 2**n, 2) for n in range(14))

@@ -41,6 +41,19 @@ from orca_scheduler.ranks.ranks import MOST_TIMES, Ranks
 NOW = 50.0
 
 
+def formation_of(tensor_rank: int) -> pb.Formation:
+    """That of a rank of stage 1, of three stages of two."""
+    return pb.Formation(
+        tensor_parallel=2,
+        pipeline_parallel=3,
+        stage=1,
+        tensor_rank=tensor_rank,
+        block_size=16,
+        return_tokens=True,
+        hands_over=True,
+    )
+
+
 class Clock:
     """Stands for the event loop: its time is ours, and what it is to call soon waits in a list."""
 
@@ -128,15 +141,7 @@ async def test_the_steps_of_a_formation() -> None:
         this.told.clear()
         asked = this.answers("Form", pb.FormResponse(slots=slots))
         await this.rank.form(8, Formation(2, 3, 1, 0, 16, True, True), "store:1", ["a:1", "b:2"])
-        formation = pb.Formation(
-            tensor_parallel=2,
-            pipeline_parallel=3,
-            stage=1,
-            tensor_rank=0,
-            block_size=16,
-            return_tokens=True,
-            hands_over=True,
-        )
+        formation = formation_of(0)
         request = pb.FormRequest(term=5, epoch=8, formation=formation, store="store:1", controllers=["a:1", "b:2"])
         assert asked == [("/orca.v1.Controller/Form", request, pb.FormResponse, timers.LOAD)]
         assert this.told == [RankFormed(NOW, 2, 8, 3, believed)]
@@ -231,15 +236,7 @@ async def test_heartbeats() -> None:
 
 
 def test_the_answer_to_a_greeting() -> None:
-    formation = pb.Formation(
-        tensor_parallel=2,
-        pipeline_parallel=3,
-        stage=1,
-        tensor_rank=1,
-        block_size=16,
-        return_tokens=True,
-        hands_over=True,
-    )
+    formation = formation_of(1)
     answer = pb.HelloResponse(
         **{"protocol": 9, "host": "here", "pid": 77, "epoch": 4, "iteration": 30, "slots": 96, "weights": "w"},
         **{"model_digest": "d", "max_positions": 64, "vocab_size": 97, "can": ["a", "b"], "formation": formation},

@@ -268,12 +268,9 @@ class Lifecycle:
             case Waiting(until) | Replacing(until=until):
                 return until
             case Greeting() as greeting:
-                moments = [self.verdict_at, *(moment for moment, _ in self._greeting_bounds(greeting))]
-                return min((moment for moment in moments if moment is not None), default=None)
-            case Running() if self.finish_by is not None and self.away_since is None:
-                return self.finish_by if self.verdict_at is None else min(self.finish_by, self.verdict_at)
+                return _soonest(self.verdict_at, *(moment for moment, _ in self._greeting_bounds(greeting)))
             case Forming() | Recording() | Running() | Draining():
-                return self.verdict_at
+                return _soonest(self.verdict_at, self._finishes_at)
             case _:
                 return None
 
@@ -610,8 +607,7 @@ class Lifecycle:
         if isinstance(self.state, Replacing):
             self.state.until = None
             return [ReplacePods(self.life)]
-        finishes_by = self.finish_by if isinstance(self.state, Running) and self.away_since is None else None
-        if finishes_by is not None and now >= finishes_by:
+        if self._finishes_at is not None and now >= self._finishes_at:
             return self._finished(
                 now, f"it has had {self.finish_seconds:g} s to finish what it began with the old model"
             )
@@ -784,6 +780,11 @@ class Lifecycle:
         finishes = has_time and self.pods is not None and all(self.pods)
         return self.replace and not finishes
 
+    @property
+    def _finishes_at(self) -> float | None:
+        """When an engine that runs has had its time to finish; None: it has no such bound now."""
+        return self.finish_by if isinstance(self.state, Running) and self.away_since is None else None
+
     def _counted(self, now: float) -> float:
         """The moment for the time in which the engine is to finish: it stands still while the pool is away."""
         return now if self.away_since is None else self.away_since
@@ -828,3 +829,8 @@ class Lifecycle:
         requests = tuple(self.unadmitted.items())
         self.unadmitted.clear()
         return [GiveBack(requests)] if requests else []
+
+
+def _soonest(*moments: float | None) -> float | None:
+    """The first of the moments that there are."""
+    return min((moment for moment in moments if moment is not None), default=None)
