@@ -1191,7 +1191,8 @@ async def a_grace_begins_when_there_is_an_endpoint_again(lab: Lab) -> None:
     assert (await lab.record("a"))["reason"] == Reason.DETACHED
 
 
-@rule("outage, ended", "prelude", " or time - back_at(time) <= RETENTION")
+@rule("outage, ended", "prelude", " - (gap > LEASE and gap or 0)")
+@rule("outage, ended, seen", "prelude", "time - (tonumber(away) or 0)", "time")
 async def what_ended_before_an_outage_can_be_read_after_it(lab: Lab) -> None:
     await ready(lab)
     await lab.claimed("a", 1)
@@ -1202,6 +1203,29 @@ async def what_ended_before_an_outage_can_be_read_after_it(lab: Lab) -> None:
     await lab.pool.cancel("b")  # each end forgets what is too old, and so does each look
     await lab.pool.renew_scheduler("s")
     assert isinstance(await lab.pool.attach("a", endpoint="e", attempt=1), Attached)
+
+
+@rule("outage, ended, no longer", "renew_scheduler", "'away', int(gap)", "'away', int(gap + RETENTION)")
+async def and_no_longer_than_without_one(lab: Lab) -> None:
+    await ready(lab)
+    await lab.claimed("a", 1)
+    await lab.pool.cancel("a")
+    for seconds, found in ((1, True), (190, True), (20, False)):
+        await lab.live(seconds, "e")
+        await lab.advance(4000)
+        await lab.pool.renew_scheduler("s")
+        assert ("a" in (await lab.dump())["requests"]) == found
+
+
+@rule("outage, ended, endpoints", "renew_scheduler", "'away', int(gap)", "'away', outage and int(gap) or 0")
+async def nor_does_an_answer_lose_time_while_there_is_no_endpoint(lab: Lab) -> None:
+    await ready(lab)
+    await lab.claimed("a", 1)
+    await lab.pool.cancel("a")
+    await lab.live(300)
+    await lab.endpoint("another")
+    await lab.live(1, "another")
+    assert isinstance(await lab.pool.attach("a", endpoint="another", attempt=1), Attached)
 
 
 @rule("outage, adapters", "renew_scheduler", "math.max(entry.at, back_at(time))", "entry.at")

@@ -107,13 +107,18 @@ class Helpers:
         """work, waiting, all_waiting: as for `Turns`."""
         self.all, self._free = helpers, [*helpers]
         self.turns = Turns(work, len(helpers), 1, waiting, all_waiting)
-        self._warming: asyncio.Future[list[Process | BaseException]] | None = None
+        self._warming: asyncio.Task[None] | None = None
 
     def warm(self) -> None:
-        """Starts the processes, so that the first question finds them ready. Once or more often."""
+        """Starts the processes, so that the first question finds one ready. Once or more often."""
         if self._warming is None:
-            starts = (one.start() for one in self.all)
-            self._warming = asyncio.gather(*starts, return_exceptions=True)
+            self._warming = asyncio.create_task(self._start_all())
+
+    async def _start_all(self) -> None:
+        """One after the other, the first that `turn` takes first: at once each would take the cores from that one."""
+        for helper in reversed(self.all):
+            with suppress(Unavailable, OSError):  # a question to this one tries again, and says so
+                await helper.start()
 
     @asynccontextmanager
     async def turn(self, caller: str) -> AsyncGenerator[Helper]:
@@ -129,6 +134,8 @@ class Helpers:
     async def close(self) -> None:
         """Ends the processes, and with an error what they work on."""
         await asyncio.gather(*(helper.close() for helper in self.all))
+        if self._warming is not None:
+            await self._warming
 
 
 async def exchange(process: Process, question: bytes, patience: float) -> Answer | None:

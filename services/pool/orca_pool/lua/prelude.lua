@@ -556,16 +556,19 @@ local function size_of(id)
   return RECORD_OVERHEAD + call('HSTRLEN', REQUEST .. id, 'record') + strings
 end
 
--- Whether the time is not over for which a request that ended at a moment can be read. It begins anew after an outage.
-local function readable(ended, time)
-  return time - ended <= RETENTION or time - back_at(time) <= RETENTION
+-- The time of the pool's clock that stands still in outages: no answer is forgotten because nobody could read it.
+local function time_up(time)
+  local swept, away = fields(POOL, 'swept', 'away')
+  local gap = time - (tonumber(swept) or time)
+  return time - (tonumber(away) or 0) - (gap > LEASE and gap or 0)
 end
 
 -- Forgets ended requests, the oldest first, while they are too old or too many: `most` of them at once.
 local function forget_oldest(time, most)
+  local oldest = time_up(time) - RETENTION
   for _ = 1, most do
-    local id, at = unpack(call('ZRANGE', ENDED, 0, 0, 'WITHSCORES'))
-    if not id or (readable(at, time) and call('ZCARD', ENDED) <= RETAIN_REQUESTS
+    local id, ended = unpack(call('ZRANGE', ENDED, 0, 0, 'WITHSCORES'))
+    if not id or (tonumber(ended) >= oldest and call('ZCARD', ENDED) <= RETAIN_REQUESTS
       and tonumber(call('HGET', POOL, 'ended_bytes')) <= RETAIN_BYTES) then
       return
     end
@@ -608,7 +611,7 @@ local function end_record(id, reason, final)
   end
   call('HSET', key, 'state', 'ended', 'reason', reason, 'final', final, 'finished', int(time),
     'claim', '', 'engine', '')
-  call('ZADD', ENDED, int(time), id)
+  call('ZADD', ENDED, int(time_up(time)), id)
   call('HINCRBY', POOL, 'ended_bytes', size_of(id))
   forget_oldest(time, 2) -- more than one: so what is too much shrinks
   return finish_part(reason, final, submitted, claimed_at, first_token, time, cached or 0)
