@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
+from listening import listening
 
 from orca.v1 import orca_pb2 as pb
 from orca.v1.orca_pb2_grpc import OrcaServicer, add_OrcaServicer_to_server
@@ -40,12 +41,8 @@ async def http_server(serve: Serve) -> AsyncIterator[str]:
             await serve(json.loads(body), writer)
         writer.close()
 
-    server = await asyncio.start_server(exchange, "127.0.0.1", 0)
-    try:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    finally:
-        server.close()
-        await server.wait_closed()
+    async with listening(exchange) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 def respond(writer: asyncio.StreamWriter, status: int, body: bytes) -> None:

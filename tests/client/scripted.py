@@ -192,8 +192,9 @@ class Wire:
             self.closes -= 1
             writer.transport.abort()
             return
+        self._writers.add(writer)
         there, back = await asyncio.open_connection(self._host, self._port)
-        self._writers |= {writer, back}
+        self._writers.add(back)
         await asyncio.gather(self._pump(reader, back), self._pump(there, writer))
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

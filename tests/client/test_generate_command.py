@@ -13,6 +13,7 @@ import pytest
 import typer
 from client.conftest import Stage
 from client.scripted import IDS, Act, Script
+from listening import listening
 from typer.testing import CliRunner
 
 from orca.v1 import orca_pb2 as pb
@@ -215,8 +216,8 @@ async def test_the_port_of_the_openai_api() -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
         writer.close()
 
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-        address = "127.0.0.1:{1}".format(*server.sockets[0].getsockname())
+    async with listening(answer) as port:
+        address = f"127.0.0.1:{port}"
         sentence = f"{address}: it does not speak gRPC; is it the port of the OpenAI API?"
         assert await generate_all([address], ["x"], {}, as_json=False) == [sentence]
 

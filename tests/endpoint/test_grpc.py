@@ -33,6 +33,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
+from listening import listening
 
 import orca_client
 from orca.v1 import orca_pb2 as pb
@@ -764,10 +765,11 @@ class Pings:
 async def test_a_client_may_ping_a_silent_stream(orca: World) -> None:
     """By default gRPC answers the third ping on a silent stream with GOAWAY, too_many_pings."""
     pings = Pings(orca.serving.addresses["grpc"])
-    server = await asyncio.start_server(pings.accept, "127.0.0.1", 0)
     options = channel_options(1)
-    port = server.sockets[0].getsockname()[1]
-    async with server, grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
+    async with (
+        listening(pings.accept) as port,
+        grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel,
+    ):
         call = OrcaStub(channel).Generate(generation(max_new_tokens=1))
         request = await orca.engine.claim()
         accepted = await call.read()

@@ -15,6 +15,7 @@ import grpc
 import httpx2 as httpx
 import pytest
 from endpoint.harness import World, collect, generation, ids_of, make_model, read
+from listening import listening
 from properties import first
 
 from orca.v1 import orca_pb2 as pb
@@ -167,15 +168,15 @@ async def test_a_signal_while_the_model_is_read(tmp_path: Path, monkeypatch: pyt
         await reader.read()  # until the process has ended
         writer.close()
 
-    server = await asyncio.start_server(silent, "127.0.0.1")
-    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    async with server, process("redis://127.0.0.1:9/0", "unread", Path("nobody/nothing")) as child:
-        await asyncio.wait_for(asked.wait(), 60)
-        child.terminate()
-        assert await asyncio.wait_for(child.wait(), 30) == 0
+    async with listening(silent) as port:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{port}")
+        async with process("redis://127.0.0.1:9/0", "unread", Path("someone/nothing")) as child:
+            await asyncio.wait_for(asked.wait(), 60)
+            child.terminate()
+            assert await asyncio.wait_for(child.wait(), 30) == 0
 
 
 async def test_no_redis_yet(model: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from listening import listening
 
 from orca_local import status_port
 
@@ -18,8 +19,8 @@ async def answering(answer: bytes) -> AsyncIterator[str]:
         writer.write(answer)
         writer.close()
 
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with listening(serve) as port:
+        yield f"127.0.0.1:{port}"
 
 
 @pytest.mark.parametrize("status", [200, 503])

@@ -145,7 +145,8 @@ class Model:
         self.constants = constants
         self._grace = round(constants.adapter_grace * 1e6)
         self.now = 0
-        self.arrival = self.last_claim = self.registration = self.largest = self.swept = self.back = self.away = self.reserved = 0
+        self.arrival = self.last_claim = self.registration = self.largest = self.reserved = 0
+        self.swept = self.back = self.away = 0
         self.orphaned_calls = False
         self.shrunk = False  # requests may wait that no engine can go on with
         self.expected: dict[str, int] = {}  # weights that may come back, and until when requests wait for them

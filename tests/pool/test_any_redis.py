@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from listening import listening
 from pool.lab import tokens_of
 from redis import Redis
 from redis.exceptions import ConnectionError
@@ -378,7 +379,6 @@ async def test_a_redis_that_may_forget_is_refused(setting: str, value: str, prob
 @asynccontextmanager
 async def of_version(port: int, old: bytes) -> AsyncIterator[str]:
     """A server that says it is one of another version, with as many digits. Yields its URL."""
-    copies: set[asyncio.Task[None]] = set()
 
     async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -390,16 +390,10 @@ async def of_version(port: int, old: bytes) -> AsyncIterator[str]:
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there, back = await asyncio.open_connection("127.0.0.1", port)
-        copies.update(asyncio.ensure_future(copy(*pair)) for pair in ((reader, back), (there, writer)))
+        await asyncio.gather(copy(reader, back), copy(there, writer))
 
-    front = await asyncio.start_server(accept, "127.0.0.1", 0)
-    try:
-        yield f"redis://127.0.0.1:{front.sockets[0].getsockname()[1]}/0"
-    finally:
-        front.close()
-        for task in copies:
-            task.cancel()
-        await asyncio.gather(*copies, return_exceptions=True)
+    async with listening(accept) as front:
+        yield f"redis://127.0.0.1:{front}/0"
 
 
 async def test_a_redis_that_is_too_old() -> None:

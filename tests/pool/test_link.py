@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 
 import pytest
+from listening import listening
 from pool.lab import tokens_of
 from redis import Redis
 from redis.exceptions import ResponseError
@@ -151,8 +152,8 @@ async def closing_front() -> AsyncIterator[tuple[str, list[None]]]:
         dials.append(None)
         writer.close()
 
-    async with await asyncio.start_server(accept, "127.0.0.1", 0) as front:
-        yield f"redis://127.0.0.1:{front.sockets[0].getsockname()[1]}", dials
+    async with listening(accept) as front:
+        yield f"redis://127.0.0.1:{front}", dials
 
 
 async def test_one_exchange_looks_for_a_server_that_is_away() -> None:
@@ -178,8 +179,8 @@ async def test_a_look_that_gets_no_answer_begins_again() -> None:
         writer.transport.abort()
         ended.release()
 
-    async with await asyncio.start_server(accept, "127.0.0.1", 0) as front:
-        url = f"redis://127.0.0.1:{front.sockets[0].getsockname()[1]}"
+    async with listening(accept) as front:
+        url = f"redis://127.0.0.1:{front}"
         async with Pool(url, "silent", patience=0.2) as pool:
             reading = asyncio.create_task(pool.read("e", None, wait=3600))
             try:
@@ -364,7 +365,6 @@ async def service(*servers: RedisServer) -> AsyncIterator[tuple[str, Callable[[R
     """An address in front of these servers, as a Kubernetes Service: new connections go to the chosen one, and old ones
     stay where they are. Yields its URL and the choice."""
     chosen = servers[0]
-    copies: set[asyncio.Task[None]] = set()
 
     async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -376,20 +376,14 @@ async def service(*servers: RedisServer) -> AsyncIterator[tuple[str, Callable[[R
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there, back = await asyncio.open_connection("127.0.0.1", chosen.port)
-        copies.update(asyncio.ensure_future(copy(*pair)) for pair in ((reader, back), (there, writer)))
+        await asyncio.gather(copy(reader, back), copy(there, writer))
 
     def choose(server: RedisServer) -> None:
         nonlocal chosen
         chosen = server
 
-    front = await asyncio.start_server(accept, "127.0.0.1", 0)
-    try:
-        yield f"redis://127.0.0.1:{front.sockets[0].getsockname()[1]}", choose
-    finally:
-        front.close()
-        for task in copies:
-            task.cancel()
-        await asyncio.gather(*copies, return_exceptions=True)
+    async with listening(accept) as front:
+        yield f"redis://127.0.0.1:{front}", choose
 
 
 async def follow(pool: Pool, primary: RedisServer) -> None:

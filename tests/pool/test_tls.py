@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from listening import listening
 from redis.exceptions import ConnectionError
 from replicated import sentinel
 from servers import redis_server
@@ -39,8 +40,8 @@ async def proxy(port: int, folder: Path) -> AsyncIterator[int]:
         inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", port)
         await asyncio.gather(copy(reader, inner_writer), copy(inner_reader, writer))
 
-    async with await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context) as server:
-        yield server.sockets[0].getsockname()[1]
+    async with listening(serve, context) as front:
+        yield front
 
 
 async def test_redis_by_mtls(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from listening import listening
 from ui.feeds import ENGINE, START, Feed, arrived, asked
 
 from orca_common.api_keys import line_of
@@ -161,10 +162,8 @@ async def test_a_busy_endpoint_says_when_to_try_again() -> None:
         )
         writer.close()
 
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as endpoint:
-        port = endpoint.sockets[0].getsockname()[1]
-        async with page(scripted(), endpoint_url=f"http://127.0.0.1:{port}") as client:
-            told = await client.post("/v1/completions", json={"prompt": "a"})
+    async with listening(answer) as port, page(scripted(), endpoint_url=f"http://127.0.0.1:{port}") as client:
+        told = await client.post("/v1/completions", json={"prompt": "a"})
     assert (told.status_code, told.headers["retry-after"], "set-cookie" in told.headers) == (429, "7", False)
 
 
@@ -183,25 +182,23 @@ async def test_browsers_that_leave_before_the_answer_leave_nothing_behind() -> N
                 came.release()
                 await reader.read()  # until it leaves
 
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as endpoint:
-        port = endpoint.sockets[0].getsockname()[1]
-        async with page(scripted(), endpoint_url=f"http://127.0.0.1:{port}") as client:
-            body = {"messages": [{"role": "user", "content": "a"}], "stream": True}
-            for _ in range(2):
-                asked = [asyncio.create_task(client.post("/v1/chat/completions", json=body)) for _ in range(40)]
-                async with asyncio.timeout(20):
-                    await came.acquire()
-                await asyncio.wait(asked, timeout=0.3)  # at the endpoint, most of them
-                for one in asked:
-                    one.cancel()
-                await asyncio.gather(*asked, return_exceptions=True)
-            speak.set()
+    async with listening(answer) as port, page(scripted(), endpoint_url=f"http://127.0.0.1:{port}") as client:
+        body = {"messages": [{"role": "user", "content": "a"}], "stream": True}
+        for _ in range(2):
+            asked = [asyncio.create_task(client.post("/v1/chat/completions", json=body)) for _ in range(40)]
             async with asyncio.timeout(20):
-                while (told := await client.post("/v1/chat/completions", json=body)).status_code == 429:
-                    await asyncio.sleep(0.05)
-            assert (told.status_code, told.text) == (200, "data: 1\n\n")
-            async with asyncio.timeout(20):
-                await asyncio.gather(*answers)
+                await came.acquire()
+            await asyncio.wait(asked, timeout=0.3)  # at the endpoint, most of them
+            for one in asked:
+                one.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+        speak.set()
+        async with asyncio.timeout(20):
+            while (told := await client.post("/v1/chat/completions", json=body)).status_code == 429:
+                await asyncio.sleep(0.05)
+        assert (told.status_code, told.text) == (200, "data: 1\n\n")
+        async with asyncio.timeout(20):
+            await asyncio.gather(*answers)
 
 
 async def test_more_viewers_than_allowed_are_refused() -> None:

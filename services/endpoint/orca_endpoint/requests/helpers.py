@@ -20,7 +20,9 @@ from .threads import finished
 from .turns import Turns
 
 COUNT = 2  # processes: beside the one that a caller has, another is free
-PATIENCE = 10.0  # seconds for an answer; a process bounds its own time of a processor, which is far less
+# Seconds for an answer. A process bounds its own time of a processor, 1 s at most, which takes long where others
+# compute: more than 10 s at a load of 40 on two cores.
+PATIENCE = 30.0
 START = 60.0  # seconds for a process to start
 LAST = 0.5  # seconds for a process to end, once its input has
 TRIES = 2  # processes for one question: the first one may be ended by others
@@ -115,7 +117,7 @@ class Helpers:
             self._warming = asyncio.create_task(self._start_all())
 
     async def _start_all(self) -> None:
-        """One after the other, the first that `turn` takes first: at once each would take the cores from that one."""
+        """Begins with the process that `turn` takes first. Started at once, the others would take the cores from it."""
         for helper in reversed(self.all):
             with suppress(Unavailable, OSError):  # a question to this one tries again, and says so
                 await helper.start()

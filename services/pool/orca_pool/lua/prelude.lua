@@ -556,7 +556,7 @@ local function size_of(id)
   return RECORD_OVERHEAD + call('HSTRLEN', REQUEST .. id, 'record') + strings
 end
 
--- The time of the pool's clock that stands still in outages: no answer is forgotten because nobody could read it.
+-- The time of the pool's clock that stands still in outages: no answer is forgotten because no client could read it.
 local function time_up(time)
   local swept, away = fields(POOL, 'swept', 'away')
   local gap = time - (tonumber(swept) or time)

@@ -190,7 +190,7 @@ local function forget_adapters(time)
   end
 end
 
--- Ends what is over. `due`: requests whose moment has come by then end. `gap`: since the look before, 0 if there was none. `outage`: the
+-- Ends what is over. `due`: requests whose moment has come by then end. `gap`: since the look before, 0 at the first. `outage`: the
 -- pool was away meanwhile. To clients it is away, too, while there is no endpoint.
 local function sweep(time, floor, due, gap, outage)
   local expired = '(' .. int(time - LEASE)

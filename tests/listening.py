@@ -1,0 +1,41 @@
+"""Servers of tests, which end with all their connections."""
+
+import asyncio
+import ssl
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+TURNS = 4  # of the loop, until a connection that was just accepted is served
+
+
+@asynccontextmanager
+async def listening(serve: Serve, context: ssl.SSLContext | None = None) -> AsyncGenerator[int]:
+    """A server at a port of 127.0.0.1, which it yields. At its end each `serve` is cancelled, its connection aborted.
+
+    One that stays open, as of a client that dials once more, becomes a warning of the test that runs when it is
+    collected.
+    """
+    serving: dict[asyncio.Future[None], asyncio.StreamWriter] = {}
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.ensure_future(serve(reader, writer))
+        serving[task] = writer
+        await asyncio.wait([task])
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=context)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
+        for task, writer in serving.items():
+            task.cancel()
+            if not writer.is_closing():
+                writer.transport.abort()
+        ends = await asyncio.gather(*serving, return_exceptions=True)
+    # Who reads may find that the other side has left.
+    for end in ends:
+        if isinstance(end, Exception) and not isinstance(end, OSError | EOFError):
+            raise end
