@@ -63,7 +63,7 @@ def journal_microseconds(batch: int, stages: int, iterations: int, folder: Path 
     engine = Engine(batch, stages)
     steps = [engine.turn() for _ in range(iterations)]
     path = None if folder is None else path_of(folder, "engine-0", 1)
-    life = Lifecycle("engine-0", Shape(1, stages, 1, 1, None, 0), None, "", False, False)
+    life = Lifecycle("engine-0", Shape(1, stages, 1, 1), None)
     journal = Journal(path, engine.core, life, recent=Recent(MEMORY).of("engine-0"))
     began = time.process_time()
     for event, actions in steps:

@@ -7,7 +7,7 @@ import pytest
 
 from orca_bench import core
 from orca_bench.core import journal_microseconds, milliseconds
-from orca_scheduler.master.journal import path_of, read
+from orca_scheduler.master.journal import Heading, path_of, read
 
 
 def calls(batch: int, stages: int) -> int:
@@ -41,7 +41,10 @@ def test_the_journal_is_timed_with_a_file_and_without(tmp_path: Path) -> None:
     assert journal_microseconds(2, 1, 3, tmp_path) >= 0
     [file] = tmp_path.iterdir()
     assert file == path_of(tmp_path, "engine-0", 1)
-    assert len(list(read(file))) == 1 + 2 * 3, "the heading, and a step and a note of each iteration"
+    heading, *lines = read(file)
+    assert isinstance(heading, Heading)
+    assert (heading.lifecycle["shape"]["tp"], heading.lifecycle["shape"]["pp"]) == (1, 1)
+    assert len(lines) == 2 * 3, "a step and a note of each iteration"
 
 
 def test_what_the_command_prints(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -82,6 +82,15 @@ def test_a_rank_that_has_ended_is_no_error_of_a_pipe(model: Path) -> None:
         ranks.run(worker_pb2.Iteration(number=1))
 
 
+def test_a_rank_that_does_not_start_in_time(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orca_bench.ranks.PATIENCE", 0.01)
+    with (
+        pytest.raises(Unavailable, match=r"a rank has not answered for 0\.01 s"),
+        Ranks(options_of(model, 5), 64, 1, 2, Control.AHEAD),
+    ):
+        pass
+
+
 def test_iterations_are_those_of_algorithm_1() -> None:
     case = [Request([1] * 3, 2), Request([1] * 4, 1), Request([1] * 5, 2)]
     assert list(shapes(case, slots_for(case, 2), 2)) == [

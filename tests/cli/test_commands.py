@@ -288,6 +288,13 @@ def test_a_service_gets_its_settings(name: str, module: str, needed: str, monkey
     assert (type(settings), settings.drain_seconds) == (settings_of(name), 7.0)
 
 
+@pytest.mark.parametrize("name", ["endpoint", "scheduler", "worker", "ui"])
+def test_a_service_in_a_container_reads_its_flags(name: str) -> None:
+    command = [sys.executable, "-m", f"orca_{name}", "--nosuch=1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (1, "--nosuch: there is no such setting\n")
+
+
 def test_logs_are_chosen_and_cut(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(state))
     done = CliRunner().invoke(app, ["logs", "endpoint", "-n", "1", "--json"])
@@ -426,6 +433,11 @@ def test_output_that_cannot_be_written(command: list[str]) -> None:
         words = [sys.executable, "-m", "orca_cli", *command]
         done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
     assert (done.returncode, done.stderr) == (1, "standard output cannot be written (No space left on device)\n")
+
+
+def test_numbers_of_sentences_have_no_colours() -> None:
+    shown = orca("serve", "--model=a/1", FORCE_COLOR="1", TERM="xterm", HF_HUB_OFFLINE="1")
+    assert shown.stdout == "\x1b[2ma/1 is no folder here: asking the hub\x1b[0m\n"
 
 
 def test_a_server_goes_on_when_its_terminal_is_away() -> None:

@@ -172,7 +172,8 @@ def test_timeline(tmp_path: Path) -> None:
         (0, 3),
         (1, 3),
     ]
-    assert computed[0]["args"]["requests"] == ["first"]
+    sizes = {"rows": 3, "control_us": 0.0, "control_bytes": 40, "data_bytes": 64}
+    assert computed[0]["args"] == {"iteration": 1, "epoch": 5, "requests": ["first"], **sizes}
     assert computed[0]["dur"] == 9000.0
 
 

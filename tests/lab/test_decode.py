@@ -86,8 +86,10 @@ def test_rates_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert decode.product_rate(CPU) == 2 * 128**3 / 0.5
 
 
-def test_the_work_of_a_layers_kernels() -> None:
+def test_the_work_of_a_layers_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """None of them runs."""
+    drawn = list[Any]()
+    monkeypatch.setattr(cuda_kernels, "sample", lambda logits, draws: drawn.append(draws))
     layer = Layer(gpt(4, 48, 4, positions=64, vocab_size=101), torch.float16, CPU)
     sides = {"qkv": (48, 144), "projection": (48, 48), "up": (48, 192), "down": (192, 48)}
     found = [*layer.elementwise(3), *layer.products(3), *layer.sampling(5)]
@@ -102,3 +104,10 @@ def test_the_work_of_a_layers_kernels() -> None:
         ("int8 projection", "3 tokens"): Work(coded + 3 * (48 + 48) * 2, 2 * 3 * 48 * 48),
         **{(name, "5 rows"): Work(5 * 101 * 2, 0) for name in ("greedy", "sample", "sample, top-k and top-p")},
     }
+    for one in found:
+        if one.kernel.startswith("sample"):
+            one.run()
+    assert [(draws.top_k.tolist(), draws.top_p.tolist()) for draws in drawn] == [
+        ([0] * 5, [0.0] * 5),
+        ([50] * 5, [0.9] * 5),
+    ]

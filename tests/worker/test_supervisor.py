@@ -235,11 +235,14 @@ async def test_fence_kills_that_process_and_no_other(tmp_path: Path) -> None:
 async def test_the_log_says_which_rank_was_fenced_and_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     supervisor: Any = Supervisor(SupervisorSettings(model=str(make_timed(tmp_path)), ranks=2), cast("Any", None))
     ended, signals = asyncio.get_running_loop().create_future(), list[int]()
-    ended.set_result(-signal.SIGKILL)
     supervisor._ranks[1].process = SimpleNamespace(pid=4711, ended=ended, send_signal=signals.append)
     try:
         request = pb.FenceRequest(local_rank=1, pid=4711, verdict="it is silent")
-        assert (await supervisor.Fence(request, None)).killed
+        answer = asyncio.create_task(supervisor.Fence(request, None))
+        await asyncio.sleep(0)
+        assert not answer.done(), "until the process has ended, its port takes connections"
+        ended.set_result(-signal.SIGKILL)
+        assert (await answer).killed
     finally:
         supervisor.close()
     assert signals == [signal.SIGKILL]
