@@ -9,7 +9,7 @@ import grpc
 
 from orca.v1 import worker_pb2 as pb
 from orca.v1 import worker_pb2_grpc
-from orca_common.protocol import PROTOCOL
+from orca_common.protocol import CONTROLLER, PROTOCOL
 from orca_common.service import LoopPulse
 from orca_common.tls import Plaintext
 from orca_scheduler.core.core import Drain, EngineLost, EngineReady, GiveBack
@@ -49,9 +49,9 @@ EPOCH, TERM = 7, 5
 
 
 class ScriptedRank(worker_pb2_grpc.ControllerServicer):
-    """A rank that answers, unless `frozen` is set, and forms as soon as it `may_form`.
+    """A rank that answers, unless `frozen` is set, and forms as soon as it `may_form`, unless it `fails` then.
 
-    `report`, `leave` and `end` speak on its control lane.
+    `report`, `pulled`, `leave`, `say` and `end` speak on its control lane.
     """
 
     def __init__(self, index: int, slots: int, samples: bool) -> None:
@@ -60,6 +60,7 @@ class ScriptedRank(worker_pb2_grpc.ControllerServicer):
         self.frozen = False
         self.may_form = asyncio.Event()
         self.may_form.set()
+        self.fails: grpc.StatusCode | None = None
         self.hello = pb.HelloResponse(protocol=PROTOCOL, host="here", pid=pid, incarnation=f"of {pid}", iteration=3)
         self.form: pb.FormRequest | None = None
         self.allocated: int | None = None
@@ -67,9 +68,11 @@ class ScriptedRank(worker_pb2_grpc.ControllerServicer):
         self.iterations: list[int] = []
         self.terms: list[str | bytes] = []
         self.lanes = 0  # that are open
-        self._lane: asyncio.Queue[pb.Report | grpc.StatusCode] = asyncio.Queue()  # of the newest one
+        self._lane: asyncio.Queue[pb.Report | bytes | grpc.StatusCode] = asyncio.Queue()  # of the newest one
         self.server = grpc.aio.server()
         worker_pb2_grpc.add_ControllerServicer_to_server(self, self.server)
+        run = grpc.stream_stream_rpc_method_handler(self.Run, pb.ControlMessage.FromString, bytes_of)
+        self.server.add_registered_method_handlers(CONTROLLER, {"Run": run})  # which may say any bytes
         self.address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
 
     def stand(self, tp: int, pp: int, return_tokens: bool = False) -> None:
@@ -93,9 +96,13 @@ class ScriptedRank(worker_pb2_grpc.ControllerServicer):
         else:
             self._lane.put_nowait(pb.Report(times=pb.Times(stages=[times])))
 
-    def pulled(self, number: int, error: str = "") -> None:
+    def pulled(self, number: int, size: int = 0, error: str = "") -> None:
         """Says how its part of a pull has ended."""
-        self._lane.put_nowait(pb.Report(pulled=pb.Pulled(number=number, error=error)))
+        self._lane.put_nowait(pb.Report(pulled=pb.Pulled(number=number, bytes=size, error=error)))
+
+    def say(self, message: bytes) -> None:
+        """Puts bytes on the control lane."""
+        self._lane.put_nowait(message)
 
     def leave(self) -> None:
         """Says that it was asked to end."""
@@ -120,14 +127,16 @@ class ScriptedRank(worker_pb2_grpc.ControllerServicer):
     async def Form(self, request: pb.FormRequest, context: Any) -> pb.FormResponse:  # noqa: N802
         self.form = request
         await self.may_form.wait()
+        if self.fails is not None:
+            await context.abort(self.fails, "it says so")
         return pb.FormResponse(slots=self.slots)
 
     async def Allocate(self, request: pb.AllocateRequest, context: Any) -> pb.AllocateResponse:  # noqa: N802
         self.allocated = request.slots
-        return pb.AllocateResponse()
+        return pb.AllocateResponse(blocks=pb.BlockSource(address=f"blocks:{self.index}"))
 
     async def Run(self, request_iterator: AsyncIterator[pb.ControlMessage], context: Any) -> None:  # noqa: N802
-        lane = self._lane = asyncio.Queue[pb.Report | grpc.StatusCode]()
+        lane = self._lane = asyncio.Queue[pb.Report | bytes | grpc.StatusCode]()
         self.terms.append(dict(context.invocation_metadata())["orca-term"])
         self.lanes += 1
 
@@ -141,12 +150,16 @@ class ScriptedRank(worker_pb2_grpc.ControllerServicer):
 
         reading = asyncio.create_task(read())
         try:
-            while isinstance(report := await lane.get(), pb.Report):
+            while isinstance(report := await lane.get(), pb.Report | bytes):
                 await context.write(report)
             await context.abort(report, "scripted")
         finally:
             self.lanes -= 1
             reading.cancel()
+
+
+def bytes_of(report: pb.Report | bytes) -> bytes:
+    return report if isinstance(report, bytes) else report.SerializeToString()
 
 
 class ScriptedPod(worker_pb2_grpc.SupervisorServicer):
@@ -209,6 +222,8 @@ class Master:
         self.returned: list[pb.IterationReport] = []
         self.timed: dict[int, int] = {}  # iteration -> ranks that told their times
         self.places: set[tuple[int, int]] = set()  # of these ranks, for the latest
+        self.pulled: list[tuple[int, int, str]] = []  # the claim, the bytes, and why it failed
+        self.held: list[tuple[int, pb.AdaptersHeld]] = []  # by ranks
         self.given_back: dict[int, bool] = {}
         self.admitted: list[int] = []
         self._shape, self._pulse, self._spawn = settings.shape, pulse, spawn
@@ -235,6 +250,12 @@ class Master:
 
     def send(self, iteration: pb.Iteration) -> None:
         self._dialed.send(iteration)
+
+    def sources(self) -> list[str]:
+        return [source.address for source in self._dialed.sources()]
+
+    def wrong(self, report: str) -> None:
+        self._dialed.wrong(report)
 
     def open(self, epoch: int, claims: tuple[int, ...]) -> None:
         """Begins the term, with this in the pool's books."""
@@ -281,8 +302,8 @@ class Master:
                     self._post,
                     self.returned.append,
                     self._timed,
-                    lambda claim, size, error: None,
-                    lambda rank, held: None,
+                    lambda *ended: self.pulled.append(ended),
+                    lambda *told: self.held.append(told),
                     self._durations,
                     self._met,
                 )
@@ -376,10 +397,9 @@ async def scripted(
     addresses = tuple(pod.address for pod in pods)
     values: dict[str, Any] = {"tp": tp, "pp": pp, "gpus_per_pod": ranks_per_pod, "block_size": 4} | others
     settings = SchedulerSettings(workers=",".join(addresses), **values)
-    pulse = LoopPulse()
     try:
         async with asyncio.TaskGroup() as tasks:
-            master = Master(addresses, settings, pulse, tasks.create_task)
+            master = Master(addresses, settings, LoopPulse(), tasks.create_task)
             tasks.create_task(master.run())
             master.open(books, claims)
             try:
@@ -387,6 +407,5 @@ async def scripted(
             finally:
                 master.stop()
     finally:
-        pulse.close()
         for part in [*ranks, *pods]:
             await part.server.stop(None)

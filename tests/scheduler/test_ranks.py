@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from scheduler.scripted_ranks import EPOCH, Formed, Scripted, scripted
 
 from orca.v1 import worker_pb2 as pb
+from orca_common.tls import Plaintext
 from orca_scheduler import timers
 from orca_scheduler.lifecycle.events import (
     Entry,
@@ -30,6 +31,8 @@ from orca_scheduler.lifecycle.lifecycle import Lifecycle, Running
 from orca_scheduler.lifecycle.places import Place, Shape
 from orca_scheduler.lifecycle.suspicions import Kind, Suspicion, judge
 from orca_scheduler.ranks.answers import MOST_SLOTS
+from orca_scheduler.ranks.rank import LONGEST_ERROR, UNDER_WAY, Rank
+from orca_scheduler.ranks.ranks import MOST_TIMES
 from orca_scheduler.settings import SchedulerSettings
 
 
@@ -87,6 +90,7 @@ async def test_formation() -> None:
             assert form.store == "store:1"
             assert rank.allocated == 92
             assert rank.terms == ["5"], "each has a control lane, of the master's term"
+        assert engine.master.sources() == [f"blocks:{n}" for n in range(6)]
 
 
 async def test_slots_that_do_not_fit() -> None:
@@ -115,6 +119,29 @@ async def test_tokens_go_back_when_a_batch_is_ahead(tp: int, pp: int, run_ahead:
         ] * tp * pp
 
 
+@pytest.mark.parametrize(
+    ("code", "said", "fenced"),
+    [
+        (grpc.StatusCode.FAILED_PRECONDITION, "refuses: it says so", []),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, "listens and does not answer: it says so", [101]),
+        (grpc.StatusCode.UNAVAILABLE, "does not form: UNAVAILABLE: it says so", []),
+        (grpc.StatusCode.INTERNAL, "does not form: INTERNAL: it says so", [101]),
+    ],
+)
+async def test_a_rank_that_does_not_form(
+    monkeypatch: pytest.MonkeyPatch, code: grpc.StatusCode, said: str, fenced: list[int]
+) -> None:
+    monkeypatch.setattr(timers, "DOUBT", 0.2)
+    async with scripted(1, 2) as engine:
+        engine.ranks[1].fails = code
+        if code is grpc.StatusCode.FAILED_PRECONDITION:
+            sentence, pids = await engine.master.refused(), fenced_pids(engine)
+        else:
+            sentence, pids = await engine.master.verdict()
+        assert re.search(rf"stage 1 rank 0 .*{said}$", sentence), sentence
+        assert pids == fenced
+
+
 async def test_a_pod_with_another_number_of_ranks() -> None:
     async with scripted(2, 1) as engine:
         engine.pods[0].ranks.pop()
@@ -124,19 +151,36 @@ async def test_a_pod_with_another_number_of_ranks() -> None:
 
 
 async def test_iterations_go_down_one_lane_and_reports_come_up_all() -> None:
-    async with scripted(2, 2, ranks_per_pod=1) as engine:
+    async with scripted(2, 3, ranks_per_pod=1) as engine:
         await formed(engine)
         engine.master.send(pb.Iteration(number=9))
         await until(lambda: engine.ranks[0].iterations == [9])
-        engine.ranks[2].report(9, token_ids=[1, 2])
+        engine.ranks[4].report(9, token_ids=[1, 2])
         await until(lambda: len(engine.master.returned) == 1)
         assert engine.master.timed == {}, "tokens are back before the other ranks' times"
-        for n in (3, 0, 1):
+        for n in (3, 0, 1, 5, 2):
             engine.ranks[n].report(9)
-        await until(lambda: engine.master.timed == {9: 4})
-        assert engine.master.places == {(0, 0), (0, 1), (1, 0), (1, 1)}, "its place is not what a rank says"
+        await until(lambda: engine.master.timed == {9: 6})
+        assert engine.master.places == {divmod(n, 2) for n in range(6)}, "its place is not what a rank says"
         assert [list(report.token_ids) for report in engine.master.returned] == [[1, 2]]
         assert all(rank.iterations == [] for rank in engine.ranks[1:])
+        held = pb.AdaptersHeld(number=2)
+        engine.ranks[3].say(pb.Report(adapters=held).SerializeToString())
+        await until(lambda: engine.master.held == [(3, held)])
+
+
+async def test_times_that_do_not_come_from_all_ranks() -> None:
+    """Those of the oldest iteration go where too many wait."""
+    async with scripted(1, 2) as engine:
+        await formed(engine)
+        for number in (4, 5, 901, 900):
+            engine.ranks[1].report(number)
+        engine.ranks[0].report(900)
+        await until(lambda: engine.master.timed == {900: 2})
+        for number in (*range(6, 4 + MOST_TIMES), 5, 4, 901):  # with 4, 5 and 901 one more than may wait
+            engine.ranks[0].report(number)
+        await until(lambda: 901 in engine.master.timed)
+        assert engine.master.timed == {900: 2, 5: 2, 901: 2}
 
 
 async def test_standing() -> None:
@@ -229,12 +273,16 @@ async def test_ranks_of_another_shape() -> None:
 async def test_a_neighbour_complains_before_the_process_is_seen_to_be_gone() -> None:
     async with scripted(2, 2) as engine:
         await formed(engine)
-        engine.ranks[0].report(4, error="connection closed by peer", peer_lost=True)
+        engine.ranks[1].report(9)
+        for rank in engine.ranks:
+            rank.report(4)
+        await until(lambda: engine.master.timed == {4: 4})
+        engine.ranks[0].report(5, error="connection closed by peer", peer_lost=True)
         engine.ranks[3].end(grpc.StatusCode.UNAVAILABLE)
         engine.pods[1].died(1)
         lost, pids = await engine.master.verdict()
         assert lost.startswith(f"stage 1 rank 1 of engine-0 at {engine.ranks[3].address} (host here, pid 103, last")
-        assert lost.endswith("iteration 3) has ended")
+        assert lost.endswith("iteration 4) has ended")
         assert pids == fenced_pids(engine) == [103]
 
 
@@ -284,20 +332,46 @@ async def test_a_pull_that_is_never_reported(monkeypatch: pytest.MonkeyPatch) ->
         assert verdict.pids == [101]
 
 
-async def test_of_ranks_that_are_stuck_the_last_one_is_suspected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All answer and nothing moves: the ranks ahead wait for the one that is furthest behind."""
+@pytest.mark.parametrize(
+    ("ran", "over", "stuck"),
+    [
+        ((5, 5, 4, 3), True, [103]),
+        ((4, 3, 3, 3), False, [101]),  # the second stage waits for the first
+        ((4, 4, 3, 3), False, [102, 103]),  # and its ranks for each other
+        ((4, 4, 4, 4), False, [102]),  # it samples
+    ],
+)
+async def test_of_ranks_that_are_stuck_the_last_ones_are_suspected(
+    monkeypatch: pytest.MonkeyPatch, ran: tuple[int, ...], over: bool, stuck: list[int]
+) -> None:
+    """All answer and nothing moves: the ranks ahead wait for those that are furthest behind. ran: the last iteration of
+    each; over: iteration 4 has returned, and 5 is the oldest."""
     monkeypatch.setattr(timers, "STUCK", 1.5)
     async with scripted(2, 2) as engine:
         await formed(engine)
         for number in (4, 5):
             engine.master.send(pb.Iteration(epoch=EPOCH, number=number))
-        for rank in engine.ranks[:2]:
-            rank.report(4)
-            rank.report(5)
-        engine.ranks[2].report(4, token_ids=[7])  # it samples: iteration 4 is over, and 5 the oldest
+        engine.ranks[2].samples = over
+        for rank, number in zip(engine.ranks, ran, strict=True):
+            rank.report(number)
         lost, pids = await engine.master.verdict()
         assert "answers and has made no progress for" in lost
-        assert pids == fenced_pids(engine) == [103]
+        assert sorted(pids) == sorted(fenced_pids(engine)) == stuck
+
+
+async def test_a_pull_has_ended_when_it_has_on_all_ranks() -> None:
+    async with scripted(2, 1) as engine:
+        await formed(engine)
+        for number in (4, 5):
+            engine.master.send(pb.Iteration(number=number, pull=pb.Pull(admission=pb.Admission(claim=10 * number))))
+        for rank in engine.ranks:
+            rank.pulled(3, 100)  # of an earlier life
+            rank.pulled(4, 1 + rank.index)
+        await until(lambda: engine.master.pulled == [(40, 3, "")])
+        engine.ranks[0].pulled(4, 9)  # once more
+        engine.ranks[1].pulled(5, 2, "x" * (LONGEST_ERROR + 9))
+        engine.ranks[0].pulled(5, 1)
+        await until(lambda: engine.master.pulled[1:] == [(50, 3, "x" * (LONGEST_ERROR - 1) + "…")])
 
 
 async def test_two_at_once() -> None:
@@ -316,10 +390,44 @@ async def test_a_rank_that_failed_by_itself(monkeypatch: pytest.MonkeyPatch) -> 
     async with scripted(1, 2) as engine:
         await formed(engine)
         engine.ranks[0].report(4, error="no data", peer_lost=True)
-        engine.ranks[1].report(4, error="CUDA error")
+        engine.ranks[1].report(4, error="x" * (LONGEST_ERROR + 9))
         lost, pids = await engine.master.verdict()
-        assert lost.endswith("failed: CUDA error")
+        assert lost.endswith(f"last iteration 3) failed: {'x' * (LONGEST_ERROR - 1)}…")
         assert pids == fenced_pids(engine) == [101]
+
+
+@pytest.mark.parametrize("sent", [0, 9])
+async def test_an_iteration_that_was_never_sent(monkeypatch: pytest.MonkeyPatch, sent: int) -> None:
+    """Some may be under way yet of those that the rank had run when it was greeted. Then it is believed no more."""
+    monkeypatch.setattr(timers, "DOUBT", 0.2)
+    async with scripted(1, 2) as engine:
+        await formed(engine)
+        if sent:
+            engine.master.send(pb.Iteration(number=sent))
+        most = max(3, sent) + UNDER_WAY
+        for number in (most, most + 1, sent):
+            engine.ranks[1].report(number, token_ids=[1])
+        lost, pids = await engine.master.verdict()
+        reported = f"failed: it reported iteration {most + 1}, which it was never sent"
+        assert lost.endswith(f"pid 101, last iteration {most}) {reported}")
+        assert (pids, engine.master.returned) == ([101], [])
+
+
+async def test_reports_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is a verdict on its rank: 3 bytes of nonsense, tokens of a rank that makes none, and nonsense in tokens."""
+    monkeypatch.setattr(timers, "DOUBT", 0.2)
+    async with scripted(1, 2) as engine:
+        engine.ranks[0].samples = True
+        for n, does, said in (
+            (0, lambda: engine.ranks[0].say(b"\xff\xff\xff"), "3 bytes that are no report"),
+            (0, lambda: engine.ranks[0].report(3), "tokens, and another rank makes them"),
+            (1, lambda: engine.master.wrong("nonsense"), "nonsense"),
+        ):
+            await formed(engine)
+            does()
+            lost, pids = await engine.master.verdict()
+            assert lost.endswith(f"pid {100 + n}, last iteration 3) failed: it reported {said}")
+            assert pids == [100 + n]
 
 
 async def test_nobody_is_killed_for_a_complaint(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -409,23 +517,12 @@ async def test_a_rank_that_froze_since_it_was_greeted(monkeypatch: pytest.Monkey
         engine.ranks[1].frozen = False
 
 
-MOST = (1 << 64) - 1
-WRONG_HELLOS: list[dict[str, Any]] = [
-    {"epoch": MOST},
-    {"iteration": MOST},
-    {"slots": 1 << 40},
-    {"can": ["a"] * 1000},
-    *({name: "x" * 1000} for name in ("host", "weights", "model_digest", "incarnation")),
-]
-
-
-@pytest.mark.parametrize("fields", WRONG_HELLOS, ids=lambda fields: next(iter(fields)))
-async def test_a_greeting_that_cannot_be(monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]) -> None:
-    """It ended the scheduler, with all its engines: it is a verdict on that rank."""
+async def test_a_greeting_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended the scheduler, with all its engines: it is a verdict on that rank. `test_answers.py` has all of them."""
     monkeypatch.setattr(timers, "DOUBT", 0.2)
     async with scripted(1, 2) as engine:
         before = pb.HelloResponse.FromString(engine.ranks[1].hello.SerializeToString())
-        engine.ranks[1].hello.MergeFrom(pb.HelloResponse(**fields))
+        engine.ranks[1].hello.host = "x" * 1000
         lost, pids = await engine.master.verdict()
         assert "stage 1 rank 0" in lost
         assert "failed: it reported" in lost
@@ -439,16 +536,15 @@ async def test_more_slots_than_an_engine_has() -> None:
     """The core has a number for each block."""
     async with scripted(1, 2) as engine:
         for rank in engine.ranks:
-            rank.slots = MOST
+            rank.slots = (1 << 64) - 1
         assert (await formed(engine)).slots == MOST_SLOTS
 
 
-@pytest.mark.parametrize("address", ["junk", "", "127.0.0.1:99999", "127.0.0.1:-1", "::::", "\0:5", "x" * 9999 + ":5"])
-async def test_a_table_of_ranks_that_cannot_be(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
-    """Its supervisor is not believed; the engine forms when it tells better."""
+async def test_a_table_of_ranks_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its supervisor is not believed; the engine forms when it tells better. `test_answers.py` has all of them."""
     monkeypatch.setattr(timers, "DIAL", 0.5)
     async with scripted(1, 2) as engine:
-        right, engine.ranks[1].address = engine.ranks[1].address, address
+        right, engine.ranks[1].address = engine.ranks[1].address, "127.0.0.1:99999"
         lost, pids = await engine.master.verdict()
         assert "cannot be reached: its list of ranks has" in lost
         assert pids == []
@@ -496,6 +592,14 @@ async def test_a_rank_that_leaves_while_the_engine_forms() -> None:
         assert engine.master.given_back == {4: False}
         engine.ranks[0].may_form.set()
         assert (await formed(engine)).epoch == EPOCH + 1
+
+
+async def test_a_rank_without_a_lane() -> None:
+    """It answers the next heartbeat that it is sent, and until then its silence does not count."""
+    nothing: Any = None
+    rank = Rank(0, "engine-0", 5, 1, Plaintext(), nothing, {})
+    rank.run(EPOCH)
+    assert (rank.ask(), rank.last_heard) == (1, None)
 
 
 def test_ranks_are_not_late_when_the_pool_is_away() -> None:

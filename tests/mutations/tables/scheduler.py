@@ -641,7 +641,7 @@ MUTATIONS = [
         RANKS,
         "_stuck",
         instead("min(rank.last_iteration for rank in late)", "max(rank.last_iteration for rank in late)"),
-        f"{RANKS_TESTS}::test_of_ranks_that_are_stuck_the_last_one_is_suspected",
+        f"{RANKS_TESTS}::test_of_ranks_that_are_stuck_the_last_ones_are_suspected",
     ),
     Mutation(
         "an abandoned iteration condemns",
