@@ -9,7 +9,7 @@ import re
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +50,7 @@ PATIENCE = 600.0  # seconds for a request
 PROBES = 12  # requests by which the ways from and to the client are measured
 BESIDE, BESIDE_TOKENS = 3, 400  # streams that run meanwhile, and the tokens of each at most
 REPORTS = 5.0  # seconds until the reports of a run's last iterations have come
+Span = tuple[float, float]  # a begin and an end, in seconds
 LAB = "orca_lab.baseline.app"  # the scheduler's program for selections of the lab
 
 
@@ -151,10 +152,30 @@ class Usage(NamedTuple):
     ours: float
 
 
+def usage_of(processes: Iterable[int]) -> Usage:
+    """Seconds that the machine and these processes, by their pids, have used so far."""
+    times = psutil.cpu_times()
+    busy = sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0)
+    ours = 0.0
+    for pid in processes:
+        spent = psutil.Process(pid).cpu_times()
+        ours += spent.user + spent.system
+    return Usage(busy, ours)
+
+
 def foreign(before: Usage, after: Usage, seconds: float) -> float:
     """The share of the cores' time that other processes took in `seconds`."""
     others = (after.busy - before.busy) - (after.ours - before.ours)
     return max(0.0, others) / (seconds * (os.cpu_count() or 1))
+
+
+def ways_between(spans: Sequence[Span], moments: Iterable[Span]) -> Span:
+    """Median seconds from a client to a scheduler and back. spans: when requests were sent and had ended, at their
+    client; moments: when they were claimed and had returned, of these requests and of earlier ones."""
+    pairs = list(zip(spans, sorted(moments)[-len(spans) :], strict=True))
+    way_in = statistics.median(claimed - sent for (sent, _), (claimed, _) in pairs)
+    way_out = statistics.median(ended - returned for (_, ended), (_, returned) in pairs)
+    return max(0.0, way_in), max(0.0, way_out)
 
 
 class Live:
@@ -203,17 +224,13 @@ class Live:
         """The journals of all engines."""
         return [next(self._run_dir.glob(f"journal-engine-{n}-*.jsonl")) for n in range(self.layout.engines)]
 
-    def ways(self) -> tuple[float, float]:
+    def ways(self) -> Span:
         """Seconds from a client to the scheduler, and from the last stage's tokens to the client: medians of requests
         that find a place free while others run. On an idle machine both are shorter."""
         spans = self._runner.run(self._probe())
-        moments = sorted(moment for path in self._journals() for moment in Recording.of(path).moments)[-PROBES:]
-        pairs = list(zip(spans, moments, strict=True))
-        way_in = statistics.median(claimed - sent for (sent, _), (claimed, _) in pairs)
-        way_out = statistics.median(ended - returned for (_, ended), (_, returned) in pairs)
-        return max(0.0, way_in), max(0.0, way_out)
+        return ways_between(spans, (moment for path in self._journals() for moment in Recording.of(path).moments))
 
-    async def _probe(self) -> list[tuple[float, float]]:
+    async def _probe(self) -> list[Span]:
         """When each of PROBES requests was sent and when it had ended, in seconds of the wall clock.
 
         A request-level engine takes none while it runs, so nothing runs beside them there.
@@ -222,7 +239,7 @@ class Live:
         longest = min(BESIDE_TOKENS, self.layout.checkpoint.max_positions - 8)
         streams = fixed(min(BESIDE, places), 8, longest, vocabulary=self._vocabulary)
         beside = asyncio.ensure_future(closed_case(self._door, streams, patience=PATIENCE))
-        spans = list[tuple[float, float]]()
+        spans = list[Span]()
         for _ in range(1 + PROBES):
             began = time.time()
             [answer] = await closed_case(self._door, fixed(1, 8, 4, vocabulary=self._vocabulary), patience=PATIENCE)
@@ -299,10 +316,4 @@ class Live:
         return result, disturbed(predicted, took, others, self._late)
 
     def _usage(self) -> Usage:
-        times = psutil.cpu_times()
-        busy = sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0)
-        ours = 0.0
-        for pid in (os.getpid(), *(pid for _, pid in processes(self._run_dir))):
-            spent = psutil.Process(pid).cpu_times()
-            ours += spent.user + spent.system
-        return Usage(busy, ours)
+        return usage_of((os.getpid(), *(pid for _, pid in processes(self._run_dir))))

@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from orca_bench import real
 from orca_bench.cases import Request
 from orca_bench.checks import Checked, orders
-from orca_bench.live import BLOCK_SIZE, Layout, Live, Setting, Usage, foreign, slots_for, stack_of
+from orca_bench.live import BLOCK_SIZE, Layout, Live, Setting, Usage, foreign, slots_for, stack_of, usage_of
 from orca_bench.measures import Answer, lag
 from orca_bench.real import QUICK, Real, add_ratio, figure_10, highest
 from orca_cli.main import app
@@ -59,6 +59,11 @@ def test_the_guards_rule() -> None:
     cores = foreign(Usage(0.0, 0.0), Usage(10.0, 4.0), 1.0)
     assert foreign(Usage(5.0, 1.0), Usage(15.0, 5.0), 2.0) == pytest.approx(cores / 2)
     assert foreign(Usage(0.0, 0.0), Usage(1.0, 2.0), 1.0) == 0.0
+
+
+def test_the_processor_time_of_a_process_is_the_user_s_and_the_system_s() -> None:
+    before, found, after = os.times(), usage_of([os.getpid()]), os.times()
+    assert before.user + before.system <= found.ours <= after.user + after.system
 
 
 def test_a_calibration_is_one_file(tmp_path: Path) -> None:
@@ -277,7 +282,11 @@ def test_shares_that_are_none_are_refused_at_once(shares: str, tmp_path: Path) -
     assert "--shares" in done.stderr
 
 
-def test_the_guard_marks_live_runs(tmp_path: Path) -> None:
+def iterations_in(journal: Path) -> int:
+    return sum(1 for _ in scheduled(read(journal)))
+
+
+def test_the_guard_marks_live_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that are slower than their calibration, which here says that iterations take no time, and those that have a
     busy process beside them."""
     cost = Calibrated(((1e-9, 0, 0, 0, 0, 0, 0),), 0.0)
@@ -292,7 +301,35 @@ def test_the_guard_marks_live_runs(tmp_path: Path) -> None:
     assert all(re.search(r"its iterations took \+\d+% against the calibration", line) for line in marked)
     assert done.stderr.endswith("orca(4) was disturbed 2 times\n")
     said, load = list[str](), drawn(Lengths((4, 40), (1, 20)), AT_ONCE, 1.0, 20, Seeds.of(1))
+    seen, whys = list[tuple[float, ...]](), iter(["late", "", "x", "y"])
+    calibration = replace(calibration, cost=Calibrated(((1.0, 0, 0, 0, 0, 0, 0),), 0.0))  # an iteration takes 1 s
     with Live(LAYOUT, Setting(4)) as live:
+        live.serve(load)
+        ran = [iterations_in(live.journal)]
+
+        def why(*given: float) -> str:
+            seen.append(given)
+            ran.append(iterations_in(live.journal))
+            return next(whys)
+
+        with monkeypatch.context() as patch:
+            patch.setattr("orca_bench.live.REPORTS", 60.0)
+            patch.setattr("orca_bench.live.disturbed", why)
+            result = live.guarded(load, calibration, 3, said.append)
+            assert result is not None
+            assert live.guarded(load, None, 2, said.append) is None
+        runs = [("1 of 3", "late"), ("1 of 2", "x"), ("2 of 2", "y")]
+        assert said == [f"orca(4): run {run} was disturbed: {told}" for run, told in runs]
+        assert result.rows == sum(one.output_tokens for one in load), "of this run alone"
+        assert [one.first for one in result.requests] == [min(one.came or ()) for one in result.requests]
+        assert result.seconds == max(one.ended for one in result.requests)
+        for (predicted, took, *_), (before, after) in zip(seen[:2], pairwise(ran), strict=False):
+            assert 0 < predicted <= after - before, "and so are the iterations"
+            assert took > 0
+        assert seen[1][0] >= result.iterations
+        assert [one[:2] for one in seen[2:]] == [(0.0, 0.0)] * 2
+        assert {late for *_, late in seen} == {0.0}, "one client sends those in turn that are due at once"
+        said.clear()
         loop = [sys.executable, "-c", "while True: pass"]
         busy = [subprocess.Popen(loop) for _ in range(0, os.cpu_count() or 1, 8)]  # an eighth of the cores at least
         try:

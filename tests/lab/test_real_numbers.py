@@ -12,8 +12,7 @@ import pytest
 from orca_bench import live, real
 from orca_bench.cases import Request
 from orca_bench.engine import EngineOptions
-from orca_bench.live import Layout, Live, Setting, Usage, stack_of
-from orca_bench.measures import Answer
+from orca_bench.live import Layout, Setting, stack_of, ways_between
 from orca_bench.ranks import Control
 from orca_bench.real import Measures, Real, Validated
 from orca_common.errors import FailedPrecondition, Unavailable
@@ -375,124 +374,9 @@ def test_the_settings_of_a_live_stack(tmp_path: Path) -> None:
     assert settings.model_dump()["policy"] != "request-level"
 
 
-def live_of(setting: Setting, **stands: Any) -> Any:
-    """A live system that was not opened, with these in place of its parts."""
-    made: Any = Live(LAYOUT, setting)
-    for name, stand in stands.items():
-        setattr(made, name, stand)
-    return made
-
-
-async def test_what_a_live_run_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Moments of the client; batches of all engines since it began."""
-    load = [Asked(0.0, 3, 2), Asked(0.5, 4, 1)]
-    sizes = {"a": iter([[4, 4], [4, 4, 2, 1]]), "b": iter([[], [1]])}
-    asked = list[tuple[Any, ...]]()
-
-    async def open_loop(door: str, planned: Any, patience: float) -> list[Answer]:
-        asked.append((door, [(one.at, len(one.request.prompt), one.request.output) for one in planned], patience))
-        return [
-            Answer(one.request, one.at, one.at + 0.25, [one.at + 1, one.at + 2], one.request.output, one.at + 2)
-            for one in planned
-        ]
-
-    monkeypatch.setattr(live, "open_loop", open_loop)
-    running = live_of(
-        Setting(4),
-        _door="door",
-        _vocabulary=range(97),
-        _journals=lambda: ["a", "b"],
-        _sizes=lambda path: next(sizes[path]),
-    )
-    result = await running._serve(load)
-    assert asked == [("door", [(0.0, 3, 2), (0.5, 4, 1)], 600.0)]
-    assert result == Result(
-        [
-            Served(load[0], first=1.0, ended=2.0, came=[1.0, 2.0]),
-            Served(load[1], first=1.5, ended=2.5, came=[1.5, 2.5]),
-        ],
-        *(2.5, 3, 4, []),
-    )
-    assert running._late == 0.25
-    at_once = [Asked(0.0, 3, 2)]
-    sizes |= {"a": iter([[], []]), "b": iter([[], []])}
-    await running._serve(at_once)
-    assert running._late == 0.0, "one client sends those in turn that are due at once"
-
-
-def test_the_guard_of_live_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    ends, said = iter([("first", "it was late"), ("second", ""), ("third", "x"), ("fourth", "y")]), list[str]()
-    running = live_of(Setting(4), _watched=lambda workload, calibration: next(ends))
-    assert running.guarded([], None, 3, said.append) == "second"
-    assert said == ["orca(4): run 1 of 3 was disturbed: it was late"]
-    assert running.guarded([], None, 2, said.append) is None
-    assert said[1:] == ["orca(4): run 1 of 2 was disturbed: x", "orca(4): run 2 of 2 was disturbed: y"]
-
-
-def test_what_a_guard_looks_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The iterations of the run alone, its own processes, and its client."""
-    batches = [SimpleNamespace(iteration=n) for n in (1, 2)]
-    monkeypatch.setattr(live, "read", lambda path: path)
-    monkeypatch.setattr(live, "scheduled", lambda lines: batches)
-    loads, times = {n: f"load {n}" for n in range(1, 6)}, {n: f"times {n}" for n in (1, 2, 3, 4)}
-    monkeypatch.setattr(live.Recording, "of", lambda path: SimpleNamespace(loads=loads, times=times))
-    seen = list[Any]()
-    monkeypatch.setattr(live, "measured", lambda of: seen.append(sorted(of)) or 7.0)
-    monkeypatch.setattr(live, "disturbed", lambda *given: seen.append(given) or "why")
-    monkeypatch.setattr(live, "time", SimpleNamespace(monotonic=iter([10.0, 12.0, 20.0, 22.0]).__next__))
-    monkeypatch.setattr(live, "os", SimpleNamespace(cpu_count=lambda: 4))
-    usages = iter([Usage(1.0, 1.0), Usage(6.0, 4.0), Usage(0.0, 0.0), Usage(8.0, 0.0)])
-    calibration: Any = SimpleNamespace(predicted=lambda of: seen.append(sorted(of)) or 5.0)
-
-    def ran(coroutine: Any) -> None:
-        coroutine.close()
-        seen.append("reported")
-
-    running = live_of(Setting(4), _usage=lambda: next(usages), serve=lambda workload: "result", _journals=lambda: ["j"])
-    running._late, running._runner = 0.5, SimpleNamespace(run=ran)
-    assert running._watched([], None) == ("result", "why")
-    assert seen == [(0.0, 0.0, 0.25, 0.5)]
-    seen.clear()
-    assert running._watched([], calibration) == ("result", "why")
-    assert seen == ["reported", ["load 3", "load 4"], ["times 3", "times 4"], (5.0, 7.0, 1.0, 0.5)]
-
-
-def test_the_ways_to_a_client_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Medians over the last probes, of the journals of all engines."""
-    moments = {"a": [(100.0, 200.0), (1.25, 1.5), (3.5, 3.75)], "b": [(0.0, 0.0), (2.125, 2.5)]}
-    spans = [(1.0, 2.0), (2.0, 3.5), (3.0, 5.0)]
-    monkeypatch.setattr(live, "PROBES", 4)
-    monkeypatch.setattr(live.Recording, "of", lambda path: SimpleNamespace(moments=moments[path]))
-
-    async def probe() -> list[tuple[float, float]]:
-        return [*spans, (99.0, 202.0)]
-
-    def run(coroutine: Any) -> Any:
-        try:
-            coroutine.send(None)
-        except StopIteration as end:
-            return end.value
-
-    running = live_of(Setting(4), _journals=lambda: ["a", "b"], _runner=SimpleNamespace(run=run), _probe=probe)
+def test_the_ways_to_a_client_and_back() -> None:
+    """Medians over the last requests that have moments, of all engines."""
+    moments = [(100.0, 200.0), (1.25, 1.5), (3.5, 3.75), (0.0, 0.0), (2.125, 2.5)]
     # In: 0.25, 0.125, 0.5 and 1 s; back: 0.5, 1, 1.25 and 2 s.
-    assert running.ways() == (0.375, 1.125)
-    spans[:] = [(5.0, 0.0), (5.0, 0.0), (5.0, 0.0)]
-    assert running.ways() == (0.0, 0.0)
-
-
-def test_the_processor_time_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of this process and the stack's, and of all processes of the machine."""
-    spent = {11: SimpleNamespace(user=1.0, system=0.5), 22: SimpleNamespace(user=2.0, system=0.25)}
-
-    class CpuTimes(tuple[float, ...]):
-        idle, iowait, guest = 8.0, 4.0, 2.0
-
-    monkeypatch.setattr(live, "os", SimpleNamespace(getpid=lambda: 11))
-    monkeypatch.setattr(live, "processes", lambda run_dir: [("rank", 22)])
-    stands = SimpleNamespace(
-        cpu_times=lambda: CpuTimes((16.0, 32.0, 8.0, 4.0, 2.0)),
-        Process=lambda pid: SimpleNamespace(cpu_times=lambda: spent[pid]),
-    )
-    monkeypatch.setattr(live, "psutil", stands)
-    running = live_of(Setting(4), _run_dir=Path("run"))
-    assert running._usage() == Usage(48.0, 3.75)
+    assert ways_between([(1.0, 2.0), (2.0, 3.5), (3.0, 5.0), (99.0, 202.0)], moments) == (0.375, 1.125)
+    assert ways_between([(5.0, 0.0)] * 3, moments[1:]) == (0.0, 0.0)
