@@ -22,11 +22,7 @@ from orca_common.listening import cannot_listen, listen, reserve_port
 
 def test_the_pulse_is_asked_from_another_thread() -> None:
     async def ask() -> bool:
-        pulse = service.LoopPulse()
-        try:
-            return await asyncio.to_thread(pulse.alive)
-        finally:
-            pulse.close()
+        return await asyncio.to_thread(service.LoopPulse().alive)
 
     with asyncio.Runner(loop_factory=OwnThreadLoop) as runner:
         assert runner.run(ask())

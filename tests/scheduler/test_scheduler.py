@@ -97,7 +97,6 @@ async def bench(looks: bool = True, ended: Callable[[str], bool] = lambda name: 
                 await cancel(running)
                 await scheduler.leave()
                 status.close()
-                pulse.close()
 
 
 async def test_nothing_is_taken_or_retired_before_the_candidates_are_known() -> None:

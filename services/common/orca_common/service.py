@@ -161,7 +161,7 @@ class StatusPort:
 
 
 class LoopPulse:
-    """Measures whether the event loop runs on time.
+    """Measures whether the event loop runs on time, as long as it runs.
 
     A process that was late itself cannot know whether a silent peer is dead, so it asks here first.
     """
@@ -173,14 +173,14 @@ class LoopPulse:
         # For `alive`: another thread may not ask the loop for its time, because uvloop writes a cache then.
         self._turned = time.monotonic()
         self.late_at = -1e9  # when the loop was last late by more than 0.5 s, on its own clock
-        self._handle = self._loop.call_later(interval, self._turn)
+        self._loop.call_later(interval, self._turn)
 
     def _turn(self) -> None:
         now = self._loop.time()
         if now - self.last > self._interval + 0.5:
             self.late_at = now
         self.last, self._turned = now, time.monotonic()
-        self._handle = self._loop.call_later(self._interval, self._turn)
+        self._loop.call_later(self._interval, self._turn)
 
     def alive(self) -> bool:
         """Whether the loop ran in the last 10 s. May be called in any thread."""
@@ -190,9 +190,6 @@ class LoopPulse:
         """Whether the loop was on time during the last `window` seconds. Only for the loop's own thread."""
         now = self._loop.time()
         return now - self.last < self._interval + 0.5 and now - self.late_at > window
-
-    def close(self) -> None:
-        self._handle.cancel()
 
 
 def stop_event() -> asyncio.Event:

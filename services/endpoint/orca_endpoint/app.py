@@ -68,7 +68,6 @@ class EndpointApp:
         keys = ApiKeys(settings.api_keys, settings.api_keys_file)
         transport = transport_of(settings.tls_dir)
         pulse = service.LoopPulse(service.ALIVE_SECONDS)
-        self._open.callback(pulse.close)
         metrics = Metrics("endpoint")
         status = service.StatusPort(
             settings.host, settings.status_port, self._not_ready, pulse.alive, self._calls, metrics

@@ -43,14 +43,14 @@ class SchedulerApp:
         if settings.policy_for(()).prefix == "shared":
             log.warning("prefix=shared: the time to a first token tells each caller of all others' prompts")
         self._telemetry = Telemetry("orca-scheduler", name, share=settings.trace_share, slow=settings.trace_slow)
-        self._pulse = LoopPulse()
+        pulse = LoopPulse()
         self._pool = Pool.of(settings)
         self._outage = Outage(asyncio.get_running_loop().time)  # until the pool has answered for the first time
         self._discovery, scaled = discovery_of(settings, self._refusals)
         transport, metrics = transport_of(settings.tls_dir), Metrics("scheduler")
         self._scheduler = Scheduler(
             *(name, self._presence.ended, self._pool, self._discovery, settings),
-            *(self._telemetry, self._pulse, transport, metrics),
+            *(self._telemetry, pulse, transport, metrics),
         )
         if scaled is not None:
             metrics.read("orca_rollout_stopped", lambda: () if scaled.stopped is None else [((), scaled.stopped)])
@@ -59,7 +59,7 @@ class SchedulerApp:
             settings.host,
             settings.status_port,
             self._scheduler.unready,
-            self._pulse.alive,
+            pulse.alive,
             self._status_fields,
             metrics,
             pages={
@@ -154,7 +154,6 @@ class SchedulerApp:
         await self._pool.close()
         self._presence.close()
         self._status.close()
-        self._pulse.close()
         self._telemetry.close()
 
 

@@ -44,8 +44,7 @@ class UiApp:
         """Raises FailedPrecondition when keys or certificates cannot be read."""
         self._settings = settings
         keys, transport = ApiKeys(settings.api_keys, settings.api_keys_file), transport_of(settings.tls_dir)
-        self._pulse = LoopPulse(ALIVE_SECONDS)
-        self._status = StatusPort(settings.host, settings.status_port, lambda: None, self._pulse.alive)
+        self._status = StatusPort(settings.host, settings.status_port, lambda: None, LoopPulse(ALIVE_SECONDS).alive)
         self._picture = Picture()
         self._viewers = Viewers(settings.max_viewers, lambda: self._picture.whole(time.time()))
         addresses = [one.strip() for one in settings.scheduler_status.split(",") if one.strip()]
@@ -116,7 +115,6 @@ class UiApp:
         await self._stories.close()
         await self._chats.close()
         self._status.close()
-        self._pulse.close()
 
 
 class Certified(HttpToolsProtocol):

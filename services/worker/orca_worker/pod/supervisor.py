@@ -330,7 +330,6 @@ class SupervisorApp:
         settings = self._settings
         transport = transport_of(settings.tls_dir)
         pulse = service.LoopPulse(service.ALIVE_SECONDS)
-        self._open.callback(pulse.close)
         metrics = Metrics("worker")
         status = service.StatusPort(
             settings.host, settings.status_port, self._not_ready, pulse.alive, self._status_fields, metrics

@@ -116,7 +116,6 @@ class RankApp:
         gpu = settings.first_gpu + settings.local_rank
         device = open_device(settings.device, gpu) if family_of(checkpoint).needs_torch else None
         pulse = service.LoopPulse(service.ALIVE_SECONDS)
-        self._open.callback(pulse.close)
         telemetry = Telemetry("orca-worker", host, str(settings.local_rank))
         self._open.callback(telemetry.close)
 
