@@ -14,7 +14,7 @@ async def listening(serve: Serve, context: ssl.SSLContext | None = None) -> Asyn
     """A server at a port of 127.0.0.1, which it yields. At its end each `serve` is cancelled, its connection aborted.
 
     One that stays open, as of a client that dials once more, becomes a warning of the test that runs when it is
-    collected.
+    collected. A TLS handshake that is under way then is not known here.
     """
     serving: dict[asyncio.Future[None], asyncio.StreamWriter] = {}
 
@@ -27,15 +27,17 @@ async def listening(serve: Serve, context: ssl.SSLContext | None = None) -> Asyn
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
-        server.close()
+        for listener in server.sockets:
+            asyncio.get_running_loop().remove_reader(listener.fileno())
         for _ in range(TURNS):
             await asyncio.sleep(0)
+        server.close()
         for task, writer in serving.items():
             task.cancel()
             if not writer.is_closing():
                 writer.transport.abort()
         ends = await asyncio.gather(*serving, return_exceptions=True)
-    # Who reads may find that the other side has left.
+    # A reader may find that the other side has left.
     for end in ends:
         if isinstance(end, Exception) and not isinstance(end, OSError | EOFError):
             raise end

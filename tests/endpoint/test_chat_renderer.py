@@ -3,7 +3,8 @@
 import asyncio
 import json
 import signal
-from collections.abc import AsyncIterator
+from asyncio.subprocess import Process
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import psutil
@@ -13,6 +14,7 @@ from endpoint.harness import make_model, until
 from orca.v1.orca_pb2 import Chat, ChatMessage
 from orca_common.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
 from orca_endpoint.requests.chats import Chats
+from orca_endpoint.requests.helpers import Helper
 from orca_endpoint.requests.validation import Fields
 from orca_endpoint.text.chat_template import read_chat_template
 
@@ -77,6 +79,30 @@ async def test_a_chat_that_takes_long_keeps_no_other_caller_waiting(chats: Chats
         assert await ask(chats, "hello", "y")
     assert chats.helpers.turns.count, "and some of the slow ones wait still"
     assert all(isinstance(one, InvalidArgument) for one in await asyncio.gather(*slow, return_exceptions=True))
+
+
+async def test_renderers_start_one_after_the_other(chats: Chats) -> None:
+    """On busy cores the first chat waited for both."""
+    second, first = chats.helpers.all
+    begun: list[Helper] = []
+    ready = asyncio.Event()
+
+    def noted(helper: Helper) -> Callable[[], Awaitable[Process]]:
+        start = helper.start
+
+        async def starts() -> Process:
+            begun.append(helper)
+            await ready.wait()
+            return await start()
+
+        return starts
+
+    for helper in chats.helpers.all:
+        helper.start = noted(helper)  # type: ignore[method-assign]
+    chats.warm()
+    await until(lambda: begun == [first])
+    ready.set()
+    await until(lambda: begun == [first, second])
 
 
 async def test_a_large_chat_is_refused_before_it_is_rendered(chats: Chats) -> None:

@@ -195,8 +195,8 @@ class Lab:
     def _check_indexes(self, found: dict[str, Any], single: dict[str, Any]) -> None:
         """What the pool holds twice must say the same."""
         requests = found["requests"].items()
-        ended = {i for i, r in requests if r["state"] == "ended"}
-        assert {*single["ended"]} == ended
+        ended = {i: r["finished"] for i, r in requests if r["state"] == "ended"}
+        assert single.pop("ended") == ended
         sizes = (len(found["requests"][i]["record"]) + 16 * len(found["tokens"].get(i, ())) for i in ended)
         assert single["pool"].get("ended_bytes", 0) == sum(RECORD_OVERHEAD + size for size in sizes)
         calls = single.pop("calls")

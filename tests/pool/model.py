@@ -63,7 +63,6 @@ class Request:
     closed: bool = False
     detach_at: int | None = None
     lives: int | None = None  # the grace that ended there, of its last detachment
-    ended: int = 0  # by the clock that stands still in outages
     losses: int = 0
     loss_at: int = -1
     tokens: list[CommittedToken] = field(default_factory=list)
@@ -146,7 +145,7 @@ class Model:
         self._grace = round(constants.adapter_grace * 1e6)
         self.now = 0
         self.arrival = self.last_claim = self.registration = self.largest = self.reserved = 0
-        self.swept = self.back = self.away = 0
+        self.swept = self.back = self.readable = 0
         self.orphaned_calls = False
         self.shrunk = False  # requests may wait that no engine can go on with
         self.expected: dict[str, int] = {}  # weights that may come back, and until when requests wait for them
@@ -283,16 +282,15 @@ class Model:
 
     def _close(self, r: Request, reason: Reason, final: int) -> None:
         r.state, r.reason, r.final, r.finished, r.claim, r.engine = "ended", reason, final, self.now, None, None
-        r.ended = self._time_up()
         self._let_go(r)
         self._forget(2)
 
     def _forget(self, most: int) -> None:
-        oldest = self._time_up() - self.constants.retention * 1e6
-        ends = sorted((r.ended, r.request_id) for r in self.requests.values() if r.state == "ended")
-        for ended, request_id in ends[:most]:
+        ended = sorted((r.finished, r.request_id) for r in self.requests.values() if r.state == "ended")
+        for finished, request_id in ended[:most]:
             count = sum(r.state == "ended" for r in self.requests.values())
-            if ended < oldest or count > self.constants.retain_requests:
+            old = self.now - max(finished, self._readable()) > self.constants.retention * 1e6
+            if old or count > self.constants.retain_requests:
                 r = self.requests.pop(request_id)
                 if r.keys and self.prefixes.get(r.keys[-1], (True, ""))[1] == request_id:
                     del self.prefixes[r.keys[-1]]
@@ -326,10 +324,9 @@ class Model:
         """When clients could reach the pool again after the last outage: now, if no sweep has seen it yet."""
         return self.now if self.now - self.swept > self.constants.lease * 1e6 else self.back
 
-    def _time_up(self) -> int:
-        """The clock that stands still in outages."""
-        gap = self.now - self.swept if self.swept else 0
-        return self.now - self.away - (gap if gap > self.constants.lease * 1e6 else 0)
+    def _readable(self) -> int:
+        """The same after the last outage that was long."""
+        return self.now if self.now - self.swept > self.constants.long_outage * 1e6 else self.readable
 
     def _remove_endpoint(self, endpoint: str) -> None:
         self.orphaned_calls |= self.endpoints.pop(endpoint, None) is not None
@@ -506,20 +503,21 @@ class Model:
             due = before
             if outage and before:
                 self.expected = {weights: until + gap for weights, until in self.expected.items()}
-        self._sweep(round(detach_floor * 1e6), due, gap if before else 0, outage)
+        self._sweep(round(detach_floor * 1e6), due, outage, gap > self.constants.long_outage * 1e6)
         self.schedulers[scheduler] = self.now
         leases = {e: EngineState(g.owner, g.term, g.counter) for e, g in self.engines.items()}
         queue = self._queue()
         oldest = (self.now - queue[0].submitted) / 1e6 if queue else 0.0
         return Look(leases, len(self.schedulers), len(queue), oldest)
 
-    def _sweep(self, floor: int, due: int, gap: int, outage: bool) -> None:
+    def _sweep(self, floor: int, due: int, outage: bool, long: bool) -> None:
         oldest = self.now - self.constants.lease * 1e6
         for name in [name for name, endpoint in self.endpoints.items() if endpoint.renewed < oldest]:
             self._remove_endpoint(name)
         if outage or not self.endpoints:
             self.back = self.now
-            self.away += gap
+        if long or not self.endpoints:
+            self.readable = self.now
         self.schedulers = {name: at for name, at in self.schedulers.items() if at >= oldest}
         live = [r for r in self.requests.values() if r.state != "ended"]
         if self.orphaned_calls:
@@ -918,7 +916,7 @@ class Model:
             "slots": self.largest,
             "swept": self.swept,
             "back": self.back,
-            "away": self.away,
+            "readable": self.readable,
             "reserved": self.reserved,
             "adapters": self.adapters_version,
             "adapter": self.last_adapter,
@@ -951,7 +949,6 @@ class Model:
             "endpoints": {name: {"number": e.number} for name, e in self.endpoints.items()},
             "renewals": {name: e.renewed for name, e in self.endpoints.items()},
             "schedulers": self.schedulers,
-            "ended": {i: r.ended for i, r in self.requests.items() if r.state == "ended"},
             "due": {i: r.due for i, r in self.requests.items() if r.due is not None},
             "pool": {name: value for name, value in pool.items() if value},
         }

@@ -385,6 +385,19 @@ async def test_a_sweep_forgets_what_is_too_old(server: RedisServer) -> None:
         assert not (await lab.dump())["requests"]
 
 
+async def test_what_ended_before_an_outage_is_forgotten_as_long_after_it(server: RedisServer) -> None:
+    async with Lab(server.url, constants=Constants(retention=60.0)) as lab:
+        await lab.endpoint()
+        await lab.engine()
+        await ended(lab, "a")
+        await lab.live(1, "e")
+        await lab.advance(600)
+        await lab.live(60, "e")
+        assert list((await lab.dump())["requests"]) == ["a"]
+        await lab.live(1, "e")
+        assert not (await lab.dump())["requests"]
+
+
 async def test_numbers_are_times_of_redis(lab: Lab) -> None:
     seconds, _ = await lab.redis("TIME")
     assert await lab.pool.number(0) >= int(seconds) * 1_000_000

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import pytest
-from pool.lab import Lab, tokens_of
+from pool.lab import CONSTANTS, Lab, tokens_of
 from pool.model import prefix_digest
 from redis.exceptions import ResponseError
 from servers import RedisServer
@@ -1178,7 +1178,7 @@ async def nor_is_it_over_for_a_claim_before_the_first_look(lab: Lab) -> None:
     assert await ended(lab) == []
 
 
-@rule("outage, endpoints", "renew_scheduler", "outage or call('EXISTS', ENDPOINTS) == 0", "outage")
+@rule("outage, endpoints", "renew_scheduler", "outage or none", "outage")
 async def a_grace_begins_when_there_is_an_endpoint_again(lab: Lab) -> None:
     await ready(lab)
     await lab.submit("a")
@@ -1191,8 +1191,8 @@ async def a_grace_begins_when_there_is_an_endpoint_again(lab: Lab) -> None:
     assert (await lab.record("a"))["reason"] == Reason.DETACHED
 
 
-@rule("outage, ended", "prelude", " - (gap > LEASE and gap or 0)")
-@rule("outage, ended, seen", "prelude", "time - (tonumber(away) or 0)", "time")
+@rule("outage, ended", "prelude", "> LONG_OUTAGE and time or", "> LONG_OUTAGE and 0 or")
+@rule("outage, ended, seen", "renew_scheduler", "long or none", "none")
 async def what_ended_before_an_outage_can_be_read_after_it(lab: Lab) -> None:
     await ready(lab)
     await lab.claimed("a", 1)
@@ -1201,31 +1201,43 @@ async def what_ended_before_an_outage_can_be_read_after_it(lab: Lab) -> None:
     await lab.live(1, "e")
     await lab.advance(4000)
     await lab.pool.cancel("b")  # each end forgets what is too old, and so does each look
-    await lab.pool.renew_scheduler("s")
+    for scheduler in ("s", "t"):
+        await lab.pool.renew_scheduler(scheduler)
     assert isinstance(await lab.pool.attach("a", endpoint="e", attempt=1), Attached)
 
 
-@rule("outage, ended, no longer", "renew_scheduler", "'away', int(gap)", "'away', int(gap + RETENTION)")
-async def and_no_longer_than_without_one(lab: Lab) -> None:
+@rule("outage, ended, short", "renew_scheduler", "long or none", "outage or none")
+async def a_short_outage_keeps_no_answer_longer(lab: Lab) -> None:
     await ready(lab)
     await lab.claimed("a", 1)
     await lab.pool.cancel("a")
-    for seconds, found in ((1, True), (190, True), (20, False)):
-        await lab.live(seconds, "e")
-        await lab.advance(4000)
-        await lab.pool.renew_scheduler("s")
-        assert ("a" in (await lab.dump())["requests"]) == found
+    await lab.live(CONSTANTS.retention - CONSTANTS.long_outage, "e")
+    await lab.advance(CONSTANTS.long_outage - 1)
+    await lab.live(2, "e")
+    assert not (await lab.dump())["requests"]
 
 
-@rule("outage, ended, endpoints", "renew_scheduler", "'away', int(gap)", "'away', outage and int(gap) or 0")
-async def nor_does_an_answer_lose_time_while_there_is_no_endpoint(lab: Lab) -> None:
+@rule("outage, ended, endpoints", "renew_scheduler", "long or none", "long")
+async def nor_is_an_answer_forgotten_before_there_is_an_endpoint(lab: Lab) -> None:
     await ready(lab)
     await lab.claimed("a", 1)
     await lab.pool.cancel("a")
-    await lab.live(300)
+    await lab.live(CONSTANTS.retention + 2)
     await lab.endpoint("another")
     await lab.live(1, "another")
     assert isinstance(await lab.pool.attach("a", endpoint="another", attempt=1), Attached)
+
+
+@rule("outage, ended, evicted", "prelude", "'ended_bytes')) or 0)", "'ended_bytes')))")
+async def an_evicted_hash_of_the_pool_stops_no_look(lab: Lab) -> None:
+    await ready(lab)
+    await lab.claimed("a", 1)
+    await lab.pool.cancel("a")
+    await lab.redis("DEL", lab.keys.pool)
+    try:
+        await lab.pool.renew_scheduler("s")
+    except ResponseError as error:
+        raise AssertionError("the look failed") from error
 
 
 @rule("outage, adapters", "renew_scheduler", "math.max(entry.at, back_at(time))", "entry.at")

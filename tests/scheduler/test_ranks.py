@@ -346,7 +346,7 @@ async def test_of_ranks_that_are_stuck_the_last_ones_are_suspected(
 ) -> None:
     """All answer and nothing moves: the ranks ahead wait for those that are furthest behind. ran: the last iteration of
     each; over: iteration 4 has returned, and 5 is the oldest."""
-    monkeypatch.setattr(timers, "STUCK", 1.5)
+    monkeypatch.setattr(timers, "STUCK", 3.0)
     async with scripted(2, 2) as engine:
         await formed(engine)
         for number in (4, 5):

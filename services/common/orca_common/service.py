@@ -161,7 +161,7 @@ class StatusPort:
 
 
 class LoopPulse:
-    """Measures whether the event loop runs on time, as long as it runs.
+    """Measures whether the event loop runs on time. It ends with its loop.
 
     A process that was late itself cannot know whether a silent peer is dead, so it asks here first.
     """

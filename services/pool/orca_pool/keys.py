@@ -9,9 +9,9 @@ tables into docs/pool.md, "Keys".
 |                       |            | max positions and vocabulary; slots of the largest engine, |                    |
 |                       |            | slots of a block, whether output is reserved; last numbers |                    |
 |                       |            | given; how far sweeps have come; since when clients can    |                    |
-|                       |            | come back, after an outage, and how long outages took in   |                    |
-|                       |            | all; whose keys and values requests begin with. A service  |                    |
-|                       |            | with another schema or model refuses to start              |                    |
+|                       |            | come back, after an outage, and after a long one; whose    |                    |
+|                       |            | keys and values requests begin with. A service with        |                    |
+|                       |            | another schema or model refuses to start                   |                    |
 | load                  | hash       | sums over what waits: new tokens, slots, bytes; by tenant  | the release        |
 |                       |            | (a host, where there are no keys) its slots, requests and  |                    |
 |                       |            | bytes that wait, and its requests that live                |                    |
@@ -45,8 +45,8 @@ tables into docs/pool.md, "Keys".
 |                       |            | them; written with token 0                                 |                    |
 | due                   | sorted set | ids by the moment of a deadline, or of a detach grace's    | with its request   |
 |                       |            | end                                                        |                    |
-| ended                 | sorted set | ids of ended requests by the moment of their end, on a     | with its request   |
-|                       |            | clock without outages: the oldest is forgotten first       |                    |
+| ended                 | sorted set | ids of ended requests by the moment of their end: the      | with its request   |
+|                       |            | oldest is forgotten first                                  |                    |
 | delivery:ENDPOINT     | stream     | packets for one endpoint incarnation (wire.ADDRESS, then   | until read; at     |
 |                       |            | first index, tokens, end). Entry 0-N is number N; e:       | most 65,536        |
 |                       |            | engine, p: packets                                         |                    |

@@ -64,6 +64,11 @@ class Constants:
     keep: float = KEEP_SECONDS
     adapter_grace: float = 10.0
 
+    @property
+    def long_outage(self) -> float:
+        """Seconds without the pool after which `retention` begins anew: fewer take little of it from a client."""
+        return max(self.lease, self.retention / 10)
+
 
 def shared_numbers(constants: Constants) -> str:
     """The first lines of every script: each number that both Python and Lua use, as Lua locals."""
@@ -74,7 +79,7 @@ def shared_numbers(constants: Constants) -> str:
             f"local PREFIX_WAIT, KEEP = {constants.prefix_wait * 1e6:.0f}, {constants.keep * 1e6:.0f}",
             f"local ADAPTER_GRACE = {constants.adapter_grace * 1e6:.0f}",
             f"local RENEWAL = {RENEW_SECONDS * 1e6:.0f}",
-            f"local RETENTION = {constants.retention * 1e6:.0f}",
+            f"local RETENTION, LONG_OUTAGE = {constants.retention * 1e6:.0f}, {constants.long_outage * 1e6:.0f}",
             "-- ended requests, and bytes; what a request takes beside its record and tokens",
             f"local RETAIN_REQUESTS, RETAIN_BYTES = {constants.retain_requests}, {constants.retain_bytes}",
             f"local RECORD_OVERHEAD = {RECORD_OVERHEAD}",

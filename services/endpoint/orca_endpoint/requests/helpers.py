@@ -20,8 +20,8 @@ from .threads import finished
 from .turns import Turns
 
 COUNT = 2  # processes: beside the one that a caller has, another is free
-# Seconds for an answer. A process bounds its own time of a processor, 1 s at most, which takes long where others
-# compute: more than 10 s at a load of 40 on two cores.
+# Seconds for an answer. A process bounds its own processor time, at 1.5 s at most. On a loaded machine that takes long:
+# more than 10 s at a load of 40 on two cores.
 PATIENCE = 30.0
 START = 60.0  # seconds for a process to start
 LAST = 0.5  # seconds for a process to end, once its input has
@@ -144,7 +144,7 @@ async def exchange(process: Process, question: bytes, patience: float) -> Answer
     """Returns the answer of a process, or None where it ends, or does not answer in time."""
     assert process.stdin is not None
     assert process.stdout is not None
-    with suppress(TimeoutError, OSError, asyncio.IncompleteReadError):
+    with suppress(TimeoutError, OSError, asyncio.IncompleteReadError, ValueError):
         async with asyncio.timeout(patience):
             process.stdin.write(framed(question))
             await process.stdin.drain()

@@ -556,20 +556,20 @@ local function size_of(id)
   return RECORD_OVERHEAD + call('HSTRLEN', REQUEST .. id, 'record') + strings
 end
 
--- The time of the pool's clock that stands still in outages: no answer is forgotten because no client could read it.
-local function time_up(time)
-  local swept, away = fields(POOL, 'swept', 'away')
-  local gap = time - (tonumber(swept) or time)
-  return time - (tonumber(away) or 0) - (gap > LEASE and gap or 0)
+-- The moment from which what ended before can be read for RETENTION again: of the last time without endpoints, or outage, that
+-- took more than a part of RETENTION. One of some seconds takes nothing from a client, and there may be one each minute.
+local function readable_at(time)
+  local swept, readable = fields(POOL, 'swept', 'readable')
+  return time - (tonumber(swept) or 0) > LONG_OUTAGE and time or tonumber(readable) or 0
 end
 
 -- Forgets ended requests, the oldest first, while they are too old or too many: `most` of them at once.
 local function forget_oldest(time, most)
-  local oldest = time_up(time) - RETENTION
+  local all = time - readable_at(time) <= RETENTION
   for _ = 1, most do
     local id, ended = unpack(call('ZRANGE', ENDED, 0, 0, 'WITHSCORES'))
-    if not id or (tonumber(ended) >= oldest and call('ZCARD', ENDED) <= RETAIN_REQUESTS
-      and tonumber(call('HGET', POOL, 'ended_bytes')) <= RETAIN_BYTES) then
+    if not id or ((all or time - ended <= RETENTION) and call('ZCARD', ENDED) <= RETAIN_REQUESTS
+      and (tonumber(call('HGET', POOL, 'ended_bytes')) or 0) <= RETAIN_BYTES) then
       return
     end
     call('HINCRBY', POOL, 'ended_bytes', -size_of(id))
@@ -611,7 +611,7 @@ local function end_record(id, reason, final)
   end
   call('HSET', key, 'state', 'ended', 'reason', reason, 'final', final, 'finished', int(time),
     'claim', '', 'engine', '')
-  call('ZADD', ENDED, int(time_up(time)), id)
+  call('ZADD', ENDED, int(time), id)
   call('HINCRBY', POOL, 'ended_bytes', size_of(id))
   forget_oldest(time, 2) -- more than one: so what is too much shrinks
   return finish_part(reason, final, submitted, claimed_at, first_token, time, cached or 0)

@@ -81,7 +81,7 @@ local function restore(id, time, floor)
   end
   if state == 'ended' then
     if not call('ZSCORE', ENDED, id) then
-      call('ZADD', ENDED, int(time_up(time)), id)
+      call('ZADD', ENDED, int(time), id)
       call('HINCRBY', POOL, 'ended_bytes', size_of(id))
     end
     return
@@ -190,16 +190,19 @@ local function forget_adapters(time)
   end
 end
 
--- Ends what is over. `due`: requests whose moment has come by then end. `gap`: since the look before, 0 at the first. `outage`: the
--- pool was away meanwhile. To clients it is away, too, while there is no endpoint.
-local function sweep(time, floor, due, gap, outage)
+-- Ends what is over. `due`: requests whose moment has come by then end. `outage`: the pool was away until now, `long`: for more
+-- than LONG_OUTAGE. To clients it is away, too, while there is no endpoint.
+local function sweep(time, floor, due, outage, long)
   local expired = '(' .. int(time - LEASE)
   for _, endpoint in ipairs(call('ZRANGEBYSCORE', ENDPOINTS, '-inf', expired)) do
     remove_endpoint(endpoint)
   end
-  if outage or call('EXISTS', ENDPOINTS) == 0 then
+  local none = call('EXISTS', ENDPOINTS) == 0
+  if outage or none then
     call('HSET', POOL, 'back', int(time))
-    call('HINCRBY', POOL, 'away', int(gap))
+  end
+  if long or none then
+    call('HSET', POOL, 'readable', int(time))
   end
   call('ZREMRANGEBYSCORE', SCHEDULERS, '-inf', expired)
   detach_orphans(time, floor)
@@ -248,7 +251,7 @@ if gap > SWEEP_GAP then
     call('ZINCRBY', EXPECTED, int(gap), weights) -- no engine could form meanwhile
   end
 end
-sweep(time, floor, due, swept > 0 and gap or 0, outage)
+sweep(time, floor, due, outage, gap > LONG_OUTAGE)
 call('ZADD', SCHEDULERS, int(time), scheduler)
 local reply = call('HGETALL', LEASES)
 local first = call('ZRANGE', WAITING, 0, 0)[1]
