@@ -291,9 +291,12 @@ NAMES = {"grpc": "gRPC", "address": "gRPC", "http": "HTTP"}
 
 
 def listening(pid: int | None) -> set[tuple[str, int]]:
-    """The addresses that a process listens on, without those of this process: gloo's sockets, which tests of engines in
-    this process may have left, are inherited by what it starts."""
-    return addresses_of(psutil.Process(pid)) - addresses_of(psutil.Process())
+    """The addresses that a process listens on, without those of this process and of the fork servers above it: gloo's
+    sockets, which tests of engines in this process may have left, are inherited by what it starts. A fork server may
+    be older than this test, and keeps what this process has closed since."""
+    process = psutil.Process(pid)
+    servers = [parent for parent in process.parents() if "orca_worker.processes.fork_server" in parent.cmdline()]
+    return addresses_of(process) - set[tuple[str, int]]().union(*map(addresses_of, [psutil.Process(), *servers]))
 
 
 def addresses_of(process: psutil.Process) -> set[tuple[str, int]]:
