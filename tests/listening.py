@@ -1,9 +1,9 @@
-"""Servers of tests, which end with all their connections."""
+"""Servers and proxies of tests, which end with all their connections."""
 
 import asyncio
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 TURNS = 4  # of the loop, until a connection that was just accepted is served
@@ -41,3 +41,28 @@ async def listening(serve: Serve, context: ssl.SSLContext | None = None) -> Asyn
     for end in ends:
         if isinstance(end, Exception) and not isinstance(end, OSError | EOFError):
             raise end
+
+
+@asynccontextmanager
+async def forwarding(
+    port: Callable[[], int], context: ssl.SSLContext | None = None, changed: Callable[[bytes], bytes] = bytes
+) -> AsyncGenerator[int]:
+    """A proxy at a port of 127.0.0.1, which it yields. port: where a new connection leads. changed: makes what comes on
+    either way into what goes on."""
+
+    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            with suppress(OSError):
+                while data := await reader.read(1 << 16):
+                    writer.write(changed(data))
+                    await writer.drain()
+        finally:
+            if not writer.is_closing():
+                writer.transport.abort()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection("127.0.0.1", port())
+        await asyncio.gather(copy(reader, back), copy(there, writer))
+
+    async with listening(serve, context) as front:
+        yield front

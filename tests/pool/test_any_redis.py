@@ -6,12 +6,12 @@ import signal
 import socket
 import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from listening import listening
+from listening import forwarding
 from pool.lab import tokens_of
 from redis import Redis
 from redis.exceptions import ConnectionError
@@ -380,19 +380,10 @@ async def test_a_redis_that_may_forget_is_refused(setting: str, value: str, prob
 async def of_version(port: int, old: bytes) -> AsyncIterator[str]:
     """A server that says it is one of another version, with as many digits. Yields its URL."""
 
-    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            with suppress(ConnectionError):
-                while data := await reader.read(1 << 16):
-                    writer.write(re.sub(rb"(redis_version:)[\d.]{5}", rb"\g<1>" + old, data))
-        finally:
-            writer.transport.abort()
+    def changed(data: bytes) -> bytes:
+        return re.sub(rb"(redis_version:)[\d.]{5}", rb"\g<1>" + old, data)
 
-    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, back = await asyncio.open_connection("127.0.0.1", port)
-        await asyncio.gather(copy(reader, back), copy(there, writer))
-
-    async with listening(accept) as front:
+    async with forwarding(lambda: port, changed=changed) as front:
         yield f"redis://127.0.0.1:{front}/0"
 
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 
 import pytest
-from listening import listening
+from listening import forwarding, listening
 from pool.lab import tokens_of
 from redis import Redis
 from redis.exceptions import ResponseError
@@ -366,23 +366,11 @@ async def service(*servers: RedisServer) -> AsyncIterator[tuple[str, Callable[[R
     stay where they are. Yields its URL and the choice."""
     chosen = servers[0]
 
-    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            with suppress(ConnectionError):
-                while data := await reader.read(1 << 16):
-                    writer.write(data)
-        finally:
-            writer.transport.abort()
-
-    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, back = await asyncio.open_connection("127.0.0.1", chosen.port)
-        await asyncio.gather(copy(reader, back), copy(there, writer))
-
     def choose(server: RedisServer) -> None:
         nonlocal chosen
         chosen = server
 
-    async with listening(accept) as front:
+    async with forwarding(lambda: chosen.port) as front:
         yield f"redis://127.0.0.1:{front}", choose
 
 

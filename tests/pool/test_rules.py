@@ -1206,11 +1206,16 @@ async def what_ended_before_an_outage_can_be_read_after_it(lab: Lab) -> None:
     assert isinstance(await lab.pool.attach("a", endpoint="e", attempt=1), Attached)
 
 
-@rule("outage, ended, short", "renew_scheduler", "long or none", "outage or none")
-async def a_short_outage_keeps_no_answer_longer(lab: Lab) -> None:
+async def one_that_ended(lab: Lab) -> None:
+    """The request "a"."""
     await ready(lab)
     await lab.claimed("a", 1)
     await lab.pool.cancel("a")
+
+
+@rule("outage, ended, short", "renew_scheduler", "long or none", "outage or none")
+async def a_short_outage_keeps_no_answer_longer(lab: Lab) -> None:
+    await one_that_ended(lab)
     await lab.live(CONSTANTS.retention - CONSTANTS.long_outage, "e")
     await lab.advance(CONSTANTS.long_outage - 1)
     await lab.live(2, "e")
@@ -1219,9 +1224,7 @@ async def a_short_outage_keeps_no_answer_longer(lab: Lab) -> None:
 
 @rule("outage, ended, endpoints", "renew_scheduler", "long or none", "long")
 async def nor_is_an_answer_forgotten_before_there_is_an_endpoint(lab: Lab) -> None:
-    await ready(lab)
-    await lab.claimed("a", 1)
-    await lab.pool.cancel("a")
+    await one_that_ended(lab)
     await lab.live(CONSTANTS.retention + 2)
     await lab.endpoint("another")
     await lab.live(1, "another")
@@ -1230,9 +1233,7 @@ async def nor_is_an_answer_forgotten_before_there_is_an_endpoint(lab: Lab) -> No
 
 @rule("outage, ended, evicted", "prelude", "'ended_bytes')) or 0)", "'ended_bytes')))")
 async def an_evicted_hash_of_the_pool_stops_no_look(lab: Lab) -> None:
-    await ready(lab)
-    await lab.claimed("a", 1)
-    await lab.pool.cancel("a")
+    await one_that_ended(lab)
     await lab.redis("DEL", lab.keys.pool)
     try:
         await lab.pool.renew_scheduler("s")

@@ -1,7 +1,5 @@
 """The pool over rediss://. The embedded server has no TLS, so a proxy that asks for certificates stands before it."""
 
-import asyncio
-import contextlib
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -9,7 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from listening import listening
+from listening import forwarding
 from redis.exceptions import ConnectionError
 from replicated import sentinel
 from servers import redis_server
@@ -29,18 +27,7 @@ async def proxy(port: int, folder: Path) -> AsyncIterator[int]:
     context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
     context.verify_mode = ssl.CERT_REQUIRED
 
-    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):
-            while data := await reader.read(65536):
-                writer.write(data)
-                await writer.drain()
-        writer.close()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", port)
-        await asyncio.gather(copy(reader, inner_writer), copy(inner_reader, writer))
-
-    async with listening(serve, context) as front:
+    async with forwarding(lambda: port, context) as front:
         yield front
 
 

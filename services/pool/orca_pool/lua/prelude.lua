@@ -556,8 +556,8 @@ local function size_of(id)
   return RECORD_OVERHEAD + call('HSTRLEN', REQUEST .. id, 'record') + strings
 end
 
--- The moment from which what ended before can be read for RETENTION again: of the last time without endpoints, or outage, that
--- took more than a part of RETENTION. One of some seconds takes nothing from a client, and there may be one each minute.
+-- The end of the last time without endpoints, or outage longer than LONG_OUTAGE: what had ended before can be read for RETENTION
+-- from then on. A shorter outage takes little of that from a client, and there may be one each minute.
 local function readable_at(time)
   local swept, readable = fields(POOL, 'swept', 'readable')
   return time - (tonumber(swept) or 0) > LONG_OUTAGE and time or tonumber(readable) or 0
@@ -565,10 +565,14 @@ end
 
 -- Forgets ended requests, the oldest first, while they are too old or too many: `most` of them at once.
 local function forget_oldest(time, most)
-  local all = time - readable_at(time) <= RETENTION
+  local anew -- whether RETENTION has begun anew, once it matters: most ends find nothing old
   for _ = 1, most do
     local id, ended = unpack(call('ZRANGE', ENDED, 0, 0, 'WITHSCORES'))
-    if not id or ((all or time - ended <= RETENTION) and call('ZCARD', ENDED) <= RETAIN_REQUESTS
+    local old = id and time - ended > RETENTION
+    if old and anew == nil then
+      anew = time - readable_at(time) <= RETENTION
+    end
+    if not id or ((anew or not old) and call('ZCARD', ENDED) <= RETAIN_REQUESTS
       and (tonumber(call('HGET', POOL, 'ended_bytes')) or 0) <= RETAIN_BYTES) then
       return
     end
