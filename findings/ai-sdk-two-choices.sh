@@ -1,14 +1,16 @@
 #!/bin/sh
-# @ai-sdk/openai-compatible 3.0.92: two answers to one request, streamed, are one text that changes its speaker by chunk.
+# @ai-sdk/openai-compatible 3.0.92: two answers to one request, streamed, are one text that changes its speaker by
+# chunk.
 #
-# Guess before: who asks for `n: 2` (the AI SDK hands on what it does not know) gets the first answer, or an error, since a
-# text of the SDK is one answer. A chunk of a stream says with its `index` which choice it goes on with. The provider
-# reads whatever choice comes first in a chunk, without its index, and joins all their pieces: "It No, is.not". The reason
-# to finish is the one that came last, of either. No warning says so. openai's own client has both answers.
+# Guess before: who asks for `n: 2` (the AI SDK hands on what it does not know) gets the first answer, or an error,
+# since a text of the SDK is one answer. A chunk of a stream says with its `index` which choice it goes on with. The
+# provider reads whatever choice comes first in a chunk, without its index, and joins all their pieces: "It No,
+# is.not". The reason to finish is the one that came last, of either. No warning says so. openai's own client has both
+# answers.
 # Orca streams the choices of a request as their tokens come, each with its index, so that they alternate.
 #
-# Seen with: @ai-sdk/openai-compatible 3.0.92, ai 7.0.173, openai 6.49.0, Node 20.20. Prints what both clients read, and
-# fails when that changes.
+# Seen with: @ai-sdk/openai-compatible 3.0.92, ai 7.0.173, openai 6.49.0, Node 20.20. Prints what both clients read,
+# and fails when that changes.
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -1,12 +1,12 @@
 #!/bin/sh
 # best-effort-json-parser 1.5.1: as long as a text is unfinished, 1e3 in it is 1, and the next key is another one.
 #
-# Guess before: a parser of unfinished JSON, which shows a call's arguments while they are streamed, guesses at the last
-# value and reads those before it as JSON has them. A number ends for this one at its exponent, wherever it stands: what
-# follows, `e3,` and the next name, becomes one key, so the page shows members that the schema does not have. Within a
-# list the rest of the number is a text of its own. When the last brace is there all is right, since the whole is then
-# read by `JSON.parse`. An escape cut in two, as `\u00`, is an error, not the text before it. partial-json 0.1.7 reads
-# all of them.
+# Guess before: a parser of unfinished JSON, which shows a call's arguments while they are streamed, guesses at the
+# last value and reads those before it as JSON has them. A number ends for this one at its exponent, wherever it
+# stands: what follows, `e3,` and the next name, becomes one key, so the page shows members that the schema does not
+# have. Within a list the rest of the number is a text of its own. When the last brace is there all is right, since
+# the whole is then read by `JSON.parse`. An escape cut in two, as `\u00`, is an error, not the text before it.
+# partial-json 0.1.7 reads all of them.
 # Orca streams the arguments of a call token by token, and a schema's `number` allows exponents.
 #
 # Seen with: best-effort-json-parser 1.5.1, partial-json 0.1.7, Node 20.20. Prints what both read, and fails when that

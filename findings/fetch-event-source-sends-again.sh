@@ -1,17 +1,18 @@
 #!/bin/sh
-# @microsoft/fetch-event-source 2.0.1: a heartbeat is an empty message, and a handler that cannot parse it sends the POST
-# again.
+# @microsoft/fetch-event-source 2.0.1: a heartbeat is an empty message, and a handler that cannot parse it sends the
+# POST again.
 #
-# Guess before: a comment in a stream (`: waiting`) reaches no handler, and a POST is sent once. The standard of events
-# drops an event without data; this client gives one with the text "" to `onmessage` for each empty line, so also behind a
-# comment, a `retry:` and an `id:` alone. `JSON.parse("")` throws, as in any handler for chunks of JSON. The client takes
-# an error of the handler for one of the connection: unless `onerror` throws, it waits a second and sends the request
-# again, so that the model begins the same answer anew, time after time, and what has been read comes twice. Without a
-# comment one request is all. A handler that returns where `data` is empty, and an `onerror` that throws, stop it.
+# Guess before: a comment in a stream (`: waiting`) reaches no handler, and a POST is sent once. The standard of
+# events drops an event without data; this client gives one with the text "" to `onmessage` for each empty line, so
+# also behind a comment, a `retry:` and an `id:` alone. `JSON.parse("")` throws, as in any handler for chunks of JSON.
+# The client takes an error of the handler for one of the connection: unless `onerror` throws, it waits a second and
+# sends the request again, so that the model begins the same answer anew, time after time, and what has been read
+# comes twice. Without a comment one request is all. A handler that returns where `data` is empty, and an `onerror`
+# that throws, stop it.
 # Orca sends a comment every ten seconds while a stream waits; `X-Stream-Comments: off` asks for none.
 #
-# Seen with: @microsoft/fetch-event-source 2.0.1, Node 20.20. Prints the requests that the server sees, and fails when that
-# changes.
+# Seen with: @microsoft/fetch-event-source 2.0.1, Node 20.20. Prints the requests that the server sees, and fails when
+# that changes.
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

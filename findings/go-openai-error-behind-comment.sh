@@ -2,16 +2,17 @@
 # go-openai 1.43.0: behind a heartbeat a server's error is read as "unexpected end of JSON input".
 #
 # Guess before: a comment in a stream (`: waiting`) is read over, and an error that the server sends later (`data:
-# {"error": ...}`) is an APIError with the server's sentence. The client collects each line that is not data as a part of
-# an error, comments and `event:` lines too, and does not empty that collection at the next chunk. So the sentence of the
-# error stands behind the comments, is no JSON with them, and is lost: a caller cannot tell "overloaded" from a broken
-# stream. One comment anywhere before suffices. Each line that is not data also counts until the next chunk, the empty
-# one behind a comment too: at the 151st comment in a row the stream ends with "too many empty messages", unless
-# `EmptyMessagesLimit` is raised.
-# Orca sends a comment every ten seconds while a stream waits: for such a client `X-Stream-Comments: off` keeps errors.
+# {"error": ...}`) is an APIError with the server's sentence. The client collects each line that is not data as a part
+# of an error, comments and `event:` lines too, and does not empty that collection at the next chunk. So the sentence
+# of the error stands behind the comments, is no JSON with them, and is lost: a caller cannot tell "overloaded" from a
+# broken stream. One comment anywhere before suffices. Each line that is not data also counts until the next chunk,
+# the empty one behind a comment too: at the 151st comment in a row the stream ends with "too many empty messages",
+# unless `EmptyMessagesLimit` is raised.
+# Orca sends a comment every ten seconds while a stream waits: for such a client `X-Stream-Comments: off` keeps
+# errors.
 #
-# Seen with: github.com/sashabaranov/go-openai 1.43.0, Go 1.26. Prints what the client reads, and fails when that changes.
-# Go builds for some minutes on a slow machine, where its cache has no net/http yet.
+# Seen with: github.com/sashabaranov/go-openai 1.43.0, Go 1.26. Prints what the client reads, and fails when that
+# changes. Go builds for some minutes on a slow machine, where its cache has no net/http yet.
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -1,13 +1,14 @@
 #!/bin/sh
-# json-repair 0.64.6: arguments that miss their last brace have an emoji as two halves, which no file and no socket takes.
+# json-repair 0.64.6: arguments that miss their last brace have an emoji as two halves, which no file and no socket
+# takes.
 #
-# Guess before: whether a text is whole or was cut off, a string in it that has its two quotation marks is read alike. A
-# whole text is read by Python's own reader. As soon as something has to be mended, a comma or a brace, json-repair reads
-# the strings itself. It reads `\ud83d\ude00`, as many programs write an emoji in ASCII, as two characters that Python
-# cannot encode: the repair succeeds, and whoever sends the value on has a UnicodeEncodeError. `\/` and `\f` keep their
-# backslash (`http:\/\/x`), and the line breaks at a string's end are gone, a file's last one, say.
-# `stream_stable=True` keeps those line breaks, and changes nothing else of it.
-# A call that ends at `max_tokens` has its arguments cut off in any server, Orca too, and this is where they are mended.
+# Guess before: whether a text is whole or was cut off, a string in it that has its two quotation marks is read alike.
+# A whole text is read by Python's own reader. As soon as something has to be mended, a comma or a brace, json-repair
+# reads the strings itself. It reads `\ud83d\ude00`, as many programs write an emoji in ASCII, as two characters that
+# Python cannot encode: the repair succeeds, and whoever sends the value on has a UnicodeEncodeError. `\/` and `\f`
+# keep their backslash (`http:\/\/x`), and the line breaks at a string's end are gone, a file's last one, say.
+# `stream_stable=True` keeps those line breaks, and changes nothing else of it. A call that ends at `max_tokens` has
+# its arguments cut off in any server, Orca too, and this is where they are mended.
 #
 # Seen with: json-repair 0.64.6, Python 3.11. Prints what is read, and fails when that changes.
 set -eu

@@ -1,16 +1,17 @@
 #!/bin/sh
-# minijinja-js 2.11.0: in a chat template the parameters of a tool come in alphabetical order, and what is undefined is null.
+# minijinja-js 2.11.0: in a chat template the parameters of a tool come in alphabetical order, and what is undefined
+# is null.
 #
-# Guess before: MiniJinja renders a chat template to one prompt, whether Python or JavaScript calls it, and the keys of an
-# object keep their order, which both languages and JSON texts have. Python's binding keeps it. That of JavaScript sorts
-# the keys: `tojson` and a loop over `items()` give a tool's parameters in another order than the client wrote them, and
-# than transformers has. A model reads another prompt then, and a schema that asks for "reason" before "answer" shows them
-# the other way round. A member that is `undefined`, which JSON leaves out, is null in the prompt, and a name of the
-# template that is `undefined` counts as defined.
+# Guess before: MiniJinja renders a chat template to one prompt, whether Python or JavaScript calls it, and the keys
+# of an object keep their order, which both languages and JSON texts have. Python's binding keeps it. That of
+# JavaScript sorts the keys: `tojson` and a loop over `items()` give a tool's parameters in another order than the
+# client wrote them, and than transformers has. A model reads another prompt then, and a schema that asks for "reason"
+# before "answer" shows them the other way round. A member that is `undefined`, which JSON leaves out, is null in the
+# prompt, and a name of the template that is `undefined` counts as defined.
 # Orca renders with jinja2: a gateway that counts or hashes prompts with minijinja-js before it asks has other ones.
 #
-# Seen with: minijinja-js 2.11.0, Node 20.20, minijinja 3.0.5, Python 3.11. Prints what both render, and fails when that
-# changes.
+# Seen with: minijinja-js 2.11.0, Node 20.20, minijinja 3.0.5, Python 3.11. Prints what both render, and fails when
+# that changes.
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

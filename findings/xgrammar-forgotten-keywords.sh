@@ -1,18 +1,19 @@
 #!/bin/sh
-# xgrammar 0.2.8: an object that needs an id or a name may be 3, and a text with the pattern of a path has a tab in it.
+# xgrammar 0.2.8: an object that needs an id or a name may be 3, and a text with the pattern of a path has a tab in
+# it.
 #
 # Guess before: what is allowed is valid, or the schema is refused as one that the grammar cannot express; all else is
-# warned of. Where a schema has `anyOf`, `type`, `properties`, `required` and `additionalProperties` beside it are dropped
-# without a warning: "id or name, one of them is required" allows any JSON. So are keywords beside `$ref`, and `not`.
-# A required key that `properties` does not list is not required: {"a": 1} is allowed without "b". And {"b": 1}, which is
-# valid, is refused, since one of the listed keys has become required instead.
-# The characters of a `pattern` are written as they are, not as JSON writes them: a backslash begins an escape, so that
-# `C:\temp` arrives with a tab, and a quotation mark ends the string, so that the answer is no JSON. All of that
-# with `strict_mode` and without it. vLLM and SGLang guide their models with xgrammar. Orca does so with llguidance, which
-# allows what is valid here, and refuses the schema with `not`.
+# warned of. Where a schema has `anyOf`, `type`, `properties`, `required` and `additionalProperties` beside it are
+# dropped without a warning: "id or name, one of them is required" allows any JSON. So are keywords beside `$ref`, and
+# `not`. A required key that `properties` does not list is not required: {"a": 1} is allowed without "b". And {"b":
+# 1}, which is valid, is refused, since one of the listed keys has become required instead. The characters of a
+# `pattern` are written as they are, not as JSON writes them: a backslash begins an escape, so that `C:\temp` arrives
+# with a tab, and a quotation mark ends the string, so that the answer is no JSON. All of that with `strict_mode` and
+# without it. vLLM and SGLang guide their models with xgrammar. Orca does so with llguidance, which allows what is
+# valid here, and refuses the schema with `not`.
 #
-# Seen with: xgrammar 0.2.8, llguidance 1.9.1, jsonschema 4.26.0, Python 3.11, Linux x86-64. Prints what is allowed, and
-# fails when that changes.
+# Seen with: xgrammar 0.2.8, llguidance 1.9.1, jsonschema 4.26.0, Python 3.11, Linux x86-64. Prints what is allowed,
+# and fails when that changes.
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
