@@ -96,10 +96,10 @@ def answer(client: OrcaClient, messages: Sequence[Message], arguments: dict[str,
         except Cancelled:
             if not cancelled.is_set():
                 raise
-    if cancelled.is_set():
-        print(" (cancelled)", end="")
     text = "".join(pieces)
-    if not text.endswith("\n") or not pieces:
+    if cancelled.is_set():
+        print(" (cancelled)")
+    elif not text.endswith("\n"):
         print()
     return text
 

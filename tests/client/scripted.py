@@ -29,7 +29,7 @@ class Act:
     accept: bool = True
     first: int | None = None  # index of the first token, if it is not the one asked for
     ids: Sequence[int] = tuple(IDS)
-    text: str = ""  # of each token, if it is not its own
+    text: str = ""  # of each token and of the end, if it is not its own
 
 
 FINISH = Act(len(IDS), "finish")
@@ -117,7 +117,7 @@ class Endpoint(OrcaServicer):
                     claimed=Duration(nanos=500_000_000), first_token=Duration(seconds=1), finished=Duration(seconds=2)
                 )
                 reason = pb.FINISH_REASON_CANCELLED if script.cancelled else pb.FINISH_REASON_LENGTH
-                end = pb.Finished(reason=reason, output_tokens=act.upto, text="!", timings=timings)
+                end = pb.Finished(reason=reason, output_tokens=act.upto, text=act.text or "!", timings=timings)
                 yield pb.GenerateResponse(finished=end)
             case "hang":
                 await self._hang()

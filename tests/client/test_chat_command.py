@@ -42,12 +42,13 @@ async def orca_chat(*arguments: str, stdin: bytes) -> tuple[int | None, str, str
 
 async def test_a_conversation(stage: Stage) -> None:
     """It remembers what was said, draws as the model says, and goes on after a message that the server refuses."""
-    script = chatting(FINISH, Act(accept=False, end=errors.InvalidArgument("messages", "too long")))
+    lines = Act(1, "finish", text="line\n")
+    script = chatting(FINISH, Act(accept=False, end=errors.InvalidArgument("messages", "too long")), lines)
     address = (await stage.endpoint(script)).address
     drawn = ["--top-k", "5", "--top-p", "0.5", "--seed", "7"]
     options = ["--system", "Be brief.", *drawn, "--template-kwargs", '{"think": false}', "--address", address]
     code, out, err = await orca_chat(*options, stdin="Hi\n\nLong\nAgain é\n".encode())
-    assert (code, out, err) == (0, f"{TEXT}\n{TEXT}\n", "messages: too long\n")
+    assert (code, out, err) == (0, f"{TEXT}\nline\nline\n", "messages: too long\n"), "each answer ends its line once"
     first, _, last = [seen.request for seen in script.calls]
     assert isinstance(last, pb.GenerateRequest)
     assert [(one.role, one.content) for one in last.chat.messages] == [
@@ -76,7 +77,7 @@ async def test_nobody_answers() -> None:
 
 async def test_ctrl_c_cancels_an_answer_and_then_ends(stage: Stage) -> None:
     """The first one cancels the answer, whose part is remembered; at the prompt it ends the conversation."""
-    script = chatting(Act(upto=3, end="hang"))
+    script = chatting(Act(upto=3, end="hang", text="line\n"))
     address = (await stage.endpoint(script)).address
     terminal = Terminal()
     listens = "env", "--default-signal=INT"  # a shell's background job ignores Ctrl-C, and so do its children
@@ -89,9 +90,9 @@ async def test_ctrl_c_cancels_an_answer_and_then_ends(stage: Stage) -> None:
         terminal.types("/help\n")
         await terminal.shows("/exit", "> ")
         terminal.types("Hi\n")
-        await terminal.shows("w2")
+        await terminal.shows("line", "line", "line")
         process.send_signal(signal.SIGINT)
-        await terminal.shows("(cancelled)", "> ")
+        await terminal.shows("(cancelled)\r\n", "> ")
         terminal.types("More\n")
         await terminal.shows("w5!", "> ")
         async with asyncio.timeout(30):
@@ -109,7 +110,7 @@ async def test_ctrl_c_cancels_an_answer_and_then_ends(stage: Stage) -> None:
     assert isinstance(first, pb.GenerateRequest)
     assert script.cancelled[0] == first.request_id
     assert isinstance(last, pb.GenerateRequest)
-    assert [one.content for one in last.chat.messages] == ["Hi", " w0 w1 w2", "More"]
+    assert [one.content for one in last.chat.messages] == ["Hi", "line\n" * 3, "More"]
 
 
 def waits_for_input(pid: int) -> bool:

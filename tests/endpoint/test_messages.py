@@ -284,9 +284,11 @@ async def test_what_is_refused(orca: World) -> None:
             error = answer.json()["error"]
             assert (case, answer.status_code, error["type"]) == (case, 400, "invalid_request_error")
             assert error["message"].startswith(part), (case, error)
-        for path, status, kind in (
-            ("/v1/messages?alpha=true", 400, "invalid_request_error"),
-            ("/v1/messages/batches", 404, "not_found_error"),
-        ):
-            answer = await http.post(path, json={})
-            assert (path, answer.status_code, answer.json()["error"]["type"]) == (path, status, kind)
+        body = {"model": "tiny", "messages": [USER]}
+        for path, more in (("/v1/messages", {"max_tokens": 4}), ("/v1/messages/count_tokens", {})):
+            answer = await http.post(f"{path}?alpha=true", json=body | more)
+            error = answer.json()["error"]
+            assert (path, answer.status_code, error["type"]) == (path, 400, "invalid_request_error")
+            assert error["message"].startswith("alpha: is not known"), (path, error)
+        answer = await http.post("/v1/messages/batches", json={})
+        assert (answer.status_code, answer.json()["error"]["type"]) == (404, "not_found_error")

@@ -135,6 +135,8 @@ async def test_pages(orca: World, http: httpx.AsyncClient) -> None:
     card |= {"max_model_len": POSITIONS, "vocab_size": VOCABULARY, "chat_template": False}
     assert (await http.get("/v1/models")).json() == {"object": "list", "data": [card]}
     document = (await http.get("/openapi.json")).json()
+    assert set(document) == {"openapi", "info", "paths", "components"}
+    assert document["info"] == {"title": "Orca", "version": VERSION, "description": ANY}
     assert set(document["paths"]) == set(PATHS)
     for name, fields in {
         "CompletionRequest": FIELDS,

@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from properties import examples
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from orca_common.errors import FailedPrecondition, Internal
-from orca_endpoint.text.vocabulary import StopMatcher, TextStream, Vocabulary, WindowDetokenizer
+from orca_endpoint.text.vocabulary import WINDOW, StopMatcher, TextStream, Vocabulary, WindowDetokenizer
 
 ROOT = Path(__file__).parents[2]
 TOKEN_IDS = st.lists(st.integers(0, VOCABULARY + 3), max_size=80)  # some are beyond the tokenizer's vocabulary
@@ -135,12 +136,22 @@ def test_a_sentencepiece_text_comes_as_it_went(tmp_path: Path, text: str) -> Non
 
 
 def test_a_long_run_of_broken_bytes_is_given_out(vocabulary: Vocabulary, tokenizer: Tokenizer) -> None:
-    """The window is bounded: a model that never completes a character does not cost more and more per token."""
+    """The window is bounded: neither a model that never completes a character nor a long text costs more and more per
+    token."""
+    sizes: list[int] = []
+
+    def decode(ids: Sequence[int]) -> str:
+        sizes.append(len(ids))
+        return vocabulary.decode(ids)
+
     byte = tokenizer.token_to_id("\u0122")  # 0x80 in the byte alphabet: never a character's first byte
     assert byte is not None
-    window = WindowDetokenizer(vocabulary.decode)
+    window = WindowDetokenizer(decode)
     pieces = [window.push(byte) for _ in range(200)]
     assert sum(map(len, pieces)) > 150
+    for token in vocabulary.encode("the pool holds every request " * 20):
+        window.push(token)
+    assert max(sizes) <= 2 * WINDOW
 
 
 def test_truncation_in_the_file_is_not_obeyed(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from helm.chart import DEMO, FOLDER, OPTIONS, containers, merged, render, render
 from orca_common import fetch_model
 from orca_common.settings import KNOWN, PREFIX, Settings, variable
 from orca_endpoint.settings import EndpointSettings
+from orca_scheduler.scaling import Bounds
 from orca_scheduler.settings import SchedulerSettings
 from orca_ui.settings import UiSettings
 from orca_worker.settings import SupervisorSettings
@@ -86,9 +87,10 @@ def test_a_scheduler_of_gpus_runs_ahead(option: str, run_ahead: int, monkeypatch
 
 def test_the_bounds_of_engines_become_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler = loaded("engines and endpoints by load", "scheduler", monkeypatch)
-    assert (scheduler.min_engines, scheduler.max_engines) == (2, 5)
-    assert (scheduler.scale_queue_seconds, scheduler.scale_up_seconds, scheduler.scale_down_seconds) == (2.5, 60, 300)
-    assert loaded("nothing but a model", "scheduler", monkeypatch).max_engines is None
+    assert scheduler.bounds == Bounds(
+        least=2, most=5, queue_age=2.5, up_seconds=60, down_seconds=300, finish_seconds=scheduler.finish_seconds
+    )
+    assert loaded("nothing but a model", "scheduler", monkeypatch).bounds is None
 
 
 def test_services_agree(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,18 @@ from orca_scheduler.core.core import Member
 from orca_scheduler.ranks.members import increment, initiation, put_members
 from orca_worker.iteration.model import Output
 from orca_worker.sampling import follower
-from orca_worker.sampling.follower import ASK, LENGTH, NONE, QUICK, SAID, Question, mask_bytes, place_of
+from orca_worker.sampling.follower import (
+    ASK,
+    BEHIND,
+    LENGTH,
+    NO_MORE,
+    NONE,
+    QUICK,
+    SAID,
+    Question,
+    mask_bytes,
+    place_of,
+)
 from orca_worker.sampling.forms import Answer, Form
 
 SLOTS, BLOCK = 2048, 4
@@ -491,6 +502,25 @@ def test_a_process_that_ends_amid_drafts_ends_no_answer() -> None:
     assert (allowed(drafted), allowed(beside)) == ([], None)
     played.answer(*played.questions())
     assert allowed(beside) == [7]
+    played.dies()
+
+
+@pytest.mark.parametrize(("kind", "drafts"), [(BEHIND, [3]), (NO_MORE, [])])
+def test_a_process_for_which_drafts_are_too_much_work_is_asked_for_no_more(kind: int, drafts: list[int]) -> None:
+    played = Played()
+    form = Form("form", 8, played.fork)
+    answer = form.answer(form.collect)
+    answer.begin(np.array([1]), np.array([2], np.int32))
+    form.flush()
+    (question,) = played.questions()
+    played.answer(question)
+    played.connection.sendall(SAID.pack(question.number, kind, 0))
+    form.collect()
+    assert answer.allowed() is not None
+    answer.begin(np.array([1, 2]), np.array([3], np.int32))
+    form.flush()
+    (question,) = played.questions()
+    assert (question.tokens, question.drafts) == ([2], drafts)
     played.dies()
 
 

@@ -4,11 +4,16 @@ import weakref
 from pathlib import Path
 
 import pytest
+import torch
 from checkpoints import make_gpt2
 from iterations import begins, iteration_of
 from worker.driver import make_stage
 
+from orca_common.checkpoint import read_checkpoint
 from orca_worker import machine
+from orca_worker.iteration.model import Compute
+from orca_worker.partition import Types
+from orca_worker.stage.stage import Stage
 
 
 def test_files_that_a_container_has_read_do_not_count_as_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,6 +32,19 @@ def test_files_that_a_container_has_read_do_not_count_as_used(tmp_path: Path, mo
     assert machine.available_bytes() == 0
     (tmp_path / "memory.max").write_text("max\n")
     assert machine.available_bytes() == pytest.approx(whole, rel=0.2)
+
+
+def test_a_rank_on_a_cpu_takes_a_share_of_it_unless_slots_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other processes use a CPU's memory too."""
+    monkeypatch.setattr(machine, "CPU_SHARE", 1 << 16)
+    checkpoint = read_checkpoint(make_gpt2(tmp_path, heads=1, layers=1, hidden=8, vocab=97, positions=48, seed=9))
+    for slots in (None, 1 << 14):
+        stage = Stage(checkpoint, Types.of("float32"), torch.device("cpu"), slots, Compute(1, "torch"))
+        memory = stage.form(4)
+        assert memory.slot_bytes == 64
+        assert memory.slots == (slots or (1 << 16) // 64)
 
 
 @pytest.mark.parametrize("kernels", ["auto", "torch"])

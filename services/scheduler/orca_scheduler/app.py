@@ -24,7 +24,6 @@ from .discovery.static import StaticDiscovery
 from .explain.telling import as_json
 from .presence import Presence
 from .scaler import Scaler
-from .scaling import Bounds
 from .scheduler import Scheduler
 from .settings import SchedulerSettings
 
@@ -75,16 +74,9 @@ class SchedulerApp:
         )
 
     def _scaler_of(self, settings: SchedulerSettings, scaled: Scaled | None, metrics: Metrics) -> Scaler | None:
-        if scaled is None or settings.max_engines is None:
+        bounds = settings.bounds
+        if scaled is None or bounds is None:
             return None
-        bounds = Bounds(
-            settings.min_engines,
-            settings.max_engines,
-            settings.scale_queue_seconds,
-            settings.scale_up_seconds,
-            settings.scale_down_seconds,
-            settings.finish_seconds,
-        )
         return Scaler(self._pool, scaled, self._scheduler, bounds, settings.shape.pods, metrics)
 
     def _status_fields(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from .core.policy import Policy, limits_of
 from .core.roles import Role, Roles
 from .core.sets import AUTO, fitting, policy_named
 from .lifecycle.places import Shape
+from .scaling import Bounds
 
 Positive = Annotated[int, Field(gt=0)]
 
@@ -144,6 +145,20 @@ class SchedulerSettings(ServiceSettings, PoolSettings):
         form."""
         policy = self.policy_for(())
         return Core(self.max_batch_size, self.pp, self.block_size, self.run_ahead, policy, role or Role.MIXED)
+
+    @property
+    def bounds(self) -> Bounds | None:
+        """Within which engines are scaled; None: they are not."""
+        if self.max_engines is None:
+            return None
+        return Bounds(
+            self.min_engines,
+            self.max_engines,
+            self.scale_queue_seconds,
+            self.scale_up_seconds,
+            self.scale_down_seconds,
+            self.finish_seconds,
+        )
 
     @property
     def shape(self) -> Shape:

@@ -400,6 +400,21 @@ async def test_spare_pods_are_told_why_they_idle(tmp_path: Path) -> None:
         await until(lambda: in_engine(world)["orca-worker-2"] == ("True", "pod 1 of 2 of engine-1"))
 
 
+async def test_an_event_is_said_again_before_kubernetes_forgets_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as it is so: an Event expires after an hour."""
+    assert telling.SAY_AGAIN < telling.REFRESH < 3600 / 2, "the second try comes in time, too"
+    monkeypatch.setattr(telling, "SAY_AGAIN", 0.1)
+    monkeypatch.setattr(telling, "REFRESH", 0.5)
+    async with watched(tmp_path) as world:
+        world.server.put("statefulsets", statefulset(3))
+        world.server.put("pods", pod(2, ready=False))
+        await until(lambda: len(world.server.asked("patch events")) == 2)
+        assert len(world.server.objects["events"]) == 1
+        assert in_engine(world) == TOLD
+
+
 async def test_several_schedulers_say_it_once(tmp_path: Path) -> None:
     async with watched(tmp_path) as world:
         world.server.put("statefulsets", statefulset(3))

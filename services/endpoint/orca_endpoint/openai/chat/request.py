@@ -39,7 +39,6 @@ OUR_NAMES: Mapping[str, str] = {
     "chat.template_kwargs": "chat_template_kwargs",
     "chat.tools": "tools",
     "chat.tool_names": "tool_choice",
-    "max_new_tokens": "max_completion_tokens",
     "min_new_tokens": "min_tokens",
 }
 
