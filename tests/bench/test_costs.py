@@ -3,6 +3,8 @@
 import json
 import os
 import sys
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +17,7 @@ from orca_bench.cases import Request
 from orca_bench.control_plane import processes, show
 from orca_bench.measures import Answer
 from orca_bench.perplexity import report
-from orca_bench.stack import between, cost, rounds
+from orca_bench.stack import between, cost, rounds, seconds_run
 from orca_bench.start import Rest, Start
 from orca_common.checkpoint import read_checkpoint
 from orca_common.errors import Unavailable
@@ -156,6 +158,18 @@ def test_the_seconds_of_a_role_are_those_of_all_its_processes(tmp_path: Path) ->
     assert list(found) == ["rank", "redis"]
     assert least - 0.02 <= found["redis"] <= most + 0.02
     assert 2 * (least - 0.02) <= found["rank"] <= 2 * (most + 0.02)
+
+
+def test_the_seconds_of_each_thread(tmp_path: Path) -> None:
+    """To a tick of the kernel, which is 10 ms at most."""
+    (tmp_path / "processes.json").write_text(json.dumps([{"role": "redis", "pid": os.getpid()}]))
+    thread = threading.get_native_id()
+    before, began = seconds_run(tmp_path), time.thread_time()
+    while time.thread_time() < began + 0.05:
+        pass
+    after, most = seconds_run(tmp_path), time.thread_time() - began
+    for role in ("redis", "client"):
+        assert 0.04 <= after[role, thread] - before[role, thread] <= most + 0.02, role
 
 
 def test_the_busiest_threads_of_a_rank_are_those_that_compute() -> None:

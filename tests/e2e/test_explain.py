@@ -22,6 +22,7 @@ from orca_cli.explaining import explanation, from_journals
 from orca_client import DeadlineExceeded
 from orca_common.errors import NotFound
 from orca_scheduler.explain.telling import standing_of
+from orca_ui.picture import Picture
 
 TOKENS = 40
 LONG = 60_000  # tokens, 300 s, of a request that is still there when it is looked at; it is cancelled then
@@ -59,6 +60,18 @@ def complete(stack: Running, exchange: str) -> str:
 def orca_explain(request: str, run_dir: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "orca_cli", "explain", request, "--run-dir", str(run_dir)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def pictured(stack: Running) -> dict[str, Any]:
+    """The live page's picture, of the lines that the scheduler tells it, once a request waits."""
+    [address] = [row["status"] for row in stack.processes() if row["role"] == "scheduler"]
+    picture = Picture()
+    with urllib.request.urlopen(f"http://{address}/live", timeout=60) as feed:
+        for line in feed:
+            picture.line(address, json.loads(line), time.time())
+            if picture.whole(time.time())["queue"][0]:
+                break
+    return picture.whole(time.time())
 
 
 def look_at_top(run_dir: Path) -> None:
@@ -129,6 +142,11 @@ async def test_explanations(tmp_path: Path) -> None:
         waits = asyncio.ensure_future(stream(stack, "waits", TOKENS))
         told = await until(stack, "waits", "places")
         assert (told["state"], told["position_now"]) == ("queued", 1)
+        picture = await asyncio.to_thread(pictured, stack)
+        assert (picture["queue"][0], picture["engines"]["engine-0"]["state"]) == (1, "Running")
+        assert [(one["id"], one["state"]) for one in picture["requests"] if one["state"] != "ended"] == [
+            ("long", "running")
+        ]
 
         (rank,) = [row for row in stack.processes() if row["role"] == "rank"]
         os.kill(rank["pid"], signal.SIGKILL)

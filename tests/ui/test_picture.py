@@ -69,6 +69,7 @@ def test_a_request_from_its_claim_to_its_end() -> None:
         (at + 0.7, returned(7, actions=[batch(2, (7, 0, 5, 1, ()))])),
         (at + 1.0, returned(7, index=1, ended=[(7, Reason.LENGTH)])),
     ]
+    picture.line(ADDRESS, feed.line(timed(9, at), held={}), at)  # it began before the page looked
     picture.line(ADDRESS, feed.line(*events[:4], held={}), at + 0.8)
     whole = picture.whole(at + 0.8)
     (found,) = whole["requests"]
