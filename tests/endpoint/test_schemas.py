@@ -344,6 +344,7 @@ KEPT = {  # a schema, an answer that fits it, and one that does not
     "sets": ('{"type": "string", "pattern": "^[a-z&&[^x]]$"}', '"&]"', '"y"'),
     "punctuation": ('{"type": "string", "pattern": "^[!-/:-@[-`{-~]+$"}', '"[~!"', '"a"'),
     "space": (r'{"type": "string", "pattern": "^\\s$"}', '"\ufeff"', '"\x85"'),
+    "groups": ('{"type": "string", "pattern": "^(a|(?:b)(?<n>c))$"}', '"bc"', '"b"'),
     "any": ('{"type": "string", "pattern": "^.$"}', '"\x85"', '"\u2028"'),
     "a word": (r'{"type": "string", "pattern": "^[\\w-.]$"}', '"-"', '"ж"'),
     "union by references": (PETS, '{"kind": "cat", "of": {"kind": "dog"}}', '{"kind": "cat", "of": {"kind": "cow"}}'),

@@ -34,7 +34,6 @@ log = logging.getLogger(__name__)
 TICK = 0.2  # seconds between two messages to the browsers
 UNSEEN = 1.0  # seconds more between two looks at what has changed, while no browser looks
 SPARE_CONNECTIONS = 256  # beside those of viewers: for files and chats
-STOP_SECONDS = 3  # for answers under way
 
 
 class UiApp:
@@ -66,7 +65,6 @@ class UiApp:
             server_header=False,
             proxy_headers=False,
             limit_concurrency=settings.max_viewers + SPARE_CONNECTIONS,
-            timeout_graceful_shutdown=STOP_SECONDS,
         )
         config.load()
         if mutual is not None:
@@ -106,7 +104,6 @@ class UiApp:
     async def drain(self) -> None:
         """Ends the streams: browsers connect again."""
         self._viewers.close()
-        self._server.leave()
 
     async def close(self) -> None:
         self._viewers.close()
