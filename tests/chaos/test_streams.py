@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 
 from orca_chaos import late
-from orca_chaos.client import Violation
 from orca_chaos.oracle import requests
 from orca_chaos.streams import Streams
 
@@ -39,39 +38,6 @@ async def test_a_wait_belongs_to_one_disturbance(monkeypatch: pytest.MonkeyPatch
         pass
     assert (first.pause, first.seconds, first.tokens.total()) == (8.0, 10.0, 4)
     assert second.pause == pytest.approx(0.3)
-
-
-class Quick(Streams):
-    """Two streams of requests with a token each, of which one goes wrong after this number of them."""
-
-    def __init__(self, good: int) -> None:
-        super().__init__(2)
-        self.good, self.ended = good, [0, 0]
-
-    async def _request(self, n: int) -> None:
-        await asyncio.sleep(0)
-        if sum(self.ended) == self.good:
-            raise Violation("a wrong token")
-        self._came(n, "engine-0")
-        self.ended[n] += 1
-
-
-async def test_streams_run_while_their_block_does() -> None:
-    async with Quick(10**9) as streams:
-        assert all(streams.ended), "every stream has a token"
-        async with streams.disturbed("nothing") as seen:
-            pass
-    assert 4 <= seen.tokens.total() <= sum(streams.ended)
-    assert len(asyncio.all_tasks()) == 1, "a stream goes on behind its block"
-
-
-@pytest.mark.parametrize("good", [1, 1000])
-async def test_the_first_error_ends_their_block(good: int) -> None:
-    """Before every stream has a token, and later."""
-    with pytest.raises(ExceptionGroup) as raised:
-        async with Quick(good):
-            await asyncio.Event().wait()
-    assert raised.group_contains(Violation, match="a wrong token")
 
 
 def stand_still() -> None:
