@@ -69,9 +69,10 @@ def pictured(stack: Running) -> dict[str, Any]:
     with urllib.request.urlopen(f"http://{address}/live", timeout=60) as feed:
         for line in feed:
             picture.line(address, json.loads(line), time.time())
-            if picture.whole(time.time())["queue"][0]:
-                break
-    return picture.whole(time.time())
+            whole = picture.whole(time.time())
+            if whole["queue"][0]:
+                return whole
+    raise AssertionError("the scheduler ended its lines, and no request waited")
 
 
 def look_at_top(run_dir: Path) -> None:

@@ -148,16 +148,16 @@ class SchedulerSettings(ServiceSettings, PoolSettings):
 
     @property
     def bounds(self) -> Bounds | None:
-        """Within which engines are scaled; None: they are not."""
+        """The bounds of scaling; None: engines are not scaled."""
         if self.max_engines is None:
             return None
         return Bounds(
-            self.min_engines,
-            self.max_engines,
-            self.scale_queue_seconds,
-            self.scale_up_seconds,
-            self.scale_down_seconds,
-            self.finish_seconds,
+            least=self.min_engines,
+            most=self.max_engines,
+            queue_age=self.scale_queue_seconds,
+            up_seconds=self.scale_up_seconds,
+            down_seconds=self.scale_down_seconds,
+            finish_seconds=self.finish_seconds,
         )
 
     @property
