@@ -16,15 +16,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from orca.v1 import worker_pb2
+from orca.v1.sampling_pb2 import SamplingParams
 from orca_common.errors import FailedPrecondition
 from orca_kernels.reference import SplitAttention
 from orca_lab.roofline import Accelerator, Work
 from orca_scheduler.ranks.members import increment, initiation, put_members
+from orca_worker.iteration.rows import ROW, Adjusted
 from orca_worker.models.recording import Attend, Gated, Head, Linear, Recording, Residual
 from orca_worker.partition import ITEM_BYTES
+from orca_worker.sampling.sampling import sample
 
 from .cases import fixed, vocabulary_of
 from .ceilings import Ceilings, Probe, at_best, of_device
@@ -35,6 +39,16 @@ from .schedule import BLOCK_SIZE, Shape
 # (requests, tokens before the iteration) of decoding iterations, and the tokens of one initiation
 DECODES = ((1, 32), (8, 128), (32, 32), (32, 128))
 PREFILL = 512
+DRAWN = 32  # rows of a draw, of which all ask for the same, by its name: fields of `ROW`, or an adjustment
+DRAWS: Mapping[str, Mapping[str, Any]] = {
+    "temperature": {"temperature": 1},
+    "top-k": {"temperature": 1, "top_k": 50},
+    "top-p": {"temperature": 1, "top_p": 0.9},
+    "min-p": {"temperature": 1, "min_p": 0.05},
+    "logprobs": {"logprobs": True},
+    "repetition penalty": {"adjusted": SamplingParams(repetition_penalty=1.1)},
+    "form": {"adjusted": SamplingParams(grammar="of bits at random")},
+}
 COPIES = 256 << 20  # bytes of weights that a product goes through, as much as an iteration of GPT-2 124M in bfloat16
 TURN = 0.05  # seconds of a subject's repetitions between two measurements of the ceilings
 TIMED = 1.0  # seconds that one subject is repeated for
@@ -160,7 +174,36 @@ def attentions(engine: Engine) -> Iterator[Subject]:
         yield Subject(f"torch attention {batch} x {context}", needed, partial(plan, q, *cache, size**-0.5))
 
 
-SOURCES: tuple[Callable[[Engine], Iterator[Subject]], ...] = (iterations, products, attentions)
+class Random:
+    """`rows.Constraint`: a mask of bits at random."""
+
+    def __init__(self, vocabulary: int) -> None:
+        self._bits = np.random.default_rng(1).integers(256, size=-(-vocabulary // 8), dtype=np.uint8)
+
+    def allowed(self) -> np.ndarray:
+        return self._bits
+
+
+def draws(engine: Engine) -> Iterator[Subject]:
+    """Tokens from logits that are there, which each way of drawing must read once. Theirs is a flat distribution."""
+    vocabulary = engine.checkpoint.vocab_size
+    logits = 3 * torch.randn(DRAWN, vocabulary, device=engine.device)
+    prompt = list(range(min(PREFILL, vocabulary)))
+    for name, asked in DRAWS.items():
+        table, adjusted = np.zeros(DRAWN, ROW), dict[int, Adjusted]()
+        table["prompt"] = len(prompt)
+        for field, value in asked.items():
+            if field != "adjusted":
+                table[field] = value
+                continue
+            adjusted = {n: Adjusted(value, prompt, len(prompt)) for n in range(DRAWN)}
+            for one in adjusted.values():
+                one.answer = Random(vocabulary) if value.grammar else None
+        run = partial(sample, logits, table, np.zeros(DRAWN, np.int64), adjusted)
+        yield Subject(f"draw {DRAWN}: {name}", Work(logits.nbytes, 0), run)
+
+
+SOURCES: tuple[Callable[[Engine], Iterator[Subject]], ...] = (iterations, products, attentions, draws)
 
 
 def time_subject(

@@ -42,7 +42,8 @@ def test_kernels_are_timed_against_the_machine(tmp_path: Path, monkeypatch: pyte
         *("decode 1 x 32", "decode 32 x 32"),  # the model has 96 positions
         "prefill 96",
     ]
-    assert {line["kernel"].split()[0] for line in found} == {"decode", "prefill", "torch"}
+    assert {line["kernel"].split()[0] for line in found} == {"decode", "prefill", "torch", "draw"}
+    assert {line["MB"] for line in found if line["kernel"].startswith("draw 32: ")} == {round(32 * 97 * 4 / 1e6, 3)}
     for line in found:
         assert line["ms"] >= 0
         assert line["floor_ms"] >= 0

@@ -480,7 +480,7 @@ def test_a_process_that_ends_amid_drafts_ends_no_answer() -> None:
 
     def allowed(answer: Answer) -> list[int] | None:
         mask = answer.allowed()
-        return None if mask is None else np.flatnonzero(mask).tolist()
+        return None if mask is None else np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist()
 
     ask(drafted, 1, drafts=[2, 3])
     ask(beside, 4)

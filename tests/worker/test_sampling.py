@@ -16,8 +16,8 @@ from worker.driver import Sampled, TinyEngine, make_stage
 
 from orca.v1.sampling_pb2 import SamplingParams
 from orca_worker.iteration.rows import ROW, Adjusted
-from orca_worker.sampling import host_draw
-from orca_worker.sampling.sampling import _draw, draw_at_once, philox, sample, uniform
+from orca_worker.sampling.host_draw import drawn, kth_largest, least_share
+from orca_worker.sampling.sampling import draw_at_once, philox, sample, uniform
 
 
 def requests_of(*given: dict[str, Any]) -> np.ndarray:
@@ -160,14 +160,30 @@ def test_edges() -> None:
     assert tokens_of(logits, 3) == [1, 1, 1]  # greedy
 
 
-def test_top_p_of_a_flat_distribution_over_a_large_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Top-p keeps more candidates than the first guess looks at."""
-    logits = torch.linspace(0, 0.1, 5000)
-    fields = {"temperature": 1.0, "top_p": 0.5, "seed": 3}
-    drawn = tokens_of(logits, 200, **fields)
-    assert min(drawn) >= 2400
-    monkeypatch.setattr(host_draw, "FIRST_GUESS", 5000)
-    assert tokens_of(logits, 200, **fields) == drawn
+def test_bounds_of_top_k_and_top_p_hold_for_any_row() -> None:
+    """Steep and flat rows of all lengths, with ties and with tokens that cannot be chosen."""
+    chance = np.random.default_rng(5)
+    for _ in range(examples(2000)):
+        n = int(chance.choice([1, 2, 7, 63, 64, 65, 129, 700, 5000]))
+        values = (chance.standard_normal(n) * chance.choice([0, 0.01, 1, 8])).astype(np.float32)
+        values = values.round() if chance.random() < 0.3 else values
+        values[chance.random(n) < chance.choice([0, 0.5, 0.99])] = -np.inf
+        values[chance.integers(n)] = 0.0
+        values -= values.max()
+        falling = np.sort(values)[::-1]
+        k = int(chance.integers(1, n + 1))
+        assert kth_largest(values, k) == falling[k - 1]
+        shares, top_p = np.exp(values), float(chance.choice([1e-9, 0.1, 0.5, 0.9, 0.999]))
+        largest = np.sort(shares)[::-1]
+        sums = largest.cumsum(dtype=np.float64)
+        least = least_share(shares, top_p)
+        near = [int(np.searchsorted(sums, p * sums[-1])) for p in (top_p - 1e-12, top_p + 1e-12)]
+        assert largest[min(near[1], n - 1)] <= least <= largest[near[0]]
+        u = float(chance.choice([0.0, chance.random(), np.nextafter(1, 0)]))
+        place, cumulative = drawn(shares, u), shares.cumsum(dtype=np.float64)
+        assert shares[place] > 0
+        assert cumulative[place] - shares[place] <= u * cumulative[-1] * (1 + 1e-12)
+        assert cumulative[place] >= u * cumulative[-1] * (1 - 1e-12)
 
 
 def test_row_by_row_is_as_all_at_once() -> None:
@@ -183,8 +199,8 @@ def test_row_by_row_is_as_all_at_once() -> None:
         table["min_p"] = chance.choice([0, 0.05], 40)
         draws = chance.integers(100, size=40)
         together = draw_at_once(logits, table, draws).tolist()
-        assert _draw(logits, table, draws).tolist() == together
-        assert [int(_draw(logits[i : i + 1], table[[i]], draws[[i]])) for i in range(40)] == together
+        assert sample(logits, table, draws).token_ids == together
+        assert [sample(logits[[i]], table[[i]], draws[[i]]).token_ids[0] for i in range(40)] == together
 
 
 def test_logprobs_are_of_the_model_not_of_the_temperature() -> None:

@@ -56,7 +56,10 @@ class Constraint(Protocol):
     """Holds an answer to its form."""
 
     def allowed(self) -> np.ndarray | None:
-        """The mask of the next token, [V] bool; nothing in it: no token can follow. None: it is not there in time."""
+        """The mask of the next token, [ceil(V / 8)] uint8, the first token in the lowest bit; 0: no token can follow.
+
+        None: it is not there in time.
+        """
         ...
 
 
@@ -93,10 +96,13 @@ class Adjusted:
         self.forced, self.changes_logits = token_id, True
 
     def repeated(self, end: int) -> np.ndarray:
-        """The tokens, of the first `end`, to which the repetition penalty applies: those that the decoder has read."""
+        """The tokens, of the first `end`, to which the repetition penalty applies: those that the decoder has read.
+
+        One may stand there more than once. To find those that do took longer than the penalty.
+        """
         if self._start_token is None:
-            return np.unique(self.tokens[:end])
-        return np.unique(np.append(self.tokens[self.prompt : end], self._start_token))
+            return self.tokens[:end]
+        return np.append(self.tokens[self.prompt : end], self._start_token)
 
     def put(self, position: int, token_ids: np.ndarray) -> None:
         """Input tokens from a position on."""

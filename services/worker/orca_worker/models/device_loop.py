@@ -78,7 +78,8 @@ def sample(logits: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
     drawn = np.flatnonzero(temperatures > 0)
     if len(drawn):
         u = uniform(seeds[drawn].view(np.uint64), indexes[drawn])
-        of_drawn = draw_rows(logits[drawn], temperatures[drawn], top_k[drawn], top_p[drawn], min_p[drawn], u)
+        rows, settings = logits[drawn].float().numpy(), [each[drawn] for each in (temperatures, top_k, top_p, min_p)]
+        of_drawn = draw_rows(rows, rows.shape[1], settings, u)
         tokens[drawn] = torch.tensor(of_drawn)
     values = logits.float()
     logprobs = values.gather(1, tokens[:, None])[:, 0] - log_totals(values)

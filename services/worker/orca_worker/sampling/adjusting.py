@@ -5,72 +5,97 @@ a request that starts again after a recovery, as an initiation of both, gets the
 have no entry anywhere here, and cost nothing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding
 
 from orca_kernels.transfer import to_device
 
 from ..iteration.rows import Adjusted
 
+# [256, 8] float32: what a byte of a mask adds to eight logits.
+ADDED = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0, -np.inf)
+ADDED = ADDED.astype(np.float32)
+
 
 def adjust(logits: Tensor, adjusted: Mapping[int, Adjusted], ends: np.ndarray) -> Tensor:
     """logits [B, V] -> float32 logits [B, V] with the adjustments of some rows; the same tensor when none has any.
 
-    adjusted: by row of the batch. ends [B]: how many input tokens each request has. First the repetition penalty over
-    prompt and output, or over the output alone where an encoder reads the prompt (Keskar et al., "CTRL", section 4.1),
-    then OpenAI's presence and frequency penalties over the output, then the bias. At last the tokens are left out that
-    would end the answer too early, and those that the form of the answer does not allow. A token that is forced needs
-    none of it.
+    adjusted: by row of the batch. ends [B]: how many input tokens each request has.
     """
     changed = {n: one for n, one in adjusted.items() if one.changes_logits}
     if not changed:
         return logits
     logits = logits.float().clone()
-    for n, one in changed.items():
-        values, asked, end = logits[n], one.asked, int(ends[n])  # a view of the row
-        if one.forced is not None:
-            values.fill_(-torch.inf)[one.forced] = 0
-            continue
-        if one.repetition != 1:
-            seen = to_device(torch.from_numpy(one.repeated(end)), logits.device)
-            old = values[seen]
-            values[seen] = torch.where(old > 0, old / one.repetition, old * one.repetition)
-        if (asked.presence_penalty or asked.frequency_penalty) and end > one.prompt:
-            ids, counts = np.unique(one.tokens[one.prompt : end], return_counts=True)
-            penalties = (asked.presence_penalty + asked.frequency_penalty * counts).astype(np.float32)
-            values[to_device(torch.from_numpy(ids), logits.device)] -= to_device(
-                torch.from_numpy(penalties), logits.device
-            )
-        if len(one.bias_ids):
-            values[to_device(torch.from_numpy(one.bias_ids), logits.device)] += to_device(
-                torch.from_numpy(one.biases), logits.device
-            )
-        if len(one.not_before) and end - one.prompt < asked.not_before.min_new_tokens:
-            values[to_device(torch.from_numpy(one.not_before), logits.device)] = -torch.inf
-        if one.answer is not None:
-            _keep_allowed(values, one, one.answer.allowed(), int(one.tokens[end - 1]))
+    masks = {n: mask for n, one in changed.items() if (mask := _adjust(logits[n], one, int(ends[n]))) is not None}
+    if masks:
+        rows = to_device(torch.tensor(list(masks)), logits.device)
+        bits = to_device(torch.from_numpy(np.stack(list(masks.values()))), logits.device)
+        added = embedding(bits.int(), to_device(torch.from_numpy(ADDED), logits.device))
+        logits.index_add_(0, rows, added.flatten(1)[:, : logits.shape[1]])
+        left = rows[logits.amax(-1)[rows] == -torch.inf]  # NaN: of the model, which has a report of its own
+        logits[left] = 0
+        for n in left.tolist():
+            changed[n].stuck = True
     return logits
 
 
-def _keep_allowed(values: Tensor, one: Adjusted, allowed: np.ndarray | None, last: int) -> None:
-    """Takes the tokens away that the form does not allow, of one row's logits [V]. Marks a row that has none left.
+def adjusted_rows(
+    logits: Tensor, rows: Iterable[int], adjusted: Mapping[int, Adjusted], ends: np.ndarray
+) -> Iterator[np.ndarray]:
+    """Does the work of `adjust` on a CPU, for some rows: each [V] float32 in turn, until the next one is asked for."""
+    size = logits.shape[1]
+    values, added = np.empty(size, np.float32), np.empty((-(-size // 8), 8), np.float32)
+    changing, table = torch.from_numpy(values), logits.numpy() if logits.dtype == torch.float32 else None
+    for n in rows:
+        one, row = adjusted.get(n), logits[n].float().numpy() if table is None else table[n]
+        if one is not None and one.changes_logits:
+            values[:] = row
+            mask = _adjust(changing, one, int(ends[n]))
+            if mask is not None:
+                np.take(ADDED, mask, axis=0, out=added, mode="clip")  # without a mode it takes memory of its own
+                values += added.reshape(-1)[:size]
+                one.stuck = one.stuck or values.max() == -np.inf
+            row = values
+        yield row
 
-    allowed: as of `Constraint.allowed`. last: the row's last token, which it gets again where it waits.
+
+def _adjust(values: Tensor, one: Adjusted, end: int) -> np.ndarray | None:
+    """Adjusts the logits [V] of a row whose request has `end` input tokens -> the mask that still has to be added.
+
+    First the repetition penalty over prompt and output, or over the output alone where an encoder reads the prompt
+    (Keskar et al., "CTRL", section 4.1), then OpenAI's presence and frequency penalties over the output, then the bias.
+    At last the tokens are left out that would end the answer too early, and those that the form of the answer does not
+    allow. A token that is forced needs none of it.
     """
-    one.waiting = allowed is None
-    if allowed is None:
-        values.fill_(-torch.inf)
-        values[last] = 0
-        return
-    kept = to_device(torch.from_numpy(allowed), values.device)
-    largest = values.where(kept, -torch.inf).max()
-    if largest > -torch.inf or largest.isnan():  # NaN: of the model, which has a report of its own
-        values.masked_fill_(~kept, -torch.inf)
-    else:
-        one.stuck = True  # its token means nothing
+    asked = one.asked
+    if one.forced is not None:
+        values.fill_(-torch.inf)[one.forced] = 0
+        return None
+    if one.repetition != 1:
+        seen = to_device(torch.from_numpy(one.repeated(end)), values.device)
+        old = values[seen]  # of a token that stands there twice the same, so it is penalized once
+        values[seen] = torch.where(old > 0, old / one.repetition, old * one.repetition)
+    if (asked.presence_penalty or asked.frequency_penalty) and end > one.prompt:
+        ids, counts = np.unique(one.tokens[one.prompt : end], return_counts=True)
+        penalties = (asked.presence_penalty + asked.frequency_penalty * counts).astype(np.float32)
+        values[to_device(torch.from_numpy(ids), values.device)] -= to_device(torch.from_numpy(penalties), values.device)
+    if len(one.bias_ids):
+        values[to_device(torch.from_numpy(one.bias_ids), values.device)] += to_device(
+            torch.from_numpy(one.biases), values.device
+        )
+    if len(one.not_before) and end - one.prompt < asked.not_before.min_new_tokens:
+        values[to_device(torch.from_numpy(one.not_before), values.device)] = -torch.inf
+    if one.answer is None:
+        return None
+    mask = one.answer.allowed()
+    one.waiting = mask is None
+    if mask is None:  # it gets its last token again
+        values.fill_(-torch.inf)[int(one.tokens[end - 1])] = 0
+    return mask
 
 
 def stuck(adjusted: Mapping[int, Adjusted]) -> list[int]:

@@ -107,13 +107,13 @@ class Answer:
         self.drafted, self._behind = False, masks
 
     def take(self, mask: np.ndarray) -> None:
-        """The mask of the next token, [V] bool, has come."""
+        """The mask of the next token has come."""
         self.read, self.pending, self._mask = len(self.tokens), False, mask
 
     def end(self, why: str) -> None:
         """Notes that no token can follow."""
         log.warning("a form cannot be followed: its request ends", extra={"tokens": len(self.tokens), "why": why})
-        self.take(np.zeros(self.form.vocab_size, bool))
+        self.take(np.zeros(self.form.size, np.uint8))
 
 
 class Behind:
@@ -133,10 +133,10 @@ class Form:
     """
 
     def __init__(self, grammar: str, vocab_size: int, fork: Callable[[Sequence[int]], None]) -> None:
-        self.vocab_size, self.slow = vocab_size, False
+        self.size, self.slow = mask_bytes(vocab_size), False  # bytes of a mask
         self.drafting = True  # masks behind drafts have never taken long
         self.answers: weakref.WeakValueDictionary[int, Answer] = weakref.WeakValueDictionary()  # by slot
-        self._grammar, self._fork, self._size = grammar.encode(), fork, mask_bytes(vocab_size)
+        self._grammar, self._fork = grammar.encode(), fork
         self._numbers = count()
         self._asked: dict[int, Answer] = {}  # questions that were not answered, the oldest first
         self._drafted: dict[int, Answer] = {}  # the same of their drafts
@@ -193,7 +193,7 @@ class Form:
         ours, theirs = socket.socketpair()
         memory = os.memfd_create("orca-masks")
         try:
-            os.ftruncate(memory, place_of(0, MOST_DRAFTS + 1, self._size))
+            os.ftruncate(memory, place_of(0, MOST_DRAFTS + 1, self.size))
             self._fork((theirs.fileno(), memory))
             self._masks = mmap.mmap(memory, 0)
         except BaseException:
@@ -238,8 +238,7 @@ class Form:
 
     def _mask(self, slot: int, drafts: int = 0) -> np.ndarray:
         assert self._masks is not None
-        bits = np.frombuffer(self._masks, np.uint8, self._size, place_of(slot, drafts, self._size))
-        return np.unpackbits(bits, count=self.vocab_size, bitorder="little").view(bool)
+        return np.frombuffer(self._masks, np.uint8, self.size, place_of(slot, drafts, self.size)).copy()
 
     def _lost(self) -> None:
         """The process has ended: by a limit of time or memory, most likely, in the step that it was asked for first.

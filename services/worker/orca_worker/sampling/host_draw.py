@@ -1,33 +1,32 @@
 """A draw from logits on a CPU, one row at a time, in buffers that stay in the cache.
 
-The rows' memory is the cost of a draw: 32 rows of 50,257 logits are 6 MB, and torch takes new memory for each of some
-ten steps. Row by row it is a fifth of the time. It also makes a row's token a function of the row alone, as every step
-is: no sum is cut into pieces for threads.
+A pass over a row is the cost of a draw: 128,256 logits are half a megabyte. So no row is sorted. Bounds that hold for
+any row leave a few candidates for top-k and top-p, and the drawn token is looked for in one block of the row. A row's
+token is a function of the row alone: no sum is cut into pieces for threads.
 """
 
+import math
+from collections.abc import Iterable
+
 import numpy as np
-import torch
-from torch import Tensor
 
-FIRST_GUESS = 1024  # candidates that top-p looks at before it sorts a whole vocabulary
-ALONE = 1 << 14  # elements that torch does not share out among threads
+BLOCK = 512  # shares that are added up before the block of the drawn token is known
+ROWS = 64  # of the table in which top-k looks for a bound
 
 
-def draw_rows(
-    logits: Tensor, temperature: np.ndarray, top_k: np.ndarray, top_p: np.ndarray, min_p: np.ndarray, u: np.ndarray
-) -> list[int]:
-    """logits [b, V] on the CPU; of each row: its settings (0: none), and u in [0, 1) -> tokens.
+def draw_rows(rows: Iterable[np.ndarray], vocabulary: int, settings: Iterable[np.ndarray], u: np.ndarray) -> list[int]:
+    """rows: logits [V] float32 of each request -> tokens.
 
-    A row whose logits are not finite gets a token that means nothing.
+    settings: of each its temperature, top-k, top-p and min-p (0: none). u: of each a number in [0, 1). A row whose
+    logits are not finite gets a token that means nothing.
     """
-    divisors = np.maximum(temperature.astype(np.float32), np.float32(1e-30))
-    floors = torch.from_numpy(min_p.astype(np.float32)).log().numpy()  # -inf: none
-    row = Row(logits.shape[1])
-    with np.errstate(invalid="ignore", over="ignore"):
-        return [
-            row.draw(logits[i].float().numpy(), divisors[i], int(top_k[i]), float(top_p[i]), floors[i], float(u[i]))
-            for i in range(len(logits))
-        ]
+    temperature, top_k, top_p, min_p = settings
+    divisors = np.where(temperature > 0, np.maximum(temperature.astype(np.float32), np.float32(1e-30)), 0)
+    row = Row(vocabulary)
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        floors = np.log(min_p.astype(np.float32))  # -inf: none
+        asked = (each.tolist() for each in (divisors, top_k, top_p, floors, u))
+        return [row.draw(logits, *own) for logits, *own in zip(rows, *asked, strict=True)]
 
 
 class Row:
@@ -35,47 +34,68 @@ class Row:
 
     def __init__(self, vocabulary: int) -> None:
         self._values = np.empty(vocabulary, np.float32)
-        self._other = np.empty(vocabulary, np.float32)  # exponentials, then shares
-        self._cumulative = np.empty(vocabulary, np.float64)
+        self._shares = np.empty(vocabulary, np.float32)
 
-    def draw(
-        self, logits: np.ndarray, divisor: np.float32, top_k: int, top_p: float, floor: np.float32, u: float
-    ) -> int:
-        values = self._values
-        np.subtract(logits, logits.max(), out=values)
-        values /= divisor
-        candidates = values
+    def draw(self, logits: np.ndarray, divisor: float, top_k: int, top_p: float, floor: float, u: float) -> int:
+        if not divisor:
+            return int(logits.argmax())
+        largest = logits.max()
+        if not math.isfinite(largest):
+            return 0
+        values, tokens = np.subtract(logits, largest, out=self._values), None
+        if divisor != 1:
+            values /= divisor
         if 0 < top_k < len(values):
-            self._keep(np.partition(values, -top_k)[-top_k])  # ties with the k-th largest stay
-            candidates = values[np.flatnonzero(values > -np.inf)]
-        if 0 < top_p < 1:
-            self._keep_top_p(candidates, top_p)
-        self._keep(floor)  # the largest value is 0, so e^value is the share of the most probable token
-        torch.softmax(torch.from_numpy(values), -1, out=torch.from_numpy(self._other))
-        cumulative = self._cumulative
-        cumulative[:] = self._other
-        torch.cumsum(torch.from_numpy(cumulative), -1, out=torch.from_numpy(cumulative))  # 42 us; numpy's takes 125
-        # The first token whose cumulative share is above u. A token of probability 0 adds nothing, so it is never
-        # first. As u < 1, the threshold is below the last sum, except when rounding lifts it: then the likeliest token
-        # is taken.
-        token = int(np.searchsorted(cumulative, u * cumulative[-1], side="right"))
-        return token if token < len(values) else int(values.argmax())
+            tokens = np.flatnonzero(values >= kth_largest(values, top_k))  # ties with the k-th largest stay
+            values = values[tokens]
+        shares = np.exp(values, out=self._shares[: len(values)])  # of the likeliest token: 1
+        if 0 < top_p < 1 or floor > -math.inf:
+            least = least_share(shares, top_p) if 0 < top_p < 1 else 0  # ties with it stay
+            kept = np.flatnonzero((shares >= least) & (values >= floor))
+            tokens, shares = kept if tokens is None else tokens[kept], shares[kept]
+        place = drawn(shares, u)
+        return place if tokens is None else int(tokens[place])
 
-    def _keep(self, floor: np.float32) -> None:
-        """Keeps the tokens from the floor on; the others get no share."""
-        if floor > -np.inf:
-            np.copyto(self._values, -np.inf, where=self._values < floor)
 
-    def _keep_top_p(self, candidates: np.ndarray, top_p: float) -> None:
-        """Keeps the fewest likeliest tokens that together reach top_p; ties with the last one stay."""
-        shares = self._other[: len(candidates)]
-        for start in range(0, len(candidates), ALONE):
-            part = slice(start, start + ALONE)
-            torch.exp(torch.from_numpy(candidates[part]), out=torch.from_numpy(shares[part]))
-        least = top_p * shares.sum(dtype=np.float64)
-        for n in (min(FIRST_GUESS, len(candidates)), len(candidates)):
-            largest = np.sort(np.partition(candidates, -n)[-n:])[::-1].copy()
-            reached = torch.from_numpy(largest).exp().numpy().cumsum(dtype=np.float64) >= least
-            if reached.any():  # never: rounding, and nothing is cut
-                self._keep(largest[int(reached.argmax())])
-                return
+def kth_largest(values: np.ndarray, k: int) -> np.float32:
+    """values [n], k <= n -> the k-th largest of them."""
+    columns = len(values) // ROWS
+    if k <= columns:
+        # k columns have a value of this bound or more, so the k-th largest is one, too.
+        largest = values[: ROWS * columns].reshape(ROWS, columns).max(0)
+        values = values[values >= np.partition(largest, -k)[-k]]
+    return np.partition(values, -k)[-k]
+
+
+def least_share(shares: np.ndarray, top_p: float) -> np.float32:
+    """shares [n] -> the least one of the fewest largest that together have at least `top_p` of their sum."""
+    total = float(shares.sum(dtype=np.float64))
+    goal = top_p * total
+    shares = shares[shares >= (total - goal) / len(shares)]  # those below have together less than top-p leaves over
+    # Bins by exponent and seven bits of the mantissa, largest first. Only the bin that reaches the goal is sorted.
+    bins = shares.view(np.uint32) >> 16
+    bins = bins.max() - bins
+    sums = np.bincount(bins, shares).cumsum()
+    reached = min(int(np.searchsorted(sums, goal)), len(sums) - 1)  # all of them may miss it by a rounding
+    last = np.sort(shares[bins == reached])[::-1]
+    before = sums[reached - 1] if reached else 0.0
+    return last[min(int(np.searchsorted(before + last.cumsum(dtype=np.float64), goal)), len(last) - 1)]
+
+
+def drawn(shares: np.ndarray, u: float) -> int:
+    """shares [n] in the vocabulary's order, u in [0, 1) -> the first place up to which more than u of their sum lies.
+
+    A share of 0 adds nothing, so it is never first.
+    """
+    sums = np.add.reduceat(shares, np.arange(0, len(shares), BLOCK), dtype=np.float64).cumsum()
+    goal = u * sums[-1]
+    block = int(np.searchsorted(sums, goal, side="right"))
+    if block == len(sums):  # u is below 1, and rounding has lifted the goal to the whole sum
+        return int(shares.argmax())
+    start = block * BLOCK
+    block_shares = shares[start : start + BLOCK]
+    inner = (sums[block - 1] if block else 0.0) + block_shares.cumsum(dtype=np.float64)
+    place = int(np.searchsorted(inner, goal, side="right"))
+    if place == len(inner):  # the block's sum, added up in another order, is larger by a rounding
+        place = int(np.flatnonzero(block_shares)[-1])
+    return start + place

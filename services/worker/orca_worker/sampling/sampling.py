@@ -30,7 +30,7 @@ from ..iteration.device_tokens import DeviceTokens
 from ..iteration.kv import KVManager, KVShape
 from ..iteration.model import Adaptable, Output, ReadAdapter
 from ..iteration.rows import Adjusted
-from .adjusting import adjust, stuck, waiting
+from .adjusting import adjust, adjusted_rows, stuck, waiting
 from .host_draw import draw_rows
 from .scoring import PromptScores, log_totals, tops
 
@@ -79,14 +79,22 @@ def choose(logits: Tensor, requests: np.ndarray, draws: np.ndarray, adjusted: Ma
     -> [3, B] float64 there: tokens (exact to 2**53), their log probabilities if any row asks for its own, and a number
     that is finite where the row's logits are.
     """
-    largest, tokens = logits.max(-1)  # [B] each; max, not argmax: 0.9 against 5.1 ms for 32 x 50257 bf16 on a CPU
-    judged = adjust(logits, adjusted, draws + requests["prompt"]) if adjusted else logits
-    if judged is not logits:
-        tokens = judged.max(-1).indices
-    drawn = np.flatnonzero(requests["temperature"] > 0)
-    if len(drawn):
-        at = to_device(torch.from_numpy(drawn), logits.device)
-        tokens[at] = _draw(judged[at], requests[drawn], draws[drawn])
+    largest, tokens = likeliest(logits)
+    ends, drawn = draws + requests["prompt"], np.flatnonzero(requests["temperature"] > 0)
+    if logits.device.type == "cpu":
+        which = np.union1d(drawn, [n for n, one in adjusted.items() if one.changes_logits]).astype(np.int64)
+        if len(which):
+            rows, own = adjusted_rows(logits, which.tolist(), adjusted, ends), requests[which]
+            settings = [own[name] for name in ("temperature", "top_k", "top_p", "min_p")]
+            found = draw_rows(rows, logits.shape[1], settings, uniform(own["seed"], draws[which]))
+            tokens[torch.from_numpy(which)] = torch.tensor(found)
+    else:
+        judged = adjust(logits, adjusted, ends) if adjusted else logits
+        if judged is not logits:
+            _, tokens = likeliest(judged)
+        if len(drawn):
+            at = to_device(torch.from_numpy(drawn), logits.device)
+            tokens[at] = draw_at_once(judged[at], requests[drawn], draws[drawn])
     logprobs = largest
     if requests["logprobs"].any():
         values = logits.float()
@@ -94,17 +102,18 @@ def choose(logits: Tensor, requests: np.ndarray, draws: np.ndarray, adjusted: Ma
     return torch.stack([tokens.double(), logprobs.double(), largest.double()])
 
 
+def likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """logits [B, V] -> the largest of each row [B], and its place [B]. NaN is the largest."""
+    if logits.device.type == "cpu" and logits.dtype == torch.float32:
+        # Of 16 x 128,256 logits numpy finds them in 0.12 ms, torch's `max` in 0.84.
+        tokens = torch.from_numpy(logits.numpy().argmax(-1))
+        return logits.gather(1, tokens[:, None])[:, 0], tokens
+    return logits.max(-1)  # not argmax: 0.9 against 5.1 ms for 32 x 50257 bf16 on a CPU
+
+
 def not_finite(values: Iterable[float]) -> list[int]:
     """The positions of those that are NaN or infinity."""
     return [i for i, value in enumerate(values) if not math.isfinite(value)]
-
-
-def _draw(logits: Tensor, requests: np.ndarray, draws: np.ndarray) -> Tensor:
-    """logits [b, V] of requests with a temperature -> tokens [b]."""
-    if logits.device.type != "cpu":
-        return draw_at_once(logits, requests, draws)
-    temperature, top_k, top_p, min_p = (requests[name] for name in ("temperature", "top_k", "top_p", "min_p"))
-    return torch.tensor(draw_rows(logits, temperature, top_k, top_p, min_p, uniform(requests["seed"], draws)))
 
 
 def draw_at_once(logits: Tensor, requests: np.ndarray, draws: np.ndarray) -> Tensor:
