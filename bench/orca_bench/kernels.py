@@ -44,6 +44,7 @@ DRAWS: Mapping[str, Mapping[str, Any]] = {
     "temperature": {"temperature": 1},
     "top-k": {"temperature": 1, "top_k": 50},
     "top-p": {"temperature": 1, "top_p": 0.9},
+    "top-p, flat": {"temperature": 1, "top_p": 0.9},
     "min-p": {"temperature": 1, "min_p": 0.05},
     "logprobs": {"logprobs": True},
     "repetition penalty": {"adjusted": SamplingParams(repetition_penalty=1.1)},
@@ -185,9 +186,14 @@ class Random:
 
 
 def draws(engine: Engine) -> Iterator[Subject]:
-    """Tokens from logits that are there, which each way of drawing must read once. Theirs is a flat distribution."""
+    """Tokens from logits that are in memory. Each way to draw must read them once.
+
+    A token's probability falls with the power 1.5 of its rank, as a model's does more or less. In a flat distribution
+    top-p keeps 5,000 tokens of 128,256.
+    """
     vocabulary = engine.checkpoint.vocab_size
-    logits = 3 * torch.randn(DRAWN, vocabulary, device=engine.device)
+    ranks = torch.stack([torch.randperm(vocabulary) for _ in range(DRAWN)]) + 1
+    steep, flat = -1.5 * ranks.log().to(engine.device), 3 * torch.randn(DRAWN, vocabulary, device=engine.device)
     prompt = list(range(min(PREFILL, vocabulary)))
     for name, asked in DRAWS.items():
         table, adjusted = np.zeros(DRAWN, ROW), dict[int, Adjusted]()
@@ -199,6 +205,7 @@ def draws(engine: Engine) -> Iterator[Subject]:
             adjusted = {n: Adjusted(value, prompt, len(prompt)) for n in range(DRAWN)}
             for one in adjusted.values():
                 one.answer = Random(vocabulary) if value.grammar else None
+        logits = flat if "flat" in name else steep
         run = partial(sample, logits, table, np.zeros(DRAWN, np.int64), adjusted)
         yield Subject(f"draw {DRAWN}: {name}", Work(logits.nbytes, 0), run)
 

@@ -188,6 +188,7 @@ class Live:
         self.layout, self.setting, self._keep, self._seed = layout, setting, keep, seed
         self._served = 0  # workloads
         self._late = 0.0  # seconds by which arrivals of the last one lagged their plan
+        self.pace: float | None = None  # of the last guarded run: what its iterations took over what is calibrated
         self._opened = ExitStack()
 
     def __enter__(self) -> Self:
@@ -313,6 +314,7 @@ class Live:
             known = [n for n in recording.times.keys() & recording.loads.keys() if n >= first]
             predicted = calibration.predicted(recording.loads[n] for n in known)
             took = measured(recording.times[n] for n in known)
+        self.pace = took / predicted if predicted else None
         return result, disturbed(predicted, took, others, self._late)
 
     def _usage(self) -> Usage:

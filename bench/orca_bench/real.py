@@ -324,12 +324,13 @@ class Measures(NamedTuple):
 
 
 class Validated(NamedTuple):
-    """One share of what is sustained: measures of live and simulated runs, and the bounds of their errors."""
+    """One share of what is sustained: measures of live and simulated runs, and `Live.pace` of the former."""
 
     share: float
     run: int
     live: Measures
     simulated: Measures
+    pace: float | None = None
 
     @property
     def errors(self) -> Iterator[float]:
@@ -374,5 +375,5 @@ def validate(
                     except Disturbed as disturbed:
                         skipped.append(f"{share:.0%}, run {run}: {disturbed}")
                         continue
-                    rows.append(Validated(share, run, measured, Measures.of(model.serve(workload))))
+                    rows.append(Validated(share, run, measured, Measures.of(model.serve(workload)), live.pace))
         return Validation(rows, compare(journal), skipped)

@@ -184,13 +184,14 @@ def validate(
         where = real_of(model, dtype, tp, pp, memory, attempts, calibration)
         found = run(where, Setting(max_bs), where.calibration, paper_lengths(quick), requests, runs, say, at)
         measures = (name.replace("_", " ") for name in Measures._fields)
-        rows = tables.plain(("share", "run", *measures, "within bounds"), words=0)
+        rows = tables.plain(("share", "run", *measures, "within bounds", "iterations took"), words=0)
         for row in found.rows:
             errors = list(row.errors)
             within = all(abs(error) <= bound for error, bound in zip(errors, BOUNDS, strict=True))
             shown = (f"{error:+.1%}" for error in errors)
-            rows.add_row(f"{row.share:.0%}", str(row.run), *shown, "yes" if within else "no")
-        rows.add_row("bound", "", *(f"{bound:.0%}" for bound in BOUNDS), "")
+            pace = "" if row.pace is None else f"{row.pace - 1:+.1%}"
+            rows.add_row(f"{row.share:.0%}", str(row.run), *shown, "yes" if within else "no", pace)
+        rows.add_row("bound", "", *(f"{bound:.0%}" for bound in BOUNDS), "", "")
         console.print(rows)
         for skipped in found.skipped:
             print(f"disturbed: {skipped}")

@@ -317,6 +317,7 @@ def test_the_guard_marks_live_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             patch.setattr("orca_bench.live.disturbed", why)
             result = live.guarded(load, calibration, 3, said.append)
             assert result is not None
+            assert live.pace == pytest.approx(seen[1][1] / seen[1][0])
             assert live.guarded(load, None, 2, said.append) is None
         runs = [("1 of 3", "late"), ("1 of 2", "x"), ("2 of 2", "y")]
         assert said == [f"orca(4): run {run} was disturbed: {told}" for run, told in runs]
@@ -328,6 +329,7 @@ def test_the_guard_marks_live_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             assert took > 0
         assert seen[1][0] >= result.iterations
         assert [one[:2] for one in seen[2:]] == [(0.0, 0.0)] * 2
+        assert live.pace is None, "without a calibration"
         assert {late for *_, late in seen} == {0.0}, "one client sends those in turn that are due at once"
         said.clear()
         loop = [sys.executable, "-c", "while True: pass"]

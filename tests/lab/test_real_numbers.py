@@ -39,7 +39,7 @@ class FakeLive:
     def __init__(self, layout: Layout, setting: Setting, keep: Path | None = None) -> None:
         self.layout, self.setting, self.keep = layout, setting, keep
         self.workloads, self.open = list[Workload](), False
-        self.disturbed = False
+        self.disturbed, self.pace = False, 1.25
         self.guards = list[tuple[Calibration | None, int]]()
         FakeLive.made.append(self)
 
@@ -347,7 +347,7 @@ def test_a_validation(monkeypatch: pytest.MonkeyPatch) -> None:
     loads = [drawn(SHORT, POISSON, share * 8.0, 6, Seeds.of(run)) for share in (0.25, 0.5) for run in (1, 2)]
     assert asked == [(loads[0],), (loads[1],), ("disturbed",), (loads[3],)]
     assert found.rows == [
-        Validated(share, run, Measures.of(served(load)), Measures.of(served(load)))
+        Validated(share, run, Measures.of(served(load)), Measures.of(served(load)), 1.25)
         for share, run, load in ((0.25, 1, loads[0]), (0.25, 2, loads[1]), (0.5, 2, loads[3]))
     ]
     assert (found.compared, found.skipped) == (Compared(9, 1), ["50%, run 1: again"])

@@ -21,6 +21,7 @@ from orca_common.scores import unpack_prompt, unpack_tops
 from orca_worker.iteration.rows import Adjusted
 from orca_worker.models import device_loop
 from orca_worker.sampling import scoring
+from orca_worker.sampling.adjusting import adjust, adjusted_rows, stuck, waiting
 from orca_worker.sampling.sampling import sample
 
 VOCABULARY, POSITIONS, SLOTS = 97, 48, 12 * 48
@@ -289,11 +290,66 @@ def test_a_plain_batch_does_no_work_for_adjustments(folder: Path, monkeypatch: p
     def never(*_: Any) -> None:
         raise AssertionError("work that nobody asked for")
 
-    monkeypatch.setattr("orca_worker.sampling.sampling.adjust", never)
+    monkeypatch.setattr("orca_worker.sampling.adjusting._adjust", never)
     monkeypatch.setattr("orca_worker.sampling.sampling.tops", never)
     monkeypatch.setattr("orca_worker.models.cpu.PromptScores", never)
     engine = TinyEngine(make_stage(folder, SLOTS, 4), SLOTS, 4)
     engine.run([Sampled(prompt, 4, {"temperature": n % 2}) for n, prompt in enumerate(prompts(4, 12))])
+
+
+class Allowed:
+    """A constraint with a mask that is there, or None."""
+
+    def __init__(self, mask: np.ndarray | None) -> None:
+        self._mask = mask
+
+    def allowed(self) -> np.ndarray | None:
+        return self._mask
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("vocabulary", [16, 43])
+def test_rows_of_a_cpu_are_adjusted_as_on_a_device(vocabulary: int, dtype: torch.dtype) -> None:
+    """Also where a mask's last bits are of no token, none is left, or a penalty has made a forbidden logit infinite."""
+    torch.manual_seed(3)
+    logits = torch.randn(6, vocabulary).abs().to(dtype) + 5
+    logits[4, 0] = -math.inf
+    some, none, first = (np.array([byte] * -(-vocabulary // 8), np.uint8) for byte in (0b10110101, 0, 0))
+    first[0] = 1
+    some[-1] |= 0b11111000
+    kinds: list[tuple[dict[str, Any], np.ndarray | None]] = [
+        ({"repetition_penalty": 1e-38}, some),  # of tokens 0, 1 and 2, of which 1 is forbidden
+        ({"logit_bias": {3: 9.0}}, some),
+        ({}, none),
+        ({}, None),
+        ({}, first),  # only the one that cannot be chosen
+    ]
+    allowed = np.unpackbits(some, count=vocabulary, bitorder="little").astype(bool)
+
+    def adjusted() -> dict[int, Adjusted]:
+        made = {n: Adjusted(SamplingParams(**fields, grammar="g"), [0, 1, 2], 1) for n, (fields, _) in enumerate(kinds)}
+        for one, (_, mask) in zip(made.values(), kinds, strict=True):
+            one.answer = Allowed(mask)
+        return made
+
+    before, ends = logits.clone(), np.full(6, 3)
+    device, host = adjusted(), adjusted()
+    on_device = adjust(logits, device, ends).numpy()
+    on_host = [row.copy() for row in adjusted_rows(logits, range(6), host, ends)]
+    for these in (device, host):
+        assert (stuck(these), waiting(these)) == ([2, 4], [3])
+    for n in (0, 1, 3, 5):
+        np.testing.assert_array_equal(on_device[n], on_host[n])
+    assert np.isposinf(on_host[0][[0, 2]]).all()
+    for n in (0, 1):
+        assert (np.isneginf(on_host[n]) == ~allowed).all()
+    assert on_host[1][3] == -math.inf
+    assert on_host[3].argmax() == 2
+    assert torch.equal(logits, before)
+    table = requests_of(*[{"temperature": n % 2, "prompt": 1, "seed": n} for n in range(6)])
+    for temperature in (0.0, 1.0):
+        table["temperature"] = temperature
+        assert sample(logits, table, np.full(6, 2), adjusted()).token_ids[0] == 0
 
 
 def test_on_a_device_adjusted_rows_are_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -142,9 +142,7 @@ Sample = Callable[[Tensor, Draws], tuple[Tensor, Tensor]]
 
 
 def choose_on_device(sample: Sample, logits: Tensor, draws: Draws) -> Tensor:
-    """Arguments of `sample` -> what `sampling.choose` gives: [3, B] float64, of which the last is NaN where the logits
-    are not finite.
-    """
+    """Arguments of `sample` -> [3, B] float64: tokens (exact to 2**53), logprobs; both last are NaN with bad logits."""
     tokens, logprobs = sample(logits, draws)
     return torch.stack([tokens.double(), logprobs.double(), logprobs.double()])
 

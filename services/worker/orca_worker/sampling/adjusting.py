@@ -16,9 +16,9 @@ from orca_kernels.transfer import to_device
 
 from ..iteration.rows import Adjusted
 
-# [256, 8] float32: what a byte of a mask adds to eight logits.
-ADDED = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0, -np.inf)
-ADDED = ADDED.astype(np.float32)
+# [256, 8] float32: what eight logits may be at most, by a byte of a mask: infinity where it allows a token.
+MOST = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), np.inf, -np.inf)
+MOST = MOST.astype(np.float32)
 
 
 def adjust(logits: Tensor, adjusted: Mapping[int, Adjusted], ends: np.ndarray) -> Tensor:
@@ -34,37 +34,36 @@ def adjust(logits: Tensor, adjusted: Mapping[int, Adjusted], ends: np.ndarray) -
     if masks:
         rows = to_device(torch.tensor(list(masks)), logits.device)
         bits = to_device(torch.from_numpy(np.stack(list(masks.values()))), logits.device)
-        added = embedding(bits.int(), to_device(torch.from_numpy(ADDED), logits.device))
-        logits.index_add_(0, rows, added.flatten(1)[:, : logits.shape[1]])
-        left = rows[logits.amax(-1)[rows] == -torch.inf]  # NaN: of the model, which has a report of its own
-        logits[left] = 0
-        for n in left.tolist():
+        most = embedding(bits.int(), to_device(torch.from_numpy(MOST), logits.device))
+        kept = torch.minimum(logits[rows], most.flatten(1)[:, : logits.shape[1]])
+        logits[rows] = kept
+        for n in rows[kept.amax(-1) == -torch.inf].tolist():  # NaN: of the model, which has a report of its own
             changed[n].stuck = True
+            logits[n] = 0  # its token means nothing
     return logits
 
 
 def adjusted_rows(
     logits: Tensor, rows: Iterable[int], adjusted: Mapping[int, Adjusted], ends: np.ndarray
 ) -> Iterator[np.ndarray]:
-    """Does the work of `adjust` on a CPU, for some rows: each [V] float32 in turn, until the next one is asked for."""
-    size = logits.shape[1]
-    values, added = np.empty(size, np.float32), np.empty((-(-size // 8), 8), np.float32)
-    changing, table = torch.from_numpy(values), logits.numpy() if logits.dtype == torch.float32 else None
+    """Does the work of `adjust` on a CPU, for some rows: yields each [V] float32. The next one overwrites it."""
+    size, table = logits.shape[1], logits.numpy() if logits.dtype == torch.float32 else None
+    values, most = np.empty(size, np.float32), np.empty((-(-size // 8), 8), np.float32)
+    changing = torch.from_numpy(values)
     for n in rows:
         one, row = adjusted.get(n), logits[n].float().numpy() if table is None else table[n]
         if one is not None and one.changes_logits:
             values[:] = row
-            mask = _adjust(changing, one, int(ends[n]))
+            row, mask = values, _adjust(changing, one, int(ends[n]))
             if mask is not None:
-                np.take(ADDED, mask, axis=0, out=added, mode="clip")  # without a mode it takes memory of its own
-                values += added.reshape(-1)[:size]
-                one.stuck = one.stuck or values.max() == -np.inf
-            row = values
+                np.take(MOST, mask, axis=0, out=most, mode="clip")  # without a mode it takes memory of its own
+                np.minimum(row, most.reshape(-1)[:size], out=row)
+                one.stuck = one.stuck or bool(row.max() == -np.inf)
         yield row
 
 
 def _adjust(values: Tensor, one: Adjusted, end: int) -> np.ndarray | None:
-    """Adjusts the logits [V] of a row whose request has `end` input tokens -> the mask that still has to be added.
+    """Adjusts the logits [V] of a row whose request has `end` input tokens -> the mask that they still have to get.
 
     First the repetition penalty over prompt and output, or over the output alone where an encoder reads the prompt
     (Keskar et al., "CTRL", section 4.1), then OpenAI's presence and frequency penalties over the output, then the bias.
@@ -99,10 +98,10 @@ def _adjust(values: Tensor, one: Adjusted, end: int) -> np.ndarray | None:
 
 
 def stuck(adjusted: Mapping[int, Adjusted]) -> list[int]:
-    """The rows for which `adjust` has found no token."""
+    """The rows for which no token was left, by `adjust` or `adjusted_rows`."""
     return [n for n, one in adjusted.items() if one.stuck]
 
 
 def waiting(adjusted: Mapping[int, Adjusted]) -> list[int]:
-    """The rows whose masks were not there when `adjust` asked for them."""
+    """The rows whose masks were not there when they were asked for."""
     return [n for n, one in adjusted.items() if one.waiting]

@@ -1,8 +1,8 @@
-"""A draw from logits on a CPU, one row at a time, in buffers that stay in the cache.
+"""A draw from logits on a CPU, one row at a time, in the same two buffers.
 
-A pass over a row is the cost of a draw: 128,256 logits are half a megabyte. So no row is sorted. Bounds that hold for
-any row leave a few candidates for top-k and top-p, and the drawn token is looked for in one block of the row. A row's
-token is a function of the row alone: no sum is cut into pieces for threads.
+The passes over a row are the cost of a draw: 128,256 logits are half a megabyte. So no row is sorted. Bounds that hold
+for any row leave a few candidates for top-k and top-p, and the drawn token is looked for in one block of the row. A
+row's token is a function of the row alone: no sum is cut into pieces for threads.
 """
 
 import math
@@ -24,7 +24,7 @@ def draw_rows(rows: Iterable[np.ndarray], vocabulary: int, settings: Iterable[np
     divisors = np.where(temperature > 0, np.maximum(temperature.astype(np.float32), np.float32(1e-30)), 0)
     row = Row(vocabulary)
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        floors = np.log(min_p.astype(np.float32))  # -inf: none
+        floors = np.minimum(np.log(min_p.astype(np.float32)), 0)  # -inf: none. The likeliest token always stays
         asked = (each.tolist() for each in (divisors, top_k, top_p, floors, u))
         return [row.draw(logits, *own) for logits, *own in zip(rows, *asked, strict=True)]
 
@@ -37,11 +37,9 @@ class Row:
         self._shares = np.empty(vocabulary, np.float32)
 
     def draw(self, logits: np.ndarray, divisor: float, top_k: int, top_p: float, floor: float, u: float) -> int:
-        if not divisor:
-            return int(logits.argmax())
         largest = logits.max()
-        if not math.isfinite(largest):
-            return 0
+        if not divisor or not math.isfinite(largest):
+            return int(logits.argmax())
         values, tokens = np.subtract(logits, largest, out=self._values), None
         if divisor != 1:
             values /= divisor
@@ -71,7 +69,7 @@ def least_share(shares: np.ndarray, top_p: float) -> np.float32:
     """shares [n] -> the least one of the fewest largest that together have at least `top_p` of their sum."""
     total = float(shares.sum(dtype=np.float64))
     goal = top_p * total
-    shares = shares[shares >= (total - goal) / len(shares)]  # those below have together less than top-p leaves over
+    shares = shares[shares >= (total - goal) / len(shares)]  # those below have less than `total - goal` together
     # Bins by exponent and seven bits of the mantissa, largest first. Only the bin that reaches the goal is sorted.
     bins = shares.view(np.uint32) >> 16
     bins = bins.max() - bins
@@ -89,9 +87,7 @@ def drawn(shares: np.ndarray, u: float) -> int:
     """
     sums = np.add.reduceat(shares, np.arange(0, len(shares), BLOCK), dtype=np.float64).cumsum()
     goal = u * sums[-1]
-    block = int(np.searchsorted(sums, goal, side="right"))
-    if block == len(sums):  # u is below 1, and rounding has lifted the goal to the whole sum
-        return int(shares.argmax())
+    block = int(np.searchsorted(sums, goal, side="right"))  # u is 1 - 2**-53 at most, so the goal is below the last sum
     start = block * BLOCK
     block_shares = shares[start : start + BLOCK]
     inner = (sums[block - 1] if block else 0.0) + block_shares.cumsum(dtype=np.float64)

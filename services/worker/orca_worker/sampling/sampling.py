@@ -66,19 +66,6 @@ def sample(logits: Tensor, requests: np.ndarray, draws: np.ndarray, adjusted: Ma
     Waits for the device once, at its end. adjusted: what some of these rows ask for beyond the plain draw; only
     then there is more to wait for.
     """
-    ids, logprobs, maxima = choose(logits, requests, draws, adjusted).tolist()  # one copy
-    asked = [value if want else math.nan for value, want in zip(logprobs, requests["logprobs"].tolist(), strict=True)]
-    made = Output([int(token) for token in ids], asked, not_finite=not_finite(maxima))
-    if not adjusted:
-        return made
-    return made._replace(tops=tops(logits, adjusted), stuck=stuck(adjusted), waiting=waiting(adjusted))
-
-
-def choose(logits: Tensor, requests: np.ndarray, draws: np.ndarray, adjusted: Mapping[int, Adjusted] = PLAIN) -> Tensor:
-    """As `sample`, without waiting for the device, unless rows are adjusted
-    -> [3, B] float64 there: tokens (exact to 2**53), their log probabilities if any row asks for its own, and a number
-    that is finite where the row's logits are.
-    """
     largest, tokens = likeliest(logits)
     ends, drawn = draws + requests["prompt"], np.flatnonzero(requests["temperature"] > 0)
     if logits.device.type == "cpu":
@@ -95,11 +82,18 @@ def choose(logits: Tensor, requests: np.ndarray, draws: np.ndarray, adjusted: Ma
         if len(drawn):
             at = to_device(torch.from_numpy(drawn), logits.device)
             tokens[at] = draw_at_once(judged[at], requests[drawn], draws[drawn])
-    logprobs = largest
-    if requests["logprobs"].any():
-        values = logits.float()
-        logprobs = values.gather(1, tokens[:, None])[:, 0] - log_totals(values)
-    return torch.stack([tokens.double(), logprobs.double(), largest.double()])
+    logprobs, asking = torch.full_like(largest, math.nan, dtype=torch.float64), np.flatnonzero(requests["logprobs"])
+    if len(asking):
+        at = to_device(torch.from_numpy(asking), logits.device)
+        values = (logits if len(asking) == len(logits) else logits[at]).float()
+        logprobs[at] = (values.gather(1, tokens[at][:, None])[:, 0] - log_totals(values)).double()
+    ids, scores, maxima = torch.stack(
+        [tokens.double(), logprobs, largest.double()]
+    ).tolist()  # exact to 2**53; one copy
+    made = Output([int(token) for token in ids], scores, not_finite=not_finite(maxima))
+    if not adjusted:
+        return made
+    return made._replace(tops=tops(logits, adjusted), stuck=stuck(adjusted), waiting=waiting(adjusted))
 
 
 def likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
