@@ -324,13 +324,17 @@ class Measures(NamedTuple):
 
 
 class Validated(NamedTuple):
-    """One share of what is sustained: measures of live and simulated runs, and `Live.pace` of the former."""
+    """One share of what is sustained: measures of a live and of the simulated run.
+
+    pace: `Live.pace` of the former, and paced: measures of a run that is simulated at that pace.
+    """
 
     share: float
     run: int
     live: Measures
     simulated: Measures
     pace: float | None = None
+    paced: Measures | None = None
 
     @property
     def errors(self) -> Iterator[float]:
@@ -349,6 +353,11 @@ class Validation(NamedTuple):
     skipped: list[str]  # runs that did not count
 
 
+def _predicted(setting: Setting, calibration: Calibration, workload: Workload, pace: float) -> Measures:
+    at_pace = replace(calibration, cost=calibration.cost.at_pace(pace))
+    return Measures.of(simulated(setting, at_pace).serve(workload))
+
+
 def validate(
     real: Real,
     setting: Setting,
@@ -360,7 +369,7 @@ def validate(
     shares: Sequence[float] = SHARES,
 ) -> Validation:
     """Live runs against simulated ones at shares of what is sustained, and whether the iterations are the same."""
-    rows, skipped, model = list[Validated](), list[str](), simulated(setting, calibration)
+    rows, skipped = list[Validated](), list[str]()
     with TemporaryDirectory() as folder:
         journal = Path(folder, "journal-engine-0-1.jsonl")
         with Live(real.layout, setting, keep=journal) as live:
@@ -375,5 +384,7 @@ def validate(
                     except Disturbed as disturbed:
                         skipped.append(f"{share:.0%}, run {run}: {disturbed}")
                         continue
-                    rows.append(Validated(share, run, measured, Measures.of(model.serve(workload)), live.pace))
+                    predict = partial(_predicted, setting, calibration, workload)
+                    paced = None if live.pace is None else predict(live.pace)
+                    rows.append(Validated(share, run, measured, predict(1.0), live.pace, paced))
         return Validation(rows, compare(journal), skipped)

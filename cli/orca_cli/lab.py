@@ -184,14 +184,16 @@ def validate(
         where = real_of(model, dtype, tp, pp, memory, attempts, calibration)
         found = run(where, Setting(max_bs), where.calibration, paper_lengths(quick), requests, runs, say, at)
         measures = (name.replace("_", " ") for name in Measures._fields)
-        rows = tables.plain(("share", "run", *measures, "within bounds", "iterations took"), words=0)
+        heads = ("share", "run", *measures, "within bounds", "pace", "normalized at it")
+        rows = tables.plain(heads, words=0)
         for row in found.rows:
             errors = list(row.errors)
             within = all(abs(error) <= bound for error, bound in zip(errors, BOUNDS, strict=True))
             shown = (f"{error:+.1%}" for error in errors)
             pace = "" if row.pace is None else f"{row.pace - 1:+.1%}"
-            rows.add_row(f"{row.share:.0%}", str(row.run), *shown, "yes" if within else "no", pace)
-        rows.add_row("bound", "", *(f"{bound:.0%}" for bound in BOUNDS), "", "")
+            paced = "" if row.paced is None else f"{row.paced.normalized / row.live.normalized - 1:+.1%}"
+            rows.add_row(f"{row.share:.0%}", str(row.run), *shown, "yes" if within else "no", pace, paced)
+        rows.add_row("bound", "", *(f"{bound:.0%}" for bound in BOUNDS), "", "", "")
         console.print(rows)
         for skipped in found.skipped:
             print(f"disturbed: {skipped}")

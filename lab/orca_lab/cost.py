@@ -252,6 +252,10 @@ class Calibrated:
     def hop(self, load: Load) -> float:
         return self.hop_seconds
 
+    def at_pace(self, pace: float) -> "Calibrated":
+        """The same stages, where each iteration takes `pace` times as long."""
+        return replace(self, coefficients=tuple(tuple(pace * each for each in stage) for stage in self.coefficients))
+
     @property
     def pull(self) -> float:
         return 0.0  # not measured, so `plan` gives calibrated engines no roles

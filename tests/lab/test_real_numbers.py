@@ -341,15 +341,18 @@ def test_a_validation(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = list[tuple[Any, ...]]()
     monkeypatch.setattr(real.Real, "system", lambda self, running, say: SimpleNamespace(serve=serve))
     monkeypatch.setattr(real, "sustained", lambda *given: limits.append(given) or 8.0)
-    monkeypatch.setattr(real, "simulated", lambda setting, of: SimpleNamespace(serve=served))
+    costs = list[Any]()
+    monkeypatch.setattr(real, "simulated", lambda _, of: costs.append(of.cost) or SimpleNamespace(serve=served))
     monkeypatch.setattr(real, "compare", lambda journal: Compared(9, 1) if journal == FakeLive.made[0].keep else None)
     found = real.validate(Real(LAYOUT), Setting(4), CALIBRATION, SHORT, 6, 2, said.append, [0.25, 0.5])
     loads = [drawn(SHORT, POISSON, share * 8.0, 6, Seeds.of(run)) for share in (0.25, 0.5) for run in (1, 2)]
     assert asked == [(loads[0],), (loads[1],), ("disturbed",), (loads[3],)]
     assert found.rows == [
-        Validated(share, run, Measures.of(served(load)), Measures.of(served(load)), 1.25)
+        Validated(share, run, Measures.of(served(load)), Measures.of(served(load)), 1.25, Measures.of(served(load)))
         for share, run, load in ((0.25, 1, loads[0]), (0.25, 2, loads[1]), (0.5, 2, loads[3]))
     ]
+    assert costs == [CALIBRATION.cost.at_pace(1.25), CALIBRATION.cost] * 3
+    assert costs[0].coefficients[0][0] == 1.25 * CALIBRATION.cost.coefficients[0][0] > 0
     assert (found.compared, found.skipped) == (Compared(9, 1), ["50%, run 1: again"])
     assert said == [f"{share} of 8 req/s, run {run}" for share in ("25%", "50%") for run in (1, 2)]
     [(_, lengths, scale, seed)] = limits
