@@ -37,6 +37,7 @@ RANK = {
 # What names some of them for a reason of its own, and need not know a new one.
 OTHERS = {
     "chaos/orca_chaos/oracle.py": "requests that use them",
+    "bench/orca_bench/kernels.py": "draws that are timed",
     "services/endpoint/orca_endpoint/openai/fields.py": "those that OpenAI has",
     "services/endpoint/orca_endpoint/ollama/fields.py": "those that Ollama has by another name, or not at all",
 }
