@@ -39,16 +39,17 @@ from .schedule import BLOCK_SIZE, Shape
 # (requests, tokens before the iteration) of decoding iterations, and the tokens of one initiation
 DECODES = ((1, 32), (8, 128), (32, 32), (32, 128))
 PREFILL = 512
-DRAWN = 32  # rows of a draw, of which all ask for the same, by its name: fields of `ROW`, or an adjustment
-DRAWS: Mapping[str, Mapping[str, Any]] = {
-    "temperature": {"temperature": 1},
-    "top-k": {"temperature": 1, "top_k": 50},
-    "top-p": {"temperature": 1, "top_p": 0.9},
-    "top-p, flat": {"temperature": 1, "top_p": 0.9},
-    "min-p": {"temperature": 1, "min_p": 0.05},
-    "logprobs": {"logprobs": True},
-    "repetition penalty": {"adjusted": SamplingParams(repetition_penalty=1.1)},
-    "form": {"adjusted": SamplingParams(grammar="of bits at random")},
+DRAWN = 32  # rows of a draw, which all ask for the same
+# By the name of a draw: fields of `ROW`, and adjustments.
+DRAWS: Mapping[str, tuple[Mapping[str, Any], SamplingParams | None]] = {
+    "temperature": ({"temperature": 1}, None),
+    "top-k": ({"temperature": 1, "top_k": 50}, None),
+    "top-p": ({"temperature": 1, "top_p": 0.9}, None),
+    "top-p, flat": ({"temperature": 1, "top_p": 0.9}, None),
+    "min-p": ({"temperature": 1, "min_p": 0.05}, None),
+    "logprobs": ({"logprobs": True}, None),
+    "repetition penalty": ({}, SamplingParams(repetition_penalty=1.1)),
+    "form": ({}, SamplingParams(grammar="of bits at random")),
 }
 COPIES = 256 << 20  # bytes of weights that a product goes through, as much as an iteration of GPT-2 124M in bfloat16
 TURN = 0.05  # seconds of a subject's repetitions between two measurements of the ceilings
@@ -189,22 +190,21 @@ def draws(engine: Engine) -> Iterator[Subject]:
     """Tokens from logits that are in memory. Each way to draw must read them once.
 
     A token's probability falls with the power 1.5 of its rank, as a model's does more or less. In a flat distribution
-    top-p keeps 5,000 tokens of 128,256.
+    top-p keeps some 5,000 tokens of 128,256.
     """
     vocabulary = engine.checkpoint.vocab_size
     ranks = torch.stack([torch.randperm(vocabulary) for _ in range(DRAWN)]) + 1
     steep, flat = -1.5 * ranks.log().to(engine.device), 3 * torch.randn(DRAWN, vocabulary, device=engine.device)
     prompt = list(range(min(PREFILL, vocabulary)))
-    for name, asked in DRAWS.items():
+    for name, (fields, asked) in DRAWS.items():
         table, adjusted = np.zeros(DRAWN, ROW), dict[int, Adjusted]()
         table["prompt"] = len(prompt)
-        for field, value in asked.items():
-            if field != "adjusted":
-                table[field] = value
-                continue
-            adjusted = {n: Adjusted(value, prompt, len(prompt)) for n in range(DRAWN)}
+        for field, value in fields.items():
+            table[field] = value
+        if asked is not None:
+            adjusted = {n: Adjusted(asked, prompt, len(prompt)) for n in range(DRAWN)}
             for one in adjusted.values():
-                one.answer = Random(vocabulary) if value.grammar else None
+                one.answer = Random(vocabulary) if asked.grammar else None
         logits = flat if "flat" in name else steep
         run = partial(sample, logits, table, np.zeros(DRAWN, np.int64), adjusted)
         yield Subject(f"draw {DRAWN}: {name}", Work(logits.nbytes, 0), run)

@@ -184,7 +184,7 @@ def validate(
         where = real_of(model, dtype, tp, pp, memory, attempts, calibration)
         found = run(where, Setting(max_bs), where.calibration, paper_lengths(quick), requests, runs, say, at)
         measures = (name.replace("_", " ") for name in Measures._fields)
-        heads = ("share", "run", *measures, "within bounds", "pace", "normalized at it")
+        heads = ("share", "run", *measures, "within bounds", "pace", "normalized at pace")
         rows = tables.plain(heads, words=0)
         for row in found.rows:
             errors = list(row.errors)

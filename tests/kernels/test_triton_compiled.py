@@ -29,7 +29,7 @@ SPILLED_OF_256 = {
     "increments": 64,
 }  # of heads of 256 elements: two sums of twice the width, in four warps
 SPILLED_ON_80 = {"mixed": 128, "increments": 96}
-# Of 64 rows: ptxas takes 128 registers, so that two programs of 8 warps fit. With fewer stages it takes 182, without.
+# Of 64 rows: ptxas takes 128 registers, so that two programs of 8 warps fit. With two stages it takes 182: none spill.
 SPILLED_OF_BLOCKS_ON_80 = {"multiply": 24}
 SPILLED_IN_WINDOWS = {"mixed": 128, "increments": 40}
 INCREMENTS_OF_90 = 208  # registers, heads of up to 128 elements and no window: where speed counts most

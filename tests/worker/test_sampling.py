@@ -160,6 +160,12 @@ def test_edges() -> None:
     assert tokens_of(logits, 3) == [1, 1, 1]  # greedy
 
 
+def test_top_p_of_a_flat_distribution_over_a_large_vocabulary() -> None:
+    """Top-p keeps thousands of candidates, which are nearly equal."""
+    drawn = tokens_of(torch.linspace(0, 0.1, 5000), 200, temperature=1.0, top_p=0.5, seed=3)
+    assert min(drawn) >= 2400
+
+
 def test_bounds_of_top_k_and_top_p_hold_for_any_row() -> None:
     """Steep and flat rows of all lengths, with ties and with tokens that cannot be chosen."""
     chance = np.random.default_rng(5)

@@ -142,7 +142,9 @@ Sample = Callable[[Tensor, Draws], tuple[Tensor, Tensor]]
 
 
 def choose_on_device(sample: Sample, logits: Tensor, draws: Draws) -> Tensor:
-    """Arguments of `sample` -> [3, B] float64: tokens (exact to 2**53), logprobs; both last are NaN with bad logits."""
+    """Arguments of `sample` -> [3, B] float64: tokens (exact to 2**53), logprobs, and a number for each row that is NaN
+    where its logits are not finite: the logprobs again.
+    """
     tokens, logprobs = sample(logits, draws)
     return torch.stack([tokens.double(), logprobs.double(), logprobs.double()])
 

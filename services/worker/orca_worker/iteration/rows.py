@@ -98,7 +98,7 @@ class Adjusted:
     def repeated(self, end: int) -> np.ndarray:
         """The tokens, of the first `end`, to which the repetition penalty applies: those that the decoder has read.
 
-        One may stand there more than once. To find those that do took longer than the penalty.
+        A token may stand there more than once.
         """
         if self._start_token is None:
             return self.tokens[:end]

@@ -67,29 +67,29 @@ def sample(logits: Tensor, requests: np.ndarray, draws: np.ndarray, adjusted: Ma
     then there is more to wait for.
     """
     largest, tokens = likeliest(logits)
-    ends, drawn = draws + requests["prompt"], np.flatnonzero(requests["temperature"] > 0)
+    ends, drawn = draws + requests["prompt"], requests["temperature"] > 0
     if logits.device.type == "cpu":
-        which = np.union1d(drawn, [n for n, one in adjusted.items() if one.changes_logits]).astype(np.int64)
+        drawn[[n for n, one in adjusted.items() if one.changes_logits]] = True
+        which = np.flatnonzero(drawn)
         if len(which):
             rows, own = adjusted_rows(logits, which.tolist(), adjusted, ends), requests[which]
             settings = [own[name] for name in ("temperature", "top_k", "top_p", "min_p")]
             found = draw_rows(rows, logits.shape[1], settings, uniform(own["seed"], draws[which]))
             tokens[torch.from_numpy(which)] = torch.tensor(found)
     else:
-        judged = adjust(logits, adjusted, ends) if adjusted else logits
+        judged, which = adjust(logits, adjusted, ends) if adjusted else logits, np.flatnonzero(drawn)
         if judged is not logits:
             _, tokens = likeliest(judged)
-        if len(drawn):
-            at = to_device(torch.from_numpy(drawn), logits.device)
-            tokens[at] = draw_at_once(judged[at], requests[drawn], draws[drawn])
+        if len(which):
+            at = to_device(torch.from_numpy(which), logits.device)
+            tokens[at] = draw_at_once(judged[at], requests[which], draws[which])
     logprobs, asking = torch.full_like(largest, math.nan, dtype=torch.float64), np.flatnonzero(requests["logprobs"])
     if len(asking):
         at = to_device(torch.from_numpy(asking), logits.device)
         values = (logits if len(asking) == len(logits) else logits[at]).float()
         logprobs[at] = (values.gather(1, tokens[at][:, None])[:, 0] - log_totals(values)).double()
-    ids, scores, maxima = torch.stack(
-        [tokens.double(), logprobs, largest.double()]
-    ).tolist()  # exact to 2**53; one copy
+    table = torch.stack([tokens.double(), logprobs, largest.double()])  # tokens are exact to 2**53
+    ids, scores, maxima = table.tolist()  # one copy
     made = Output([int(token) for token in ids], scores, not_finite=not_finite(maxima))
     if not adjusted:
         return made
